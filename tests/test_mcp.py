@@ -81,6 +81,16 @@ def test_mcp_runs_one_at_a_time_and_stops_it(server):
     assert (stopped["running"], stopped["exit_code"]) == (False, -15)
 
 
+def test_mcp_starts_nothing_beside_a_search_that_another_server_has_started(server, tmp_path, monkeypatch):
+    (tmp_path / "results" / "earlier").mkdir(parents=True)
+    monkeypatch.setattr(mcp.Server, "_runner", lambda server, name: 1 if name == "earlier" else None)
+
+    async def body(call):
+        return await call("start", token=(await call("dry_run_search"))["token"])
+
+    assert "earlier is running" in session(body, server)
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [

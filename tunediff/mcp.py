@@ -84,7 +84,8 @@ class Server:
         """Start the search or comparison of a dry run, in the background; return its name."""
         if token not in self._planned:
             raise ConfigError(f"token: {token!r} is not allowed; allowed: one of a dry run that has not started yet")
-        if running := [name for name in self._started if self._running(name)]:
+        earlier = (folder.name for folder in self._storage.glob("*/"))  # by other servers, or from a shell
+        if running := [name for name in {*self._started, *earlier} if self._running(name)]:
             raise ConfigError(f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it")
         command, words = self._planned.pop(token)
         name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
@@ -104,7 +105,7 @@ class Server:
         return {"running": self._running(name), "exit_code": process and process.poll(), "latest": lines}
 
     def stop(self, name: str) -> dict[str, Any]:
-        """Stop a search or comparison; what it has measured stays, and `tunediff search --resume NAME` goes on."""
+        """Stop a search or comparison; what it has measured stays, and its command with --resume NAME goes on."""
         self._check(name)
         process, holder = self._started.get(name), self._runner(name)
         if process is not None and process.poll() is None:

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff.config.code import WorkloadError
+from tunediff.data import gate as gate_of
 from tunediff.training.epochs import EpochLoader
 
 accelerate = pytest.importorskip("accelerate")
@@ -91,3 +92,35 @@ def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
     first, second = ranks(of_a_rank, tmp_path)
     assert_equal(first[0], second[0])
     assert first[1] != second[1]
+
+
+def test_a_plateau_steps_with_what_the_loop_finds():
+    found = []
+
+    def body(trial):
+        accelerator = TrialAccelerator(trial, schedule_steps=STEPS)
+        model = network(trial.knobs)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        model, optimizer, plateau = accelerator.prepare(model, optimizer, plateau)
+        trial.evaluate_with(lambda: {"error": 1.0})
+        for _, batches in accelerator.epochs(accelerator.prepare(DataLoader(TensorDataset(INPUTS, TARGETS), 4))):
+            for inputs, targets in batches:
+                with accelerator.accumulate(model):
+                    accelerator.backward(F.mse_loss(model(inputs), targets))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            plateau.step(1.0)
+            found.append(optimizer.param_groups[0]["lr"])
+
+    train(config(), samples=8 * STEPS, body=body, evaluates=True)
+    assert found[-1] < found[0]
+
+
+def test_loader_processes_of_a_prepared_loader_wait_while_the_clock_stands_still():
+    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(TensorDataset(INPUTS, TARGETS), 4, num_workers=1))
+    twin, gate = gate_of.gated(loader)
+    gate.open()
+    batches = list(twin)
+    assert len(batches) == len(loader)
+    assert gate.batches == len(batches), "each batch has come through the gate"

@@ -167,3 +167,15 @@ def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
     assert_equal(first[0], second[0])
     assert first[1] != second[1]
     assert first[2] == second[2]
+
+
+def test_a_loader_without_a_length_is_refused():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(DATA)
+
+    def body(trial):
+        fit(trial, Module(trial.knobs), DataLoader(Endless(), 4))
+
+    with pytest.raises(WorkloadError, match="train_dataloader: a loader without a length is not allowed"):
+        train(config(), samples=16, body=body)

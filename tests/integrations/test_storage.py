@@ -222,3 +222,10 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
 def test_bucket_that_does_not_exist_is_refused(s3):
     with pytest.raises(ConfigError, match="--storage: s3://none/prefix cannot be written: "):
         remote.check(remote.local("s3://none/prefix"))
+
+
+def test_an_address_with_a_password_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--storage: sftp://…@host/p: a password is not allowed"):
+        remote.local("sftp://user:secret@host/p")
+    assert not list(tmp_path.iterdir())

@@ -148,3 +148,11 @@ def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
     assert_equal(first[0], second[0])
     assert first[1] != second[1]
     assert first[2] == second[2]
+
+
+def test_a_schedule_that_follows_evaluations_is_refused(tmp_path):
+    args = transformers.TrainingArguments(
+        str(tmp_path), lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch"
+    )
+    with pytest.raises(WorkloadError, match="lr_scheduler_type: .* is not allowed: it follows evaluations"):
+        train(config(), samples=16, body=lambda trial: fit(trial, args, model_init=Model, train_dataset=DATA))

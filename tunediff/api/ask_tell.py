@@ -23,7 +23,7 @@ from tunediff.api.calls import Knobs, called, duration, folder, words
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
-from tunediff.core import journal, text
+from tunediff.core import journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.logs import errors_only
@@ -105,7 +105,8 @@ class AskTellStudy:
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
-            again = f"tunediff.open_study(name={folder.name!r}).close()"
+            storage = str(remote.address_of(folder.parent) or folder.parent)
+            again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
             stack.enter_context(copier.copied(folder, log.warning, again))
             settings = tracking.settings(space)
             stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
@@ -261,6 +262,9 @@ def open_study(
     """
     place = folder(storage)
     with called():
+        remote.check(place)
+        if name is not None:
+            remote.pull(place / name)
         exists = workload is None and not knobs and name is not None and (place / name).exists()
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(

@@ -20,6 +20,7 @@ from tunediff import config as cfg
 from tunediff.analysis import confirmation, pairs
 from tunediff.config import ConfigError, Systems
 from tunediff.core import machine_options, remote, text
+from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.integrations import tracking
 from tunediff.report import pair_plan
@@ -85,6 +86,10 @@ def resume(options: CompareOptions) -> Path:
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
     folder = folder_of(str(options.resume), options.storage, pairs.FILE).resolve()
+    remote.check(options.storage)
+    for trial in record.read_trials(folder):
+        if not trial.finished:
+            remote.pull(folder / "trials" / trial.name, heavy=True)
     pairs.read(folder)
     return folder
 

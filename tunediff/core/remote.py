@@ -11,9 +11,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 from tunediff.config import ConfigError
 from tunediff.core.files import plain, write_text
@@ -53,6 +55,11 @@ def local(storage: str | Path) -> Path:
     address = str(storage).rstrip("/")
     if "://" not in address:
         return Path(storage)
+    if urlsplit(address).password is not None:  # folders, logs and files have the address
+        raise ConfigError(
+            f"--storage: {re.sub('://[^/@]+@', '://…@', address)}: a password is not allowed; allowed: an address "
+            "without one, and credentials as the library of the service reads them"
+        )
     digest = hashlib.sha256(address.encode()).hexdigest()[:6]
     folder = STORAGE / f"{plain(address.replace('://', '-').replace('/', '-'))}-{digest}"
     if address_of(folder) != address:

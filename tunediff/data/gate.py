@@ -93,6 +93,10 @@ def gated(loader: Any) -> tuple[Any, Gate | None]:
     """Return a loader of a user's with a gate before its batches; itself and None where it has no loader processes."""
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader, None
-    gate, twin = Gate(loader.num_workers), copy.copy(loader)
+    twin = copy.copy(loader)
+    if (inner := vars(loader).get("base_dataloader")) is not None:  # accelerate iterates the loader that it wraps
+        twin.base_dataloader, gate = gated(inner)
+        return twin, gate
+    gate = Gate(loader.num_workers)
     twin.collate_fn = GatedCollate(gate, loader.collate_fn)
     return twin, gate

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tunediff.integrations import require
 from tunediff.integrations.seam import (
@@ -89,7 +89,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         return prepared
 
     def _over_the_budget(self, one: Any) -> Any:
-        if self._schedule_steps is None or not isinstance(one, LRScheduler):
+        if self._schedule_steps is None or not isinstance(one, LRScheduler) or isinstance(one, ReduceLROnPlateau):
             return one
         self._budget_schedulers.append(BudgetScheduler(one, self._schedule_steps, self._trial))
         return self._budget_schedulers[-1]

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -89,7 +90,7 @@ class Companion:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 assert self._process.stdin is not None
-                self._process.stdin.write(self._last_words)
+                self._process.stdin.write(f"{self._last_words}\n")  # forked loader processes may hold the pipe open
                 self._process.stdin.close()
                 self._process.wait(self._patience_s + 10)
         finally:  # also after a second Ctrl-C
@@ -125,7 +126,8 @@ class Attempts:
             work()
         except Exception as error:
             self._retry_at = time.monotonic() + RETRY_S
-            self._speak(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            words = re.sub(r"://[^/@\s]+@", "://", " ".join(str(error).split()))  # an address may hold a password
+            self._speak(f"{type(error).__name__}: {words[:200]}")
             return False
         finally:
             late.cancel()
@@ -152,7 +154,7 @@ def begin() -> Say:
 
 
 def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
-    """Call `sync` about every second until stdin ends, once more with what came there, and exit.
+    """Call `sync` about every second until stdin ends or brings a line, once more with what came there, and exit.
 
     It gets these words ("" before) and whether it is the last call, and returns whether the service has everything: the
     exit code.
@@ -160,9 +162,9 @@ def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
     words, pause_s = b"", EVERY_S
     while True:
         if select.select([0], [], [], pause_s)[0]:
-            if not (chunk := os.read(0, 1 << 16)):
+            words += (chunk := os.read(0, 1 << 16))
+            if not chunk or chunk.endswith(b"\n"):
                 break
-            words += chunk
             continue
         begun = time.monotonic()
         sync("", False)
@@ -170,6 +172,6 @@ def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
     limit = threading.Timer(patience_s, os._exit, [1])  # a service that hangs does not keep this process
     limit.daemon = True
     limit.start()
-    complete = sync(words.decode(), True)
+    complete = sync(words.decode().strip(), True)
     sys.stderr.flush()
     os._exit(0 if complete else 1)  # packages wait for their servers when Python ends

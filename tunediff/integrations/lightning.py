@@ -33,6 +33,7 @@ _SET_BY = {
     "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget", "plugins": "precision.amp",
     "val_check_interval": "evaluation.points", "check_val_every_n_epoch": "evaluation.points",
     "num_sanity_val_steps": "the check before a search", "use_distributed_sampler": "parallel.workers",
+    "limit_train_batches": "the budget", "overfit_batches": "the budget",
     "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
 }  # fmt: skip
 """Settings of Lightning's Trainer, and what sets them here."""
@@ -107,6 +108,13 @@ class _Clock(Callback):  # type: ignore[misc]
         trial = self._trial
         if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
             raise trial.engine.mistake("train_dataloader: several loaders are not allowed; allowed: one DataLoader")
+        try:
+            len(loader)
+        except TypeError:
+            raise trial.engine.mistake(
+                "train_dataloader: a loader without a length is not allowed: Lightning fetches one batch ahead of it; "
+                "allowed: a DataLoader with a length"
+            ) from None
         seed, world = trial.config.seed, trial.world
         self._loader = EpochLoader(
             trial.engine, divided(loader, world, seed), group=trial.config.loader.accumulation, reseed=world.size > 1

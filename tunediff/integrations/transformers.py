@@ -38,8 +38,13 @@ _SET_BY = {
     "bf16": "precision.amp", "fp16": "precision.amp", "torch_compile": "compile.mode",
     "torch_compile_mode": "compile.mode", "load_best_model_at_end": "the last point", "seed": "seed",
     "data_seed": "seed", "auto_find_batch_size": "loader.batch_size", "eval_on_start": "evaluation.points",
+    "ddp_bucket_cap_mb": "parallel.bucket_mib", "ddp_static_graph": "parallel.static_graph",
+    "fsdp": "parallel.strategy", "deepspeed": "parallel.strategy", "parallelism_config": "parallel.strategy",
 }  # fmt: skip
 """Fields of TrainingArguments, and what sets them here."""
+_SHARDING = ("fsdp", "deepspeed", "parallelism_config")
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that step by evaluations."""
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
 _LOADER = ("batch_size", "accumulation", "workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
@@ -134,6 +139,14 @@ class _UnderClock:
 def _with_knobs(trial: Trial, args: Any) -> Any:
     """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as well."""
     loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
+    parallel, several = trial.config.parallel, trial.world.size > 1
+    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
+        raise trial.engine.mistake(
+            f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it follows evaluations, "
+            "which are the trial's points; allowed: a schedule of steps"
+        )
+    if compiled.active:
+        trial.engine.not_followed.add("compile.dynamic")
     values = {
         "per_device_train_batch_size": trial.shard.count, "gradient_accumulation_steps": loader.accumulation,
         "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",
@@ -143,10 +156,14 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
         "torch_compile": compiled.active, "torch_compile_mode": compiled.mode if compiled.active else None,
         "seed": trial.config.seed, "data_seed": None, "load_best_model_at_end": False,
         "auto_find_batch_size": False, "eval_on_start": False,
+        "ddp_bucket_cap_mb": int(parallel.bucket_mib) if several else None,
+        "ddp_static_graph": parallel.static_graph if several else None,
     }  # fmt: skip
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    own = {name: getattr(args, name) for name in values}
-    own = {name: value for name, value in own.items() if value not in (defaults[name], values[name])}
+    own = {name: getattr(args, name) for name in {*values, *_SHARDING} if name in defaults}
+    own = {name: value for name, value in own.items() if value and value not in (defaults[name], values.get(name))}
     refuse_settings(trial, own, _SET_BY, "TrainingArguments")
     ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
-    return dataclasses.replace(args, **values, **ended)
+    args = dataclasses.replace(args, **values, **ended)
+    args._n_gpu = min(args.n_gpu, 1)  # of several visible ones, a trial has one in each process
+    return args

@@ -20,10 +20,12 @@ class OwnStep:
 
     def __init__(self) -> None:
         self._watching = contextlib.ExitStack()
+        self._unscaled = dict[int, tuple[Tensor, Tensor]]()
 
     def begin(self) -> None:
         """Forget what was seen: the next step begins."""
         self.loss = self.optimizer = None
+        self._unscaled.clear()
 
     def watch(self) -> None:
         """See every call from now on, until `close`."""
@@ -36,18 +38,18 @@ class OwnStep:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         backward, scale = Tensor.backward, torch.amp.GradScaler.scale
-        unscaled: dict[int, Tensor] = {}
+        unscaled = self._unscaled  # by the id of a scaled loss, which is held: no other tensor gets its id
 
         def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
-            loss = unscaled.pop(id(tensor), tensor).detach()
+            loss = unscaled.pop(id(tensor), (tensor, tensor))[1].detach()
             self.loss = loss if self.loss is None else self.loss + loss
             backward(tensor, *args, **options)  # type: ignore[no-untyped-call]
 
         def note_scale(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
-            unscaled.clear()
-            if isinstance(outputs, Tensor):
-                unscaled[id(scaled)] = outputs
+            several = isinstance(outputs, list | tuple)
+            pairs = zip(scaled, outputs, strict=True) if several else [(scaled, outputs)]
+            unscaled.update((id(pair[0]), pair) for pair in pairs)
             return scaled
 
         def note_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
