@@ -703,6 +703,22 @@ def test_wiener_goes_on_exactly_from_a_state_between_two_refreshes(monkeypatch: 
     assert not torch.equal(sampler._times, state["times"])
 
 
+@pytest.mark.parametrize(("times", "progress", "ends"), [(2.0, 0.8, True), (2.0, 0.7, False), (1.2, 0.8, False)])
+def test_wiener_ends_with_uniform_t_where_it_has_widened(times: float, progress: float, ends: bool) -> None:
+    sampler: Any = build(methods.Wiener())
+    sampler.sample(images(wiener.LEARNED_FROM), generator())
+    sampler._times.fill_(times)
+    sampler._set(sampler._learned_density())
+    before = sampler.probabilities()
+    sampler.advance(progress)
+    uniform = torch.full_like(before, 1 / len(before))
+    torch.testing.assert_close(sampler.probabilities(), uniform if ends else before, rtol=1e-9, atol=0)
+    restored: Any = build(methods.Wiener())
+    restored.load_state_dict(copy.deepcopy(sampler.state_dict()))
+    restored.advance(progress)
+    assert torch.equal(restored.probabilities(), sampler.probabilities())
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 2, 5), (2, 1, 1), (3, 24, 21)])
 def test_the_cosine_transform_is_that_of_scipy(shape: tuple[int, ...]) -> None:
     x = torch.randn(4, *shape, generator=generator(), dtype=torch.float64)

@@ -27,6 +27,8 @@ GROWTH = 0.08
 """Of the network's lead over the filter, per doubling of the images: below, the width grows."""
 WIDEST = 3.0
 """Times `width`."""
+ENDING, WIDE = 0.75, 1.5
+"""From this fraction of the training on t is uniform, where the width has grown at least so many times."""
 SETTLED = 16384
 """Images before the lead's growth is judged."""
 LEAD = 0.05
@@ -59,7 +61,8 @@ class Wiener(Adaptive, of=methods.Wiener):
     falls with ln n, which tells by what part the lead grows per doubling of n. While that is above 8 % the deviation is
     `width`; below, it grows in inverse proportion, up to three times, and never shrinks again: a falling learning rate
     makes the lead grow once more. A density of k times the width is the narrow one to the power 1/k², as a tempered
-    distribution is: the normal distribution of λ widens and its base becomes uniform t, where training ends best.
+    distribution is: the normal distribution of λ widens and its base becomes uniform t. Where the width has grown by a
+    half, the last quarter of the training, when the learning rate is low, is all uniform t.
     """
 
     BUFFERS: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
@@ -74,7 +77,7 @@ class Wiener(Adaptive, of=methods.Wiener):
         self._powers = math.log(2) / torch.tensor(HALF_LIVES, dtype=torch.float64, device=self.device)
         self._means = torch.zeros(2, 2, dtype=torch.float64, device=self.device)  # of both: errors, images
         self._times = torch.ones((), dtype=torch.float64, device=self.device)  # the width, in those of the start
-        self._seen = 0
+        self._seen, self._ends = 0, False
 
     # ------------------------------------------------------------------------------------------------- from the images
     def sample(
@@ -121,6 +124,13 @@ class Wiener(Adaptive, of=methods.Wiener):
         return torch.softmax(log_narrow / times.square(), 0)
 
     # ----------------------------------------------------------------------------------------------- from the training
+    def advance(self, progress: float) -> None:
+        super().advance(progress)
+        if self._ends or progress < ENDING:
+            return
+        self._ends = True
+        self._set(self.world.first(self._learned_density()))
+
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         if self._images >= LEARNED_FROM:
             super().update(t, errors, weights)
@@ -144,7 +154,10 @@ class Wiener(Adaptive, of=methods.Wiener):
         return torch.where(lead > LEAD, times, 1.0)
 
     def _importance(self) -> Tensor:
-        return self._density(self._times) if self._images else torch.ones_like(self._p)
+        if not self._images:
+            return torch.ones_like(self._p)
+        learned = self._density(self._times)
+        return torch.where(self._times >= WIDE, 1 / self.steps, learned) if self._ends else learned
 
     def state_dict(self) -> dict[str, object]:
         own = {"images": self._images, "sums": self._sums.clone(), "seen": self._seen}
