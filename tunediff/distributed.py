@@ -126,8 +126,9 @@ def alone(device: torch.device | str | None = None) -> World:
 @contextlib.contextmanager
 def described_in_environment(world: World) -> Iterator[None]:
     """Describe the ranks in the environment as torchrun does, and nothing there where a process trains alone."""
-    before = dict(os.environ)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    for name in names[:-1]:
         os.environ.pop(name, None)
     if world.size > 1:
         local = before.get("LOCAL_RANK", str(world.rank)) if world.device.index is None else str(world.device.index)
@@ -136,8 +137,8 @@ def described_in_environment(world: World) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
+        for name in names:  # what else the training sets is for its worker to put back, and to tell of
+            os.environ.pop(name, None)
         os.environ.update(before)
 
 

@@ -439,6 +439,8 @@ def test_evaluation_sees_ieee_float32_whatever_the_knobs(amp, matmul, monkeypatc
 class Simulated:
     """A loader process that makes a batch in 0.3 s, unless its gate is closed, and keeps up to `prefetch` of them."""
 
+    position = None
+
     def __init__(self, hands, prefetch):
         self._hands, self._prefetch, self._made_s, self._since, self._fetched = hands, prefetch, 0.0, hands.s, 0
         self.gate, self.closed = self, False
@@ -488,7 +490,7 @@ def test_prefetching_loaders_get_nothing_for_free_while_the_clock_stands_still(t
         def body(trial):
             net, optimizer = begin(trial)
             trial.evaluate_with(judge)
-            for batch in trial.engine.batches(lambda start: Simulated(hands, prefetch)):
+            for batch in trial.engine.batches(lambda start, position: Simulated(hands, prefetch)):
                 hands.s += 0.005
                 trial.step(loss_of(net, batch), optimizer)
 
@@ -511,7 +513,7 @@ def test_loader_processes_wait_while_any_checkpoint_is_written(tmp_path, monkeyp
 
     def body(trial):
         net, optimizer = begin(trial)
-        for batch in trial.engine.batches(lambda start: loader):
+        for batch in trial.engine.batches(lambda start, position: loader):
             hands.s += 0.005
             trial.step(loss_of(net, batch), optimizer)
 
@@ -538,7 +540,7 @@ def test_batches_that_loader_processes_finish_while_the_clock_stands_still_are_c
     def body(trial):
         net, optimizer = begin(trial)
         trial.evaluate_with(judge)
-        for batch in trial.engine.batches(lambda start: loader):
+        for batch in trial.engine.batches(lambda start, position: loader):
             hands.s += 0.005
             trial.step(loss_of(net, batch), optimizer)
 
