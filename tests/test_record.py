@@ -312,3 +312,19 @@ def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
 def test_a_line_that_is_no_event_is_skipped(tmp_path):
     (tmp_path / trial_record.JOURNAL).write_text('{"time": 1}\n[1]\n{"event": "end", "status": "ok"}\n')
     assert [event["event"] for event in trial_record.events(tmp_path)] == ["end"]
+
+
+def test_a_paused_trial_waits_until_it_starts_again_or_ends(tmp_path):
+    journal = Journal(tmp_path / "t0003")
+    journal.write("start", **START)
+    journal.point(point(1, 5.0, error=9.0))
+    assert not read_trial(journal.folder).paused
+    journal.write("paused", index=1)
+    journal.write("unread", knobs=[])  # workers may write after it
+    paused = read_trial(journal.folder)
+    assert (paused.paused, paused.finished, len(paused.points)) == (True, False, 1)
+    journal.write("start", **START)
+    assert not read_trial(journal.folder).paused
+    journal.write("paused", index=1)
+    journal.end(End("pruned"))
+    assert not read_trial(journal.folder).paused

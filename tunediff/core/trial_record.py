@@ -10,6 +10,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
   further, with the reason.
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
+- `paused`: the trial waits with a checkpoint at its last point; the next `start` continues it.
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """
@@ -123,6 +124,8 @@ class TrialRecord:
     ended: float = 0.0
     last_written: float = 0.0
     """Unix time of the last line of the journal."""
+    paused: bool = False
+    """Whether it waits, with a checkpoint at its last point, for the search to continue it."""
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
 
@@ -245,6 +248,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1
+            record.paused = False
         elif record is None:
             continue  # a line before the first start belongs to no trial
         # Worker and environment
@@ -264,8 +268,10 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         # Final evaluation and end
         elif kind == "final":
             final = event
+        elif kind == "paused":
+            record.paused = True
         elif kind == "end":
-            record.end, record.ended = End.of(event), when
+            record.end, record.ended, record.paused = End.of(event), when, False
     # The final evaluation belongs to the last point, unless training has continued since.
     if record is not None:
         record.points = [points[index] for index in sorted(points)]
