@@ -82,7 +82,7 @@ def on_another_machine(monkeypatch, **facts):
 
 
 ELSEWHERE = [
-    ({"cpu": "Intel(R) Xeon(R) Processor"}, "CPU .+ there, Intel.+"),
+    ({"cpu": "Loongson-3A7000"}, "CPU .+ there, Loongson-3A7000 here"),
     ({"cpu_features": ["neon"]}, "instruction sets .* there, neon here"),  # of one name, but without AMX or bfloat16
     ({"usable_cores": 96}, "CPU cores .+ there, 96 here"),
     ({"versions": {"torch": "1.0"}}, "torch .+ there, 1.0 here"),
