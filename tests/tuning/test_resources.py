@@ -1,6 +1,9 @@
 """What a machine offers."""
 
+import pytest
+
 from tunediff import search_space
+from tunediff.config import ConfigError
 from tunediff.tuning import resources
 
 
@@ -26,3 +29,39 @@ def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():
     for alone, slots in ((False, 4), (True, 1)):
         wanted = search_space.parse({**text, "alone": alone, "grid": {"loader.batch_size": [64, 128]}}, "x.yaml")
         assert resources.share(wanted, resources.Machine(16, 4)).slots == slots
+
+
+def shared(per_gpu=2, **changes):
+    """A search whose trials share GPUs."""
+    grid = {"loader.batch_size": [64, 128], **changes.pop("grid", {})}
+    text = {"workload": "cifar10", "budget": {"per_trial": "9s"}, "grid": grid, "trials_per_gpu": per_gpu, **changes}
+    return search_space.parse(text, "x.yaml")
+
+
+def test_trials_that_share_a_gpu_get_parts_of_it_and_of_the_cores():
+    divided = resources.share(shared(), machine := resources.Machine(16, 3))
+    place = divided.place([machine], 1)
+    assert divided.slots == 6
+    assert place.resources == {"CPU": pytest.approx(16 / 6, abs=0.1), "GPU": 0.5}
+    assert place.threads == 3
+    assert resources.Placement.of({**vars(place)}) == place
+
+
+def test_trials_of_two_gpus_or_of_none_share_none():
+    with pytest.raises(ConfigError, match=r"x.yaml: trials_per_gpu: 2 is not allowed here: there are no GPUs"):
+        resources.share(shared(), resources.Machine(16, 0))
+    with pytest.raises(ConfigError, match=r"trials of several workers have GPUs of their own; allowed: 1"):
+        resources.share(shared(grid={"parallel.workers": [1, 2]}), resources.Machine(16, 2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alone": True}, {"budget": {"per_trial": "9s", "unit": "device"}}, {"objective": "samples_per_s"},
+        {"objective": ["frechet", "energy_wh"]}, {"budget": {"per_trial": "9s", "price_per_device_hour": 2.0}},
+    ],
+)  # fmt: skip
+def test_nothing_is_counted_by_device_where_several_share_one(changes):
+    assert shared(per_gpu=1, **changes).trials_per_gpu == 1
+    with pytest.raises(ConfigError, match=r"x.yaml: trials_per_gpu: 2 is not allowed"):
+        shared(**changes)

@@ -1,6 +1,7 @@
 """What an earlier search teaches, and whose values are reused."""
 
 import contextlib
+import dataclasses
 import re
 
 import optuna
@@ -121,6 +122,8 @@ def test_a_start_says_how_much_is_believed(make, earlier):
         {**content, "budget": {"per_trial": "9s", "trials": 6}, "warm_start": str(earlier)}, "x.yaml"
     )
     assert "(budget 3 s there, 9 s here); its best are tried first" in warm_start.describe(other, "cpu")
+    crowded = dataclasses.replace(same, trials_per_gpu=2)
+    assert "(trials per GPU: 1 there, 2 here); its best are tried first" in warm_start.describe(crowded, "cpu")
     assert (
         warm_start.describe(
             search_space.parse({**content, "budget": {"per_trial": "9s", "trials": 6}}, "x.yaml"), "cpu"

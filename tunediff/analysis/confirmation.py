@@ -55,7 +55,7 @@ def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) 
         **{key: value for key, value in budget.lines.items() if key not in ("trials", "total")},
         "deadline": text.format_exact(budget.trial_deadline_s),
     }
-    once = {"seeds": seeds, "alone": True, "final": final, "trials": tried}
+    once = {"seeds": seeds, "alone": True, "trials_per_gpu": 1, "final": final, "trials": tried}
     return {"objective": results.metric, "budget": limits, **once}
 
 

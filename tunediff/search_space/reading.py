@@ -141,6 +141,7 @@ def parse(
         ),
     )  # fmt: skip
     # Evaluations and longer budgets of finished and confirming runs
+    _check_shared(space)
     _check_final(space.final, f"{source}: final", space)
     if space.confirm is not None:
         _check_longer(space.confirm, space)
@@ -280,6 +281,17 @@ def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
     refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
     endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
     refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
+
+
+def _check_shared(space: SearchSpace) -> None:
+    """Raise `ConfigError` for what means nothing of trials that share a GPU: its seconds and joules are not theirs."""
+    shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
+    where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
+    refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
+    priced = space.budget.price_per_device_hour is not None
+    refuse(shared and (device or priced), f"{where} where devices are counted: budget: unit, price_per_device_hour")
+    counted = space.cost in ("device_s", "energy_wh", "price") or not space.evaluates
+    refuse(shared and counted, f"{where} for objective: {space.cost or space.metric}: it would be that of several")
 
 
 def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:

@@ -81,6 +81,7 @@ class RunOptions:
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     fresh: Bool = False  # every trial runs in new worker processes
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
+    trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
     warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
     track: Service | None = None  # the service that shows every trial as a run

@@ -50,6 +50,8 @@ class Placement:
     """torch threads of each worker."""
     each: int = 1
     """GPUs of each worker: several for the one worker of `parallel.strategy: dp`."""
+    per_gpu: int = 1
+    """Trials that share each GPU."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Placement:
@@ -59,7 +61,7 @@ class Placement:
     @property
     def resources(self) -> dict[str, float]:
         """Return the resources of each worker, as Ray counts."""
-        return {"CPU": self.cpus, **({"GPU": float(self.each)} if self.gpu else {})}
+        return {"CPU": self.cpus, **({"GPU": self.each / self.per_gpu} if self.gpu else {})}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,8 @@ class ResourcePartition:
     gpu: bool
     whole: bool
     """Whether a trial has its machine to itself. So it is without GPUs: two would disturb each other's clocks."""
+    per_gpu: int = 1
+    """Trials that share each GPU."""
     notes: tuple[str, ...] = ()
     """Which machines are not used, and what makes the others unlike, in words."""
     here: str = dataclasses.field(default_factory=os.getcwd)
@@ -80,7 +84,7 @@ class ResourcePartition:
 
     def units(self, machine: Machine) -> int:
         """Return how many workers fit on a machine."""
-        return machine.gpus if self.gpu else machine.cores
+        return machine.gpus * self.per_gpu if self.gpu else machine.cores
 
     def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
         """Return the machines that workers fit on, the largest first; of GPUs only one type."""
@@ -106,7 +110,7 @@ class ResourcePartition:
         threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
         devices = size if together else 1
         ids = tuple(machine.id for machine in machines if machine.id)
-        return Placement(ids, round(devices * cpus, 2), self.gpu, devices * threads, devices)
+        return Placement(ids, round(devices * cpus, 2), self.gpu, devices * threads, devices, self.per_gpu)
 
     @property
     def slots(self) -> int:
@@ -160,7 +164,13 @@ def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = 
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
     values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
     strategies = values_of(space, "parallel.strategy")
-    return divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies)
+    partition = divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies)
+    if (per_gpu := space.trials_per_gpu) == 1:
+        return partition
+    if not partition.gpu or partition.sizes[-1] > 1:
+        why = "trials of several workers have GPUs of their own" if partition.gpu else "there are no GPUs"
+        raise ConfigError(f"{space.source}: trials_per_gpu: {per_gpu} is not allowed here: {why}; allowed: 1")
+    return dataclasses.replace(partition, per_gpu=per_gpu)
 
 
 _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}

@@ -87,6 +87,7 @@ def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     yield "cost", a.cost, b.cost
     there, here = (f"{space.budget.per_trial_s:g} {space.budget.clock.short}" for space in two)
     yield "budget", there, here
+    yield "trials per GPU:", a.trials_per_gpu, b.trials_per_gpu
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
 
 
