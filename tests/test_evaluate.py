@@ -351,7 +351,7 @@ def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--steps", "5"], "--steps: belongs to --sampler ddim and dpmpp_2m, not to ddpm"),
+        (["--steps", "5"], "--steps: belongs to --sampler ddim, dpmpp_2m, euler and heun, not to ddpm"),
         (["--skip", "linear"], "--skip: belongs to --sampler ddim"),
         (["--eta", "0.0"], "--eta: belongs to --sampler ddim"),
         (

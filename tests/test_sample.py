@@ -109,10 +109,11 @@ def test_ddim(run, capsys):
     assert_same(array(capsys, *words, "--images", "4"), expected(4, **how))
 
 
-def test_dpmpp_2m(run, capsys):
-    words = ["--sampler", "dpmpp_2m", "--steps", "7", "--images", "4"]
-    assert drawn(capsys, *words, "--out", "a.png")["sampler"] == "dpmpp_2m, 7 steps"
-    assert_same(array(capsys, *words), expected(4, sampler="dpmpp_2m", steps=7))
+@pytest.mark.parametrize("sampler", ["dpmpp_2m", "euler", "heun"])
+def test_deterministic_samplers(run, capsys, sampler):
+    words = ["--sampler", sampler, "--steps", "7", "--images", "4"]
+    assert drawn(capsys, *words, "--out", "a.png")["sampler"] == f"{sampler}, 7 steps"
+    assert_same(array(capsys, *words), expected(4, sampler=sampler, steps=7))
 
 
 def test_sheets_are_numbered_and_nothing_is_overwritten(run, capsys):
@@ -160,10 +161,10 @@ def test_other_models(run, capsys, tmp_path):
         (["gone"], "gone: no such file or folder, and no training or search of that name in ray_results; there are: small"),
         (["small", "--images", "0"], "--images: 0 is not allowed; allowed: a whole number of at least 1"),
         (["small", "--strip", "--images", "9"], "--images: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
-        (["small", "--steps", "5"], "--steps: belongs to --sampler ddim and dpmpp_2m, not to ddpm"),
+        (["small", "--steps", "5"], "--steps: belongs to --sampler ddim, dpmpp_2m, euler and heun, not to ddpm"),
         (["small", "--skip", "linear"], "--skip: belongs to --sampler ddim"),
         (["small", "--sampler", "dpmpp_2m", "--eta", "0"], "--eta: belongs to --sampler ddim, not to dpmpp_2m"),
-        (["small", "--sampler", "dpm"], "--sampler: 'dpm' is not allowed; allowed: ddim, ddpm, dpmpp_2m"),
+        (["small", "--sampler", "dpm"], "--sampler: 'dpm' is not allowed; allowed: ddim, ddpm, dpmpp_2m, euler, heun"),
         (["small", "--sampler", "ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
         (["small", "--sampler", "ddim", "--skip", "cubic"], "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of"),
         (["small", "--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),

@@ -15,7 +15,7 @@ DEFAULT = DIFFUSION.default()
 KNOBS = """
 data.name data.path data.split data.image_size data.channels data.horizontal_flip data.max_images
 model.channels model.multipliers model.blocks model.attention model.dropout model.norm_groups model.checkpoint_levels
-process.schedule process.steps process.prediction process.variance
+process.schedule process.steps process.prediction process.variance process.path process.sigma_data
 timesteps.name timesteps.history timesteps.uniform_share timesteps.importance_correction timesteps.stratified timesteps.until
 timesteps.suppression timesteps.tau timesteps.dual timesteps.mean timesteps.std timesteps.log_snr timesteps.scale
 timesteps.interval timesteps.selected timesteps.scan timesteps.queue timesteps.entropy timesteps.policy_lr
@@ -84,6 +84,21 @@ REFUSED = [
     ({"model.channels": 100}, "model.channels: 100 is not allowed: must be a multiple of model.norm_groups = 32"),
     ({"model.multipliers": []}, "model.multipliers: [] is not allowed"),
     ({"evaluation.steps": 2000}, "evaluation.steps: 2000 is not allowed: at most process.steps = 1000"),
+    (
+        {"process.path": "flow", "process.schedule": "cosine"},
+        "process.schedule: 'cosine' is not allowed: process.path = flow has levels of its own, s uniform",
+    ),
+    (
+        {"process.path": "flow", "process.prediction": "v", "process.sigma_data": 0.5},
+        "process.sigma_data: 0.5 is not allowed: it belongs to process.prediction = v along process.path = vp",
+    ),
+    ({"process.sigma_data": 0.5}, "process.sigma_data: 0.5 is not allowed: it belongs to process.prediction = v"),
+    ({"process.sigma_data": 0.0}, "process.sigma_data: 0.0 is not allowed; allowed: a number above 0"),
+    ({"process.prediction": "velocity"}, "process.prediction: 'velocity' is not allowed; allowed: one of epsilon"),
+    (
+        {"process.path": "flow", "evaluation.sampler": "euler"},
+        "evaluation.sampler: 'euler' is not allowed: it begins at pure noise, where process.prediction = epsilon",
+    ),
     (
         {"model.attention": [7]},
         "model.attention: [7] is not allowed: no feature map has side 7; sides here: 32, 16, 8, 4",

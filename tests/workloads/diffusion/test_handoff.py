@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tunediff import config as cfg
-from tunediff.workloads.diffusion import diffusers_export
+from tunediff.workloads.diffusion import diffusers_export, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.unet import UNet
 
@@ -160,6 +160,46 @@ def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dic
     assert {name: value for name, value in values.items() if name in process} == process
 
 
+@pytest.mark.parametrize(
+    ("process", "kind"),
+    [
+        ({"process.path": "flow", "process.prediction": "v"}, "DDPMPipeline"),
+        (
+            {"process.schedule": "edm", "process.prediction": "v", "process.sigma_data": 0.5},
+            "ConsistencyModelPipeline",
+        ),
+    ],
+)
+def test_a_pipeline_of_a_flow_or_edm_samples_the_same_images(
+    tmp_path: Path, process: dict[str, Any], kind: str
+) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    config = small(**{name.replace(".", "__"): value for name, value in process.items()}, process__steps=1000)
+    net = unet.network(config.knobs).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    net.requires_grad_(False)
+    diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict())
+    pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "p")
+    assert type(pipe).__name__ == kind
+    assert kind in diffusers_export.example(tmp_path / "p", config)
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(5)
+    theirs = pipe(batch_size=2, generator=generator, num_inference_steps=12, output_type="np").images
+
+    def no_noise(k: int) -> torch.Tensor:
+        raise AssertionError(f"step {k} asked for noise")
+
+    noise = torch.randn((2, 1, 8, 8), generator=torch.Generator().manual_seed(5))
+    x0 = Diffusion(config.process).sample(net, noise, sampler="euler", steps=12, step_noise=no_noise)
+    ours = (x0 / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+    assert ours.std() > 0.1
+    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=5e-4, rtol=0)  # an eighth of a grey level
+    values = diffusers_export.read_config(tmp_path / "p")
+    assert {name: value for name, value in values.items() if "process" in name} == process | {"process.steps": 1000}
+
+
 # ---------------------------------------------------------------------------------------------------- without diffusers
 def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Path) -> None:
     config = small()
@@ -180,6 +220,18 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
     [
         ({"model.multipliers": [2, 4]}, r"model.multipliers: \[2, 4\] cannot be handed to diffusers: UNet2DModel"),
         ({"process.steps": 20}, "process.steps: 20 cannot be handed to diffusers: DDPMScheduler does not limit"),
+        (
+            {"process.path": "flow"},
+            "process.prediction: 'epsilon' cannot be handed to diffusers: FlowMatchEulerDiscreteScheduler.* takes v",
+        ),
+        (
+            {"process.schedule": "edm", "process.prediction": "x0"},
+            "process.prediction: 'x0' cannot be handed to diffusers: EDMEulerScheduler.* takes v",
+        ),
+        (
+            {"process.prediction": "v", "process.sigma_data": 0.5},
+            "process.sigma_data: 0.5 cannot be handed to diffusers: DDPMScheduler has 1; EDMEulerScheduler has it",
+        ),
     ],
 )
 def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], message: str) -> None:
@@ -243,6 +295,26 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
 )
 def test_chains_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
     edit(pipeline / "scheduler" / "scheduler_config.json", **values)
+    with pytest.raises(cfg.ConfigError, match=f"scheduler_config.json: {message}"):
+        diffusers_export.read_config(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}, "shift: 3.0 is not what we compute"),
+        (
+            {"_class_name": "EDMEulerScheduler", "sigma_max": 500.0, "prediction_type": "v_prediction"},
+            "sigma_max: 500.0 is not what we compute; allowed: 80.0",
+        ),
+        (
+            {"_class_name": "EDMEulerScheduler"},
+            r"prediction_type: 'epsilon' \(diffusers' default\) is not what we compute; allowed: 'v_prediction'",
+        ),
+    ],
+)
+def test_flows_and_edm_that_are_not_ours_are_refused(pipeline: Path, content: dict[str, Any], message: str) -> None:
+    (pipeline / "scheduler" / "scheduler_config.json").write_text(json.dumps(content))
     with pytest.raises(cfg.ConfigError, match=f"scheduler_config.json: {message}"):
         diffusers_export.read_config(pipeline)
 

@@ -294,10 +294,11 @@ def test_output_stays_in_range_and_progress_is_told() -> None:
     assert told == [(k, 7) for k in range(7)]
 
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmpp_2m"])
-def test_sampling_never_waits_for_the_device(sampler: Literal["ddpm", "ddim", "dpmpp_2m"]) -> None:
+@pytest.mark.parametrize("path", ["vp", "flow"])
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmpp_2m", "euler", "heun"])
+def test_sampling_never_waits_for_the_device(sampler: Any, path: Any) -> None:
     """Tensors on the meta device have no values: reading one would raise."""
-    diffusion = Diffusion(knobs.Process(steps=20), device="meta")
+    diffusion = Diffusion(knobs.Process(steps=20, prediction="v", path=path), device="meta")
     noise = torch.empty(2, 1, 4, 4, device="meta")
     x = diffusion.sample(
         lambda x, t: x, noise, sampler=sampler, steps=10, eta=1.0, step_noise=lambda k: torch.empty_like(noise)

@@ -54,7 +54,7 @@ class DiffusionSampler(SamplerOptions):
 
     def describe(self, config: Any) -> dict[str, Any]:
         evaluation, (_, follows) = config.evaluation, SAMPLERS[config.evaluation.sampler]
-        sampler = {"name": evaluation.sampler, "steps": evaluation.passes(config.process.steps)}
+        sampler = {"name": evaluation.sampler, "steps": evaluation.sampling_steps(config.process.steps)}
         return sampler | {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows}
 
     def format_sampler(self, sampler: Mapping[str, Any]) -> str:
@@ -68,7 +68,8 @@ class DiffusionSampler(SamplerOptions):
 
         where, data = device or world.device, config.data
         here, taken = dataclasses.replace(world, device=where), []
-        count, steps = min(config.evaluation.batch_size, -(-n // world.size)), self.describe(config)["steps"]
+        count = min(config.evaluation.batch_size, -(-n // world.size))
+        steps = config.evaluation.passes(config.process.steps)
         with torch.no_grad(), evaluation_precision(where):
             x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=where)
             t = torch.zeros(count, dtype=torch.int64, device=where)
@@ -89,8 +90,9 @@ class DiffusionSampler(SamplerOptions):
 
 
 def _samplers_with(option: str) -> str:
-    """Return the samplers that follow an option, joined by «and»."""
-    return " and ".join(sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
+    """Return the samplers that follow an option, the last joined by «and»."""
+    *others, last = (sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 sampler_options = DiffusionSampler("diffusion")
@@ -111,7 +113,7 @@ def sample_images(network: Any, config: Any, request: SampleRequest) -> Iterator
     process = Diffusion(config.process, request.device)
     protocol = dataclasses.replace(config.evaluation, seed=request.seed, batch_size=request.batch_size)
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
-    steps, columns = protocol.passes(config.process.steps), request.columns
+    steps, columns = protocol.sampling_steps(config.process.steps), request.columns
     shown_steps = {round(i * steps / (columns - 1)) for i in range(1, columns)}
     states: list[Tensor] = []
 

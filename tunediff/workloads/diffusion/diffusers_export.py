@@ -1,4 +1,4 @@
-"""Write and read `DDPMPipeline` folders of diffusers, without diffusers being installed.
+"""Write and read pipeline folders of diffusers, without diffusers being installed.
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it (google/ddpm-cifar10-32), name by name.
 What the other side cannot represent is refused, never approximated. Torch is imported only where weights are touched,
@@ -44,7 +44,18 @@ def check(folder: Path, config: Any) -> None:
             f"model.multipliers: {list(multipliers)} cannot be handed to diffusers: UNet2DModel gives its first "
             "convolution as many channels as its first resolution, so the first multiplier must be 1"
         )
-    if process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999:
+    scheduler = options.scheduler_class(process)
+    if scheduler != "DDPMScheduler" and process.prediction != "v":
+        raise ConfigError(
+            f"process.prediction: {process.prediction!r} cannot be handed to diffusers: {scheduler}, which has these "
+            "noise levels, takes v"
+        )
+    if scheduler == "DDPMScheduler" and process.sigma_data != 1.0:
+        raise ConfigError(
+            f"process.sigma_data: {process.sigma_data} cannot be handed to diffusers: DDPMScheduler has 1; "
+            "EDMEulerScheduler has it, with process.schedule = edm"
+        )
+    if scheduler == "DDPMScheduler" and process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999:
         raise ConfigError(
             f"process.steps: {process.steps} cannot be handed to diffusers: DDPMScheduler does not limit β to 0.999, "
             "which schedule = linear reaches in so few steps"
@@ -52,10 +63,11 @@ def check(folder: Path, config: Any) -> None:
 
 
 def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder for `DDPMPipeline.from_pretrained`, whole or not at all; `weights` is the state of our `UNet`.
+    """Write a folder for `from_pretrained`, whole or not at all; `weights` is the state of our `UNet`.
 
-    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`. Raises
-    `ConfigError` for what `check` refuses, `OSError` if the disk does.
+    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`; that of
+    `path = flow` or `schedule = edm` as with `sampler = euler` of as many steps. Raises `ConfigError` for what `check`
+    refuses, `OSError` if the disk does.
     """
     from safetensors.torch import save
 
@@ -66,7 +78,7 @@ def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> 
         for theirs, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
             tensors[theirs] = part.contiguous()
     files = {
-        "model_index.json": _json(options.INDEX),
+        "model_index.json": _json(options.of_index(config)),
         "unet/config.json": _json(options.of_unet(config)),
         f"unet/{WEIGHTS}": save(tensors, metadata={"format": "pt"}),
         "scheduler/scheduler_config.json": _json(options.of_scheduler(config)),
@@ -112,8 +124,9 @@ def read_state(weights: Path) -> dict[str, Tensor]:
 
 def example(folder: Path, config: Any) -> str:
     """Return the call that samples from a pipeline as we do."""
-    steps = config.process.steps
-    return f"diffusers.DDPMPipeline.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
+    scheduler = options.scheduler_class(config.process)
+    steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
+    return f"diffusers.{options.PIPELINES[scheduler]}.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
 
 
 def read_config(folder: Path) -> Values:

@@ -62,7 +62,7 @@ class Evaluator:
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
-        steps = self._protocol.passes(diffusion.steps)
+        steps = self._protocol.sampling_steps(diffusion.steps)
 
         def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None = None) -> Distances:
             with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from tunediff.config.knobs import ConfigError, EvaluationProtocol, Fixed, Float, Int, Refusal, Values, section
 from tunediff.config.workload import Metric, Quantity
@@ -53,18 +54,51 @@ class Model:
             raise Refusal("model.checkpoint_levels", f"there is no level {beyond[0]}; levels here: 0 … {halvings}")
 
 
+EDM_SIGMAS = (0.002, 80.0)
+"""σ of the least and the most noise in EDM's grid (arXiv 2206.00364, table 1), and of `process.schedule = edm`."""
+
+
 @section
 class Process:
     """The forward (noising) process and what the model predicts."""
 
-    schedule: Literal["linear", "cosine"] = "linear"
-    """β schedule: `linear` 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol & Dhariwal 2021, arXiv 2102.09672)."""
+    schedule: Literal["linear", "cosine", "edm"] = "linear"
+    """Noise levels of the chain: `linear` β 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol & Dhariwal 2021, arXiv
+    2102.09672), `edm`: ln σ evenly spaced from 0.002 to 80, σ² = 1/SNR (Karras et al. 2022, arXiv 2206.00364); the
+    network is told ¼·ln σ in place of t."""
     steps: Annotated[Int, Ge(2), Le(10000)] = 1000
     """T, the length of the chain. `linear` is scaled by 1000/T, so that ᾱ ends near zero for every T ≥ 25 or so."""
     prediction: Literal["epsilon", "x0", "v"] = "epsilon"
-    """What the network predicts: the noise, the clean image, or v = √ᾱ·ε − √(1−ᾱ)·x0 (arXiv 2202.00512)."""
+    """What the network predicts: the noise, the clean image, or the velocity along `process.path`: √ᾱ·ε − √(1−ᾱ)·x0
+    for `vp` (arXiv 2202.00512), ε − x0 for `flow`."""
     variance: Literal["fixed_large", "fixed_small"] = "fixed_large"
     """Variance of an ancestral sampling step: β (large) or the posterior variance (small)."""
+    path: Literal["vp", "flow"] = "vp"
+    """What the network sees. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at T levels of uniform
+    s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v` the flow of that paper."""
+    sigma_data: Annotated[Float, Gt(0.0), Le(10.0)] = 1.0
+    """σ_d of EDM's preconditioning (arXiv 2206.00364, table 1; 0.5 there): the network sees (x0 + σ·ε)/√(σ²+σ_d²) and
+    predicts v = (σ_d·ε − σ·x0/σ_d)/√(σ²+σ_d²). 1: v as it is. For `vp` with `prediction = v`."""
+
+    def check(self, config: Any) -> None:
+        if self.path == "flow" and self.schedule != "linear":
+            why = "process.path = flow has levels of its own, s uniform; others are drawn by timesteps.name"
+            raise Refusal("process.schedule", f"{why}: leave it at linear")
+        if self.sigma_data != 1.0 and (self.path == "flow" or self.prediction != "v"):
+            why = "it belongs to process.prediction = v along process.path = vp; here nothing is scaled by it"
+            raise Refusal("process.sigma_data", f"{why}: leave it at 1")
+
+    def told_time(self) -> tuple[float, float]:
+        """Return (a, b) of a·t + b, which the network is told for timestep t: what diffusers' schedulers tell theirs.
+
+        `edm`: ¼·ln σ, as EDM's networks. `flow`: T·(1−s). Else t.
+        """
+        if self.path == "flow":
+            return 1.0, 1.0
+        if self.schedule == "edm":
+            low, high = (math.log(sigma) / 4 for sigma in EDM_SIGMAS)
+            return (high - low) / (self.steps - 1), low
+        return 1.0, 0.0
 
 
 VALIDATION_BINS = 10
@@ -73,6 +107,7 @@ VALIDATION_BINS = 10
 
 SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ddim": ("DDIM", ("steps", "skip", "eta")), "ddpm": ("DDPM", ()), "dpmpp_2m": ("DPM-Solver++(2M)", ("steps",)),
+    "euler": ("Euler", ("steps",)), "heun": ("Heun", ("steps",)),
 }  # fmt: skip
 """What a sampler is called, and the knobs of `evaluation` that it follows."""
 
@@ -81,11 +116,14 @@ SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
 class Evaluation(images.Evaluation):
     """How the averaged weights are judged."""
 
-    sampler: Literal["ddim", "ddpm", "dpmpp_2m"] = "ddim"
+    sampler: Literal["ddim", "ddpm", "dpmpp_2m", "euler", "heun"] = "ddim"
     """`ddim` (arXiv 2010.02502) and `dpmpp_2m` (DPM-Solver++(2M), arXiv 2211.01095, deterministic, its timesteps evenly
-    spaced in log-SNR) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps."""
+    spaced in log-SNR) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps; `euler` and `heun`:
+    deterministic, on EDM's grid of σ (ρ = 7, arXiv 2206.00364, eq. 5); along `process.path = flow` Euler steps are even
+    in s. These two do not clamp images before the end."""
     steps: Annotated[Int, Ge(1), Le(10000)] = 50
-    """Steps of `ddim` and `dpmpp_2m`, each a pass through the network; at most `process.steps`."""
+    """Steps of all but `ddpm`, each a pass through the network, two in `heun` but for the last; at most
+    `process.steps`."""
     skip: Literal["linear", "quadratic"] = "linear"
     """Spacing of the DDIM sub-sequence."""
     eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
@@ -102,10 +140,18 @@ class Evaluation(images.Evaluation):
         super().check(config)
         if self.steps > config.process.steps:
             raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
+        process = config.process
+        if self.sampler == "euler" and process.path == "flow" and process.prediction == "epsilon":
+            why = "it begins at pure noise, where process.prediction = epsilon says nothing about the image"
+            raise Refusal("evaluation.sampler", f"{why}; use heun, or ddim, which clamps")
+
+    def sampling_steps(self, chain: int) -> int:
+        """Return the steps of the sampler; `chain`: `process.steps`."""
+        return self.steps if "steps" in SAMPLERS[self.sampler][1] else chain
 
     def passes(self, chain: int) -> int:
         """Return the passes of an image through the network; `chain`: `process.steps`."""
-        return self.steps if "steps" in SAMPLERS[self.sampler][1] else chain
+        return 2 * self.steps - 1 if self.sampler == "heun" else self.sampling_steps(chain)
 
 
 @section

@@ -104,6 +104,17 @@ class LogitNormal(Mixed, Spread):
 
 
 @section
+class LogNormal(Mixed, Spread):
+    """ln σ, σ² = 1/SNR, from a normal distribution: how EDM is trained (Karras et al. 2022, arXiv 2206.00364)."""
+
+    name: Literal["log_normal"] = "log_normal"
+    mean: Annotated[Float, Ge(-5.0), Le(5.0)] = -1.2
+    """P_mean of ln σ; higher draws noisier timesteps. EDM2: −0.4."""
+    std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.2
+    """P_std of ln σ. EDM2: 1."""
+
+
+@section
 class Centred(Mixed, Spread):
     """What samplers share that are given by a density over the log-SNR."""
 
@@ -197,7 +208,7 @@ class InfoNoise(Mixed, Spread):
     """Half-life of the running means, as a fraction of the images seen so far."""
 
 
-_Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogSnrLaplace | LogSnrCosine
+_Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogNormal | LogSnrLaplace | LogSnrCosine
 Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | Wiener, Field(discriminator="name")]
 
 

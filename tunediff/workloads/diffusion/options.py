@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.config import ConfigError, Lines, Values
+from tunediff.workloads.diffusion.knobs import EDM_SIGMAS, Process
 
-INDEX = {
-    "_class_name": "DDPMPipeline",
-    "scheduler": ["diffusers", "DDPMScheduler"],
-    "unet": ["diffusers", "UNet2DModel"],
+PIPELINES = {
+    "DDPMScheduler": "DDPMPipeline",
+    "FlowMatchEulerDiscreteScheduler": "DDPMPipeline",
+    "EDMEulerScheduler": "ConsistencyModelPipeline",  # the one without a condition that lets its scheduler scale
 }
-"""`model_index.json`."""
+"""The pipeline of each scheduler that we write."""
 
 # The one value of each option that our U-Net computes, and diffusers' default where a config.json leaves it out.
 _UNET: dict[str, tuple[Any, Any]] = {
@@ -39,6 +40,21 @@ _SCHEDULER: dict[str, tuple[Any, Any]] = {
     "clip_sample": (True, True), "clip_sample_range": (1.0, 1.0), "thresholding": (False, False),
     "rescale_betas_zero_snr": (False, False), "trained_betas": (None, None),
 }  # fmt: skip
+_FLOW: dict[str, tuple[Any, Any]] = {
+    "shift": (1.0, 1.0), "use_dynamic_shifting": (False, False), "shift_terminal": (None, None),
+    "invert_sigmas": (False, False), "use_karras_sigmas": (False, False), "use_exponential_sigmas": (False, False),
+    "use_beta_sigmas": (False, False), "stochastic_sampling": (False, False),
+}  # fmt: skip
+_EDM: dict[str, tuple[Any, Any]] = {
+    "sigma_min": (EDM_SIGMAS[0], 0.002), "sigma_max": (EDM_SIGMAS[1], 80.0), "sigma_schedule": ("karras", "karras"),
+    "rho": (7.0, 7.0), "final_sigmas_type": ("zero", "zero"), "prediction_type": ("v_prediction", "epsilon"),
+}  # fmt: skip
+# Of a flow: options of dynamic shifting only.
+_FLOW_OTHERS: dict[str, object] = {
+    "num_train_timesteps": 1000, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
+    "max_image_seq_len": 4096, "time_shift_type": "exponential",
+}  # fmt: skip
+_EDM_OTHERS: dict[str, object] = {"num_train_timesteps": 1000, "sigma_data": 0.5}
 # Options of inference alone do not change the chain. Of a DDIM scheduler the chain is the same.
 _CHAIN: dict[str, object] = {
     "num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
@@ -80,11 +96,30 @@ def of_unet(config: Any) -> dict[str, object]:
     }
 
 
+def scheduler_class(process: Process) -> str:
+    """Return the name of diffusers' scheduler of this process."""
+    if process.path == "flow":
+        return "FlowMatchEulerDiscreteScheduler"
+    return "EDMEulerScheduler" if process.schedule == "edm" else "DDPMScheduler"
+
+
+def of_index(config: Any) -> dict[str, object]:
+    """Return the content of `model_index.json`."""
+    scheduler = scheduler_class(config.process)
+    unet = ["diffusers", "UNet2DModel"]
+    return {"_class_name": PIPELINES[scheduler], "scheduler": ["diffusers", scheduler], "unet": unet}
+
+
 def of_scheduler(config: Any) -> dict[str, object]:
     """Return the content of `scheduler/scheduler_config.json`."""
-    process = config.process
-    options = {name: ours for name, (ours, _) in _SCHEDULER.items()}
-    options |= {"_class_name": "DDPMScheduler", "num_train_timesteps": process.steps}
+    process, name = config.process, scheduler_class(config.process)
+    fixed = {"DDPMScheduler": _SCHEDULER, "EDMEulerScheduler": _EDM}.get(name, _FLOW)
+    options = {option: ours for option, (ours, _) in fixed.items()}
+    options |= {"_class_name": name, "num_train_timesteps": process.steps}
+    if name == "EDMEulerScheduler":
+        options["sigma_data"] = process.sigma_data
+    if name != "DDPMScheduler":
+        return options
     options |= {name: beta * 1000 / process.steps for name, beta in _BETAS.items()}
     for option, (knob, words) in _CHOICES.items():
         options[option] = next(theirs for theirs, ours in words.items() if ours == getattr(process, knob))
@@ -101,6 +136,20 @@ _Rule = tuple[str, bool, str]
 """An option, whether its value is what we compute, and what is allowed."""
 
 
+def _content(path: Path, kinds: tuple[str, ...]) -> Lines:
+    """Return what is in a file of one of these classes. Raises `ConfigError`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: is not JSON") from None
+    if not isinstance(content, dict) or content.get("_class_name", kinds[0]) not in kinds:
+        kind = content.get("_class_name") if isinstance(content, dict) else type(content).__name__
+        raise ConfigError(f"{path}: _class_name: {kind!r} is not understood; allowed: {' and '.join(kinds)}")
+    return content
+
+
 def _options(
     path: Path,
     kinds: tuple[str, ...],
@@ -112,15 +161,7 @@ def _options(
 
     A rule may rely on those before it. Raises `ConfigError` for the first that is broken, and for unknown options.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ConfigError(f"{path}: is not JSON") from None
-    if not isinstance(content, dict) or content.get("_class_name", kinds[0]) not in kinds:
-        kind = content.get("_class_name") if isinstance(content, dict) else type(content).__name__
-        raise ConfigError(f"{path}: _class_name: {kind!r} is not understood; allowed: {' and '.join(kinds)}")
+    content = _content(path, kinds)
     options = {name: default for name, (_, default) in fixed.items()} | dict(others)
     for name, value in content.items():
         if name not in options and not name.startswith("_") and value is not None:
@@ -192,7 +233,17 @@ def _scheduler_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
 
 def read_scheduler(path: Path) -> Values:
     """Return what `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
-    options = _options(path, ("DDPMScheduler", "DDIMScheduler"), _SCHEDULER, _CHAIN, _scheduler_rules)
-    values = {f"process.{knob}": words[options[option]] for option, (knob, words) in _CHOICES.items()}
-    values["process.steps"] = options["num_train_timesteps"]
-    return values
+    others: dict[str, tuple[Mapping[str, tuple[Any, Any]], Mapping[str, object], Values]] = {
+        "FlowMatchEulerDiscreteScheduler": (_FLOW, _FLOW_OTHERS, {"process.path": "flow"}),
+        "EDMEulerScheduler": (_EDM, _EDM_OTHERS, {"process.schedule": "edm"}),
+    }
+    kinds = ("DDPMScheduler", "DDIMScheduler", *others)
+    name = _content(path, kinds).get("_class_name")
+    if name not in others:
+        options = _options(path, kinds, _SCHEDULER, _CHAIN, _scheduler_rules)
+        values = {f"process.{knob}": words[options[option]] for option, (knob, words) in _CHOICES.items()}
+        return values | {"process.steps": options["num_train_timesteps"]}
+    fixed, known, values = others[name]
+    options = _options(path, kinds, fixed, known, lambda _: ())
+    values = values | {"process.prediction": "v", "process.steps": options["num_train_timesteps"]}
+    return values | ({"process.sigma_data": options["sigma_data"]} if "sigma_data" in options else {})

@@ -1,9 +1,10 @@
-"""The noising process and its reversal: schedules, targets, sampling by DDPM, DDIM and DPM-Solver++.
+"""The noising process and its reversal: targets, sampling by DDPM, DDIM, DPM-Solver++, and Euler's and Heun's method.
 
-Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in [−1, 1].
+Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in [−1, 1]. The network
+sees x, which is x_t times a number: see `levels.mix`.
 Sources: DDPM (Ho et al. 2020, arXiv 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol &
 Dhariwal 2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512), DPM-Solver++ (Lu et al. 2022,
-arXiv 2211.01095).
+arXiv 2211.01095), EDM (Karras et al. 2022, arXiv 2206.00364), flow matching (Lipman et al. 2022, arXiv 2210.02747).
 """
 
 from __future__ import annotations
@@ -16,52 +17,36 @@ import torch
 from torch import Tensor
 
 from tunediff.workloads.diffusion.knobs import Process
+from tunediff.workloads.diffusion.levels import Mix, chain, mix, solver_levels
 
 Predict = Callable[[Tensor, Tensor], Tensor]
-"""(x_t [B, C, H, W], t int64 [B]) → the network's output [B, C, H, W]."""
+"""(x [B, C, H, W], t [B] int64, or float32 between) → the network's output [B, C, H, W]."""
 Progress = Callable[[int, int, Tensor], None]
 """(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
-MAX_BETA = 0.999
 LARGEST_LOG_SNR = 12.0
 """Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch bins over nothing."""
-
-
-def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
-    """Return β_t, float64 [T], each in (0, 0.999].
-
-    `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise. `cosine`: β_t =
-    1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq. 17).
-    """
-    if schedule == "linear":
-        scale = 1000 / steps
-        table = torch.linspace(scale * 1e-4, scale * 0.02, steps, dtype=torch.float64)
-    else:
-        grid = torch.arange(steps + 1, dtype=torch.float64) / steps
-        signal_share = torch.cos((grid + 0.008) / 1.008 * math.pi / 2) ** 2
-        table = 1 - signal_share[1:] / signal_share[:-1]
-    return table.clamp(max=MAX_BETA)
 
 
 class Diffusion:
     """Forward process, training target and sampling for one `Process`.
 
     Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within
-    ±12), `to_epsilon` (what an error of the prediction is multiplied by to be one of ε), `posterior_variance`,
+    ±12), `to_epsilon` (what a squared error of the prediction is multiplied by to be one of ε), `posterior_variance`,
     `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and `log_variance`, that of an ancestral step. Methods that
     take t ([B] int64 on `device`) work in float32.
     """
 
     def __init__(self, process: Process, device: torch.device | str = "cpu") -> None:
-        self.steps, self.prediction, self.device = process.steps, process.prediction, torch.device(device)
-        self.betas = betas(process.schedule, process.steps)
-        alphas = 1 - self.betas
-        ab = self.alphas_cumprod = alphas.cumprod(0)
-        ab_prev = torch.cat((ab.new_ones(1), ab[:-1]))
+        self.process, self.steps, self.device = process, process.steps, torch.device(device)
+        self.betas, ab = chain(process)
+        self.alphas_cumprod = ab
+        alphas, ab_prev = 1 - self.betas, torch.cat((ab.new_ones(1), ab[:-1]))
         self.snr_table = ab / (1 - ab)
         self.log_snr = self.snr_table.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
-        unit = {"epsilon": torch.ones_like(ab), "x0": self.snr_table, "v": ab}
-        self.to_epsilon = unit[process.prediction]  # MSE_ε = SNR·MSE_x0 = ᾱ·MSE_v, exactly
+        at = mix(process, ab.sqrt(), (1 - ab).sqrt())
+        unit = {"epsilon": torch.ones_like(ab), "x0": self.snr_table, "v": (process.sigma_data * at.image).square()}
+        self.to_epsilon = unit[process.prediction]  # MSE_ε = SNR·MSE_x0 = (σ_d·image)²·MSE_v, exactly
 
         self.posterior_variance = self.betas * (1 - ab_prev) / (1 - ab)
         self.posterior_coef_x0 = self.betas * ab_prev.sqrt() / (1 - ab)
@@ -70,38 +55,47 @@ class Diffusion:
         later = self.betas[1:] if process.variance == "fixed_large" else self.posterior_variance[1:]
         self.log_variance = torch.cat((self.posterior_variance[1:2], later)).log()
 
-        self._signal, self._noise = (share.sqrt().to(self.device, torch.float32) for share in (ab, 1 - ab))
+        self._mix = Mix(*(table.to(self.device, torch.float32) for table in at))
+        self._scales = (at.image / ab.sqrt()).tolist()  # of x_t, for the network
 
     # ------------------------------------------------------------------------------------------------------- training
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4), [B, C, H, W]."""
-        return _gather(self._signal, t) * x0 + _gather(self._noise, t) * noise
+        """Return x, [B, C, H, W], which the network sees: for `vp` x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4)."""
+        return _gather(self._mix.image, t) * x0 + _gather(self._mix.noise, t) * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return the training target of the network for x_t: ε, x0, or v = √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
-        if self.prediction == "epsilon":
+        """Return the training target of the network: ε, x0, or v, which for `vp` is √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
+        if self.process.prediction == "epsilon":
             return noise
-        if self.prediction == "x0":
+        if self.process.prediction == "x0":
             return x0
-        return _gather(self._signal, t) * noise - _gather(self._noise, t) * x0
+        return _gather(self._mix.v_noise, t) * noise - _gather(self._mix.v_image, t) * x0
 
-    def predict_x0(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """Return the clean image that a network's output implies, not clamped, float32 [B, C, H, W]."""
-        output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
-        if self.prediction == "epsilon":
-            return (x_t - noise * output) / signal
-        if self.prediction == "x0":
-            return output
-        return signal * x_t - noise * output
+    def predict_x0(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Return the clean image that a network's output for x implies, not clamped, float32 [B, C, H, W]."""
+        return self._image_by(output.float(), x, self._at(t))
 
-    def predict_noise(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """Return the noise ε that a network's output implies, float32 [B, C, H, W]."""
-        output, signal, noise = output.float(), _gather(self._signal, t), _gather(self._noise, t)
-        if self.prediction == "epsilon":
+    def predict_noise(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Return the noise ε that a network's output for x implies, float32 [B, C, H, W]."""
+        return self._noise_by(output.float(), x, self._at(t))
+
+    def _image_by(self, output: Tensor, x: Tensor, at: Mix) -> Tensor:
+        if self.process.prediction == "epsilon":
+            return (x - at.noise * output) / at.image
+        if self.process.prediction == "x0":
             return output
-        if self.prediction == "x0":
-            return (x_t - signal * output) / noise
-        return noise * x_t + signal * output
+        return (at.v_noise * x - at.noise * output) * self.process.sigma_data
+
+    def _noise_by(self, output: Tensor, x: Tensor, at: Mix) -> Tensor:
+        if self.process.prediction == "epsilon":
+            return output
+        if self.process.prediction == "x0":
+            return (x - at.image * output) / at.noise
+        return (at.v_image * x + at.image * output) * self.process.sigma_data
+
+    def _at(self, t: Tensor) -> Mix:
+        """Return the mix at t, shaped to multiply images: [B, 1, 1, 1]."""
+        return Mix(*(_gather(table, t) for table in self._mix))
 
     # ------------------------------------------------------------------------------------------------------- sampling
     def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
@@ -194,7 +188,7 @@ class Diffusion:
         predict: Predict,
         noise: Tensor,
         *,
-        sampler: Literal["ddpm", "ddim", "dpmpp_2m"],
+        sampler: Literal["ddpm", "ddim", "dpmpp_2m", "euler", "heun"],
         steps: int,
         skip: Literal["linear", "quadratic"] = "linear",
         eta: float = 0.0,
@@ -204,10 +198,12 @@ class Diffusion:
         """Return images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
         `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR; `skip` and `eta` are
-        for `ddim`. `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps
-        that add noise: never in DPM-Solver++, nor in DDIM with `eta` = 0. Nothing here makes the host wait for the
-        device.
+        for `ddim`; `euler` and `heun` take `steps` as `levels.solver_levels` has them, and only they may leave [−1, 1].
+        `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps that add
+        noise: in DDPM, and in DDIM with `eta` > 0. Nothing here makes the host wait for the device.
         """
+        if sampler in ("euler", "heun"):
+            return self._solve(predict, noise, sampler, steps, progress)
         if sampler == "ddpm":
             visited = list(range(self.steps))
         else:
@@ -215,7 +211,7 @@ class Diffusion:
         visited.reverse()
         x, before = noise.float(), None
         for k, (t, t_next) in enumerate(zip(visited, [*visited[1:], -1], strict=True)):
-            output = predict(x, torch.full((len(x),), t, device=x.device))
+            output = predict(self._seen(x, t), torch.full((len(x),), t, device=x.device))
             if sampler == "ddpm":
                 x = self.ancestral_step(output, x, t, step_noise(k) if t > 0 else None)
             elif sampler == "dpmpp_2m":
@@ -228,6 +224,33 @@ class Diffusion:
                 progress(k, len(visited), x)
         return x
 
+    def _solve(
+        self, predict: Predict, noise: Tensor, sampler: Literal["euler", "heun"], steps: int, progress: Progress | None
+    ) -> Tensor:
+        """Return images by Euler's or Heun's method on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM, algorithm 1 without churn).
+
+        ε̂ is the noise that the network's output implies. Euler's method is DDIM with η = 0, without clamping. The last
+        step, to σ = 0, is Euler's.
+        """
+        levels = solver_levels(self.process, self.alphas_cumprod, steps, sampler)
+
+        def implied(y: Tensor, t: float, sigma: float) -> tuple[Tensor, Tensor]:
+            signal = torch.tensor(1 / math.hypot(1, sigma), dtype=torch.float64)
+            at = mix(self.process, signal, sigma * signal)
+            x = float(at.image) * y
+            output = predict(x, torch.full((len(x),), t, device=x.device)).float()
+            return self._image_by(output, x, at), self._noise_by(output, x, at)
+
+        y = math.hypot(1, levels[0][1]) * noise.float()  # x_t is the standard normal `noise`, as elsewhere
+        for k, ((t, sigma), (t_next, sigma_next)) in enumerate(zip(levels, [*levels[1:], (0.0, 0.0)], strict=True)):
+            x0, epsilon = implied(y, t, sigma)
+            y = x0 + sigma_next * epsilon  # y + (σ_next − σ)·ε̂, without cancellation
+            if sampler == "heun" and sigma_next > 0:
+                y = y + (sigma_next - sigma) / 2 * (implied(y, t_next, sigma_next)[1] - epsilon)
+            if progress is not None:
+                progress(k, len(levels), y / math.hypot(1, sigma_next))
+        return y
+
     def _signal_share(self, t: int) -> float:
         """Return ᾱ_t; 1 for the clean image, t = −1."""
         return float(self.alphas_cumprod[t]) if t >= 0 else 1.0
@@ -236,9 +259,13 @@ class Diffusion:
         """Return the step from t to `t_next` ≥ 0 in λ = log(α/σ) = ½ log SNR."""
         return 0.5 * math.log(float(self.snr_table[t_next] / self.snr_table[t]))
 
+    def _seen(self, x_t: Tensor, t: int) -> Tensor:
+        """Return what the network sees of x_t."""
+        return x_t if self._scales[t] == 1.0 else self._scales[t] * x_t
+
     def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
         timestep = torch.full((1,), t, device=x_t.device)
-        return self.predict_x0(output, x_t, timestep).clamp(-1, 1)
+        return self.predict_x0(output, self._seen(x_t, t), timestep).clamp(-1, 1)
 
 
 def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:

@@ -20,7 +20,7 @@ _EPS = 1e-6  # of every GroupNorm
 
 def network(knobs: Knobs) -> UNet:
     """Return the network that these knobs describe."""
-    return UNet(knobs.model, knobs.data.channels, knobs.data.image_size)
+    return UNet(knobs.model, knobs.data.channels, knobs.data.image_size, knobs.process.told_time())
 
 
 class UNet(nn.Module):
@@ -32,8 +32,11 @@ class UNet(nn.Module):
     returns zero.
     """
 
-    def __init__(self, model: Model, image_channels: int, image_size: int) -> None:
-        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1)."""
+    def __init__(
+        self, model: Model, image_channels: int, image_size: int, told_time: tuple[float, float] = (1.0, 0.0)
+    ) -> None:
+        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1); `told_time`: of the
+        embedding, see `Process`."""
         super().__init__()
         halvings = len(model.multipliers) - 1
         if image_size % 2**halvings:
@@ -47,7 +50,7 @@ class UNet(nn.Module):
             new.recomputed = level in model.checkpoint_levels
             return new
 
-        self.time = TimeEmbedding(model.channels, embedding_width)
+        self.time = TimeEmbedding(model.channels, embedding_width, *told_time)
         self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
         width, skips = model.channels, [model.channels]
 
@@ -77,7 +80,10 @@ class UNet(nn.Module):
         self._initialise()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Map x [B, C, H, W] floating, t [B] int64 in [0, T) to [B, C, H, W] in the type of x, also under autocast."""
+        """Map x [B, C, H, W] floating, t [B] in [0, T) (int64, or float32 between) to [B, C, H, W] in the type of x.
+
+        In that type also under autocast.
+        """
         embedding = self.time(t)
         h = self.input(x)
         skips = [h]
@@ -164,16 +170,17 @@ class Link(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of t, then two layers. [B] → [B, `width`].
+    """Sinusoids of t' = a·t + b, then two layers. [B] → [B, `width`].
 
-    sin(t·f_i) for all i, then cos(t·f_i), with f_i = 10000^(−i/(half−1)), half = channels // 2 (DDPM's code; the
+    sin(t'·f_i) for all i, then cos(t'·f_i), with f_i = 10000^(−i/(half−1)), half = channels // 2 (DDPM's code; the
     Transformer divides by half). Ends with the SiLU that every residual block begins its projection with.
     """
 
     frequencies: Tensor
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, a: float = 1.0, b: float = 0.0) -> None:
         super().__init__()
+        self.a, self.b = a, b
         half = channels // 2
         frequencies = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1)))
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
@@ -182,7 +189,8 @@ class TimeEmbedding(nn.Module):
         self.linear2 = nn.Linear(width, width)
 
     def forward(self, t: Tensor) -> Tensor:
-        angles = t[:, None].float() * self.frequencies
+        told = t.float() if (self.a, self.b) == (1.0, 0.0) else self.a * t.float() + self.b
+        angles = told[:, None] * self.frequencies
         sinusoids = F.pad(torch.cat((angles.sin(), angles.cos()), dim=1), (0, self.pad))
         embedding: Tensor = F.silu(self.linear2(F.silu(self.linear1(sinusoids))))
         return embedding

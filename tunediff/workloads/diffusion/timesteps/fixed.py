@@ -78,23 +78,30 @@ class _LogSnr(TableSampler):
 
     def _initial(self, diffusion: Diffusion) -> Tensor:
         log_snr = diffusion.snr_table.log()
-        log_p = self._log_density(log_snr - self.member.log_snr) + torch.gradient(log_snr)[0].abs().log()
+        log_p = self._log_density(log_snr) + torch.gradient(log_snr)[0].abs().log()
         return mixed(log_p.softmax(0), self.member.uniform_share)  # in logarithms: nothing underflows
 
-    def _log_density(self, distance: Tensor) -> Tensor:
-        """Return the log density up to a constant, float64 [T]."""
+    def _log_density(self, log_snr: Tensor) -> Tensor:
+        """Return the log density at λ up to a constant, float64 [T]."""
         raise NotImplementedError
+
+
+class LogNormal(_LogSnr, of=methods.LogNormal):
+    """ln σ ~ N(P_mean, P_std²) with σ² = 1/SNR (EDM, Karras et al. 2022, arXiv 2206.00364, table 1)."""
+
+    def _log_density(self, log_snr: Tensor) -> Tensor:
+        return -0.5 * ((-log_snr / 2 - float(self.member.mean)) / float(self.member.std)).square()
 
 
 class LogSnrLaplace(_LogSnr, of=methods.LogSnrLaplace):
     """exp(−|λ−μ|/b)/2b, the Laplace noise schedule (Hang et al. 2024, arXiv 2407.03297, table 1)."""
 
-    def _log_density(self, distance: Tensor) -> Tensor:
-        return -distance.abs() / float(self.member.scale)
+    def _log_density(self, log_snr: Tensor) -> Tensor:
+        return -(log_snr - float(self.member.log_snr)).abs() / float(self.member.scale)
 
 
 class LogSnrCosine(_LogSnr, of=methods.LogSnrCosine):
     """sech((λ−μ)/2)/2π, how the cosine schedule spreads λ, shifted by μ (simple diffusion, arXiv 2301.11093, §2.1)."""
 
-    def _log_density(self, distance: Tensor) -> Tensor:
-        return -torch.cosh(distance / 2).log()
+    def _log_density(self, log_snr: Tensor) -> Tensor:
+        return -torch.cosh((log_snr - float(self.member.log_snr)) / 2).log()
