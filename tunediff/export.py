@@ -1,7 +1,7 @@
 """Take the best configuration out of a search, with its weights: `python -m tunediff.export NAME`.
 
-With --diffusers --out FOLDER the model becomes a pipeline for `diffusers.DDPMPipeline.from_pretrained(FOLDER)`; NAME
-may then also be a training folder, NAME/t0003 or a file of weights.
+With --diffusers --out FOLDER the model becomes a pipeline, for `diffusers.DiffusionPipeline.from_pretrained(FOLDER)`;
+NAME may then also be a training folder, NAME/t0003 or a file of weights.
 """
 
 from __future__ import annotations

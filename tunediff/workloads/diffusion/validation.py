@@ -33,8 +33,8 @@ class Losses(TypedDict, total=False):
     """The result of a validation."""
 
     validation_loss: float
-    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise schedule:
-    compare only models of one schedule and one chain length."""
+    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise levels:
+    compare only models of one path, schedule and chain length; `validation_mse` is by log-SNR."""
     validation_mse: list[float | None]
     """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a timestep."""
     validation_log_snr: list[float]
@@ -60,7 +60,7 @@ class Validation:
         """Return the errors of `predict`, a network in evaluation mode.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
-        so that models which predict ε, x0 or v are measured alike. Raises `NonFiniteError` on all ranks at once.
+        so that models of all paths and predictions are measured alike. Raises `NonFiniteError` on all ranks at once.
         """
         bins, edges = equal_bins(diffusion.log_snr, BINS)
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
