@@ -46,6 +46,8 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
+    stopping = "the rule that stops trials early; pause: pauses and continues them"
+    add("--early-stopping", choices=search_space.EARLY_STOPPING, help=stopping)
     add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
     add("--force", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")

@@ -42,13 +42,13 @@ def test_every_trial_pauses_at_its_first_point_only():
         ([trial(1, 3.0), trial(2, 1.0, 0.9, status="ok"), trial(3, 2.0)], False, None),
         ([trial(1, 3.0), trial(2, 1.0, status="error"), trial(3, 2.0)], True, "t0003"),
         ([trial(1, 3.0), trial(2, status="oom"), trial(3, math.nan)], True, "t0001"),
-        ([trial(1, status="oom"), trial(2, status="oom"), trial(3, status="oom"), trial(4, 1.0)], False, "t0004"),
-        ([trial(5, 5.0), trial(4, 4.0), trial(3, 3.0), trial(2, 2.0, 1.0, status="ok"), trial(1, 1.0)], False, "t0004"),
+        ([trial(1, status="oom"), trial(2, status="oom"), trial(3, status="oom"), trial(4, 1.0)], False, None),
+        ([trial(i, float(i)) for i in (6, 5, 4, 3)] + [trial(2, 2.0, 1.0, status="ok"), trial(1, 1.0)], True, "t0004"),
     ],
     ids=[
-        "none", "a part of a group", "the last group is smaller", "the best of a group", "one still runs",
+        "none", "a part of a group", "all are fewer than a group", "the best of a group", "one still runs",
         "the best goes on", "one of a group is enough", "a failed one is replaced", "failures and NaN are not chosen",
-        "a group of failures", "groups by number",
+        "those left over continue none", "groups by number",
     ],
 )  # fmt: skip
 def test_the_best_of_every_group_continues(trials, may_draw, chosen):

@@ -15,7 +15,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import messages, optuna_proposer, sampling
+from tunediff.tuning import optuna_proposer, sampling
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -101,7 +101,7 @@ def test_oom_by_other_processes_is_no_lesson(make):
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     memory = {"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0}
-    messages.end(searcher.proposer.experiment / "trials" / "t0000", End("oom", "why", memory=memory))
+    Journal(searcher.proposer.experiment / "trials" / "t0000").end_trial(End("oom", "why", memory=memory))
     searcher.on_trial_complete("a", {})
     assert record.read_trial(searcher.proposer.experiment / "trials" / "t0000").end.memory == memory
     assert study(searcher)[0].state.name == "FAIL"
@@ -111,7 +111,7 @@ def test_an_error_whose_message_says_died_is_a_lesson(make):
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    messages.end(suggestion["spec"].folder, End("error", "ValueError: the sampler died 2 times"))
+    Journal(suggestion["spec"].folder).end_trial(End("error", "ValueError: the sampler died 2 times"))
     searcher.on_trial_complete("a", {})
     assert (study(searcher)[0].state.name, study(searcher)[0].user_attrs["penalty"]) == ("COMPLETE", True)
 

@@ -23,7 +23,7 @@ from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import Unit
 from tunediff.core.point import quantities
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import PAUSED, TrialRecord
 from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
@@ -304,7 +304,7 @@ def disturbed(trial: TrialRecord) -> bool:
 
 def failed(trial: TrialRecord) -> bool:
     """Return whether a trial ran and ended without a result, unless it was only stopped early."""
-    return trial.status not in (None, "ok", "pruned", "skipped")
+    return trial.status not in (None, PAUSED, "ok", "pruned", "skipped")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

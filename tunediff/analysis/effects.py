@@ -19,7 +19,7 @@ from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
 from tunediff.core.text import number
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import PAUSED, TrialRecord
 from tunediff.search_space import Dimension
 
 BINS = 5
@@ -130,9 +130,9 @@ def failures_table(results: Results) -> pd.DataFrame:
     """Return one row per status and reason other than ok: status, count, first reason, names of the trials."""
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for trial in results.trials:
-        if trial.status in (None, "ok"):
+        if trial.status in (None, PAUSED, "ok"):
             continue
-        reason = trial.reason if trial.status != "pruned" else "stopped early by the scheduler"
+        reason = trial.reason if trial.status != "pruned" else "stopped early"
         # Numbers differ between trials; without them, equal causes have equal reasons.
         key = (trial.status, re.sub(r"\d+(\.\d+)?", "#", reason)[:80])
         kinds.setdefault(key, (reason, []))[1].append(trial.name)

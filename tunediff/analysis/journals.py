@@ -79,7 +79,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
     _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")
     _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
     _must(all(map(is_number, (trial.started, trial.ended, trial.last_written))), "time")
-    _must(trial.status is None or trial.status in trial_record.STATUSES, f"status {trial.status!r}")
+    _must(trial.end is None or trial.end.status in trial_record.STATUSES, f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
     _must(trial.unit in UNITS, f"unit {trial.unit!r}")

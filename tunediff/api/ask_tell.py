@@ -6,6 +6,7 @@ The folder, the journals and the proposals are those of `tunediff.run_search`; o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import threading
@@ -101,6 +102,8 @@ class AskTellStudy:
 
     def __init__(self, folder: Path, space: SearchSpace) -> None:
         """Made by `open_study`; takes the folder's lock."""
+        if space.early_stopping == "pause":  # whoever runs the trials has no way to continue one
+            space = dataclasses.replace(space, early_stopping="none")
         self.folder, self.space = folder, space
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         with contextlib.ExitStack() as stack:

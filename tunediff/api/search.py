@@ -202,7 +202,8 @@ def run_search(
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, confirm: int | None = None, seed: int | None = None,
     address: str | None = None, cpus: int | None = None, gpus: int | None = None, warm_start: str | None = None,
-    track: str | None = None, check: bool = True, force: bool = False, background: bool = False, progress: bool = True,
+    early_stopping: str | None = None, track: str | None = None, check: bool = True, force: bool = False,
+    background: bool = False, progress: bool = True,
 ) -> Search:  # fmt: skip
     """Search for the configuration with the best result for its training seconds; return the finished search.
 
@@ -221,6 +222,7 @@ def run_search(
         address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own.
         cpus, gpus: How much of this machine to use. Default: all.
         warm_start: An earlier search whose trials this one knows already.
+        early_stopping: `asha`, `median`, `pause` or `none`; default: the search file's.
         track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run (docs/how-to/trackers.md).
         check: Try a workload of your own with two steps and one evaluation first.
         force: Start what would take over 30 days, 100,000 trials or the whole disk.
@@ -241,7 +243,7 @@ def run_search(
     options = SearchOptions(
         words=[*named, *words(knobs)], name=name, storage=place, trials=trials, budget=duration(budget), unit=unit,
         total=duration(total), confirm=confirm, seed=seed, address=address, cpus=cpus, gpus=gpus,
-        warm_start=warm_start, track=track, no_check=not check, force=force,
+        warm_start=warm_start, early_stopping=early_stopping, track=track, no_check=not check, force=force,
     )  # fmt: skip
     return _run(options, background, progress)
 

@@ -48,6 +48,7 @@ class SearchOptions:
     gpus: int | None = None
     resume: str | None = None
     warm_start: str | None = None
+    early_stopping: str | None = None
     track: str | None = None
     no_check: bool = False
     force: bool = False
@@ -202,8 +203,8 @@ def _check_energy(space: SearchSpace) -> None:
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
     fixed = (options.seed, options.confirm)
-    others = options.words or options.name or options.budget or options.unit or options.warm_start
-    if others or any(value is not None for value in fixed):
+    others = (options.words, options.name, options.budget, options.unit, options.warm_start, options.early_stopping)
+    if any(others) or any(value is not None for value in fixed):
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
@@ -243,8 +244,8 @@ def _new(options: SearchOptions) -> SearchRequest:
     if options.warm_start is not None:
         earlier = search_space.folder_of(options.warm_start, storage)
         content["warm_start"] = str(search_space.of_search(earlier).parent)
-    if options.track is not None:
-        content["track"] = options.track
+    asked = {"track": options.track, "early_stopping": options.early_stopping}
+    content |= {key: value for key, value in asked.items() if value is not None}
     narrowed = search_space.narrow(content, str(path), path.parent, words)
     for notice in narrowed.notices:
         log.info(notice)

@@ -17,7 +17,7 @@ from tunediff.config import Configuration, Values
 from tunediff.core import environment
 from tunediff.core.clock import UnitName
 from tunediff.core.point import Point
-from tunediff.core.trial_record import JOURNAL, End, events
+from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events
 
 
 class Journal:
@@ -65,6 +65,15 @@ class Journal:
     def end(self, end: End) -> None:
         """Write that the trial has ended."""
         self.write("end", **end.line)
+
+    def end_trial(self, end: End) -> None:
+        """Write the end of a trial that will not be run again, so its checkpoint goes, whole or half-written.
+
+        Until the end is on disk a restart needs the checkpoint.
+        """
+        self.end(end)
+        for left in (*self.folder.glob(CHECKPOINT), *self.folder.glob(f".{CHECKPOINT}.*")):
+            left.unlink(missing_ok=True)
 
     def write(self, event: str, **content: Any) -> None:
         """Append one line and wait until the disk has it."""

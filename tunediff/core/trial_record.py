@@ -37,6 +37,10 @@ STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 loss or weights not finite; `timeout`: past its deadline; `error`: anything else, with a reason; `skipped`:
 never run, because another trial has shown that it would fail."""
 
+PAUSED = "paused"
+"""The status of a trial that has not ended, but waits for the search to continue it."""
+COUNTED = (*STATUSES, PAUSED, "unfinished")
+"""What results count trials by."""
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
@@ -126,13 +130,15 @@ class TrialRecord:
     """Unix time of the last line of the journal."""
     paused: bool = False
     """Whether it waits, with a checkpoint at its last point, for the search to continue it."""
+    paused_at: int = 0
+    """Index of the point at which it was paused last; 0: never."""
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
 
     @property
     def status(self) -> str | None:
-        """Return one of `STATUSES`; None: not finished."""
-        return self.end.status if self.end is not None else None
+        """Return one of `STATUSES`, or `PAUSED`; None: not finished."""
+        return self.end.status if self.end is not None else PAUSED if self.paused else None
 
     @property
     def reason(self) -> str:
@@ -269,7 +275,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "final":
             final = event
         elif kind == "paused":
-            record.paused = True
+            record.paused, record.paused_at = True, event["index"]
         elif kind == "end":
             record.end, record.ended, record.paused = End.of(event), when, False
     # The final evaluation belongs to the last point, unless training has continued since.

@@ -70,7 +70,7 @@ class Heartbeat:
         """
         self._following.read()
         trials = self._following.trials
-        running = [trial for trial in trials if not trial.finished]
+        running = [trial for trial in trials if trial.status is None]
         if not running and (ended := len(trials) - self._before):
             return f"{text.pluralize(ended, 'run')} ended, none is under way"
         if not running:

@@ -23,7 +23,7 @@ from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
 from tunediff.core import text
 from tunediff.core.progress import EventLines
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import PAUSED, TrialRecord
 from tunediff.report.console import Console
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
@@ -76,12 +76,14 @@ class LiveTable(Console):
         results = self.results
         # Order of the rows: running trials, results by rank with the baseline's repeats, then the rest, newest first.
         ranks = {trial.name: rank for rank, trial in enumerate(results.ranked, 1)}
-        running = [trial for trial in results.trials if not trial.finished]
-        rest = [trial for trial in results.trials if trial.finished and trial.name not in ranks]
+        running = [trial for trial in results.trials if trial.status is None]
+        rest = [trial for trial in results.trials if trial.status is not None and trial.name not in ranks]
         again = {trial.name: trial for trial in rest if results.repeats(trial) and trial.status == "ok"}
         base = results.baseline
         ranked = [row for trial in results.ranked for row in (trial, *(again.values() if trial is base else ()))]
-        rows = [*running, *ranked, *(trial for trial in reversed(rest) if trial.name not in again)]
+        paused = [trial for trial in rest if trial.status == PAUSED]
+        left = [trial for trial in reversed(rest) if trial.name not in again and trial.status != PAUSED]
+        rows = [*running, *ranked, *paused, *left]
         ranks = ranks if self.space.seeds == 1 else {}  # with several seeds ranks belong to configurations
         noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}
         legend = ""
@@ -103,8 +105,8 @@ class LiveTable(Console):
             grid.add_column(head_, justify="right" if right else "left", no_wrap=True)
         for trial, line in zip(rows, lines, strict=False):
             grid.add_row(*(line[name] for name in heads), style=_style(trial, ranks))
-        left = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
-        return Group(head, grid, Text(left, style="dim")) if rows else head
+        more = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
+        return Group(head, grid, Text(more, style="dim")) if rows else head
 
     def _fit(self, lines: list[dict[str, str]]) -> dict[str, str]:
         """Return the headings of the columns that fit the terminal, by name, and shorten the changes in `lines`."""
@@ -153,7 +155,8 @@ class LiveTable(Console):
         values = [value for _, value in curve(trial, results.metric)]
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
-        status = trial.status or f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
+        reached = f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
+        status = reached if trial.status is None else f"{PAUSED} {reached}" if trial.status == PAUSED else trial.status
         rates = {} if results.by_rate else {f"{results.unit}/s": f"{rate:.0f}" if rate is not None else ""}
         return {
             "trial": self._called(trial.name),
@@ -174,7 +177,7 @@ class LiveTable(Console):
 
 def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:
     if not trial.finished:
-        return "cyan"
+        return "cyan" if trial.status is None else ""
     return "bold green" if ranks.get(trial.name) == 1 else ("" if trial.status == "ok" else "dim")
 
 

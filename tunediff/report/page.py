@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from tunediff.core.environment import hardware
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
+from tunediff.core.trial_record import PAUSED
 from tunediff.report.context import ReportContext, protocol
 from tunediff.report.files import FOLDER, Figures, Files, listed
 from tunediff.report.html import Html, el, join, page
@@ -84,10 +85,11 @@ def _head(context: ReportContext) -> Html:
 def _state(context: ReportContext) -> str:
     """Return whether the search is over, how many trials ended, and when the report was written."""
     trials, planned = context.results.trials, context.results.space.budget.trials
-    begun = sum(not trial.finished for trial in trials)
-    count = f"{len(trials) - begun:,} of {pluralize(planned, 'trial')} ended"
+    begun, paused = (sum(trial.status == status for trial in trials) for status in (None, PAUSED))
+    ended = len(trials) - begun - paused
+    count = f"{ended:,} of {pluralize(planned, 'trial')} ended" + f", {paused} paused" * bool(paused)
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
-    if len(trials) - begun >= planned:
+    if ended >= planned:
         return f"finished · {count} · {written}"
     if not context.sessions:
         return f"{count} · {written}"

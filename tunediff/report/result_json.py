@@ -57,7 +57,7 @@ def search(
         "cost_metric": results.space.cost,
         "seeds": results.space.seeds,
         "trials": len(results.trials),
-        "statuses": {status: statuses[status] for status in (*record.STATUSES, "unfinished")},
+        "statuses": {status: statuses[status] for status in record.COUNTED},
         "headline": headline(evidence),
         **best_and_baseline(evidence),
         **_speedup(evidence, best, block),

@@ -89,7 +89,7 @@ def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()
     block: dict[str, Any] = {
         "search": results.folder.name,
         "trials": len(results.trials),
-        **{status: statuses[status] for status in (*record.STATUSES, "unfinished") if status in statuses},
+        **{status: statuses[status] for status in record.COUNTED if status in statuses},
     }
     if best is not None:
         block |= _best(evidence) | _speedup(evidence, best) | verdicts.noise_block(evidence)

@@ -129,7 +129,7 @@ def parse(
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
     metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
-    _check_together(file, kind, cost, source)
+    _check_together(file, kind, metric, cost, source)
     limits = {**file.budget, **(budget or {})}
     space = SearchSpace(
         **{field.name: getattr(file, field.name) for field in dataclasses.fields(RunOptions)},
@@ -187,7 +187,7 @@ def _kind(file: File, source: str) -> str:
     return kinds[0]
 
 
-def _check_together(file: File, kind: str, cost: str | None, source: str) -> None:
+def _check_together(file: File, kind: str, metric: Metric, cost: str | None, source: str) -> None:
     """Raise `ConfigError` for keys that contradict each other."""
     drawn, stops = kind == "search", file.early_stopping != "none"
     stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
@@ -198,6 +198,8 @@ def _check_together(file: File, kind: str, cost: str | None, source: str) -> Non
             cost is not None and stops,
         "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
             file.seeds is not None and drawn,
+        f"{stopping} for {RATE.name}: such trials keep no checkpoint; allowed: none, asha, median":
+            metric == RATE and file.early_stopping == "pause",
         f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
         "confirm: belongs to searches of one seed; seeds: repeats every point already":
             file.seeds is not None and file.confirm is not None,

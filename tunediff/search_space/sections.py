@@ -21,7 +21,9 @@ MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
 Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
+EarlyStopping = Literal["none", "asha", "median", "pause"]
 Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
+EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
 COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices, energy and price."""
 T = TypeVar("T")
@@ -77,11 +79,12 @@ class Confirm:
 class RunOptions:
     """Keys of a search file that set directly how trials run."""
 
-    early_stopping: Literal["none", "asha", "median"] = "none"
+    early_stopping: EarlyStopping = "none"
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     fresh: Bool = False  # every trial runs in new worker processes
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
+    paused_gib: Annotated[Float, Gt(0.0)] = 10.0  # disk for checkpoints of paused trials; beyond it the worst one ends
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
     warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
     track: Service | None = None  # the service that shows every trial as a run

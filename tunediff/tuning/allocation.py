@@ -48,9 +48,9 @@ class AllocationRule(Protocol):
 class BestOfGroup:
     """Train every trial to its first point; then continue the best one of every `size` trials to its end.
 
-    A group is `size` trials by their numbers, the baseline's runs not counted; the last one may be smaller. A trial
-    that was continued and failed before its second point is replaced by the next best. Source of the rule: «one
-    epoch, then the best k», arXiv 2307.15422.
+    A group is `size` trials by their numbers, the baseline's runs not counted. Those that are left over continue none,
+    unless they are all there are. A trial that was continued and failed before its second point is replaced by the next
+    best. Source of the rule: «one epoch, then the best k», arXiv 2307.15422.
     """
 
     def __init__(self, space: SearchSpace, size: int = 6) -> None:
@@ -67,12 +67,17 @@ class BestOfGroup:
         )
         for first in range(0, len(compared), self._size):
             group = compared[first : first + self._size]
-            if len(group) < self._size and may_draw:
+            if len(group) < self._size and (may_draw or first):
                 return None
             paused = [trial for trial in group if trial.paused]
             if paused and all((trial.paused or trial.finished) and len(trial.points) <= 1 for trial in group):
                 return min(paused, key=lambda trial: loss(self._space, trial)).name
         return None
+
+
+def default_rule(space: SearchSpace) -> AllocationRule:
+    """Return the rule of a search with `early_stopping: pause`."""
+    return BestOfGroup(space)
 
 
 def is_baseline(space: SearchSpace, drawn: Values) -> bool:

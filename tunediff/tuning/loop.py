@@ -14,8 +14,9 @@ from ray.tune.search import Searcher as RaySearcher
 
 from tunediff.core import environment
 from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning import messages, trial
+from tunediff.tuning import trial
 from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.stopping import ended_early
@@ -39,8 +40,9 @@ class Proposer(Protocol):
 class Dispatcher:
     """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node, goes before others."""
 
-    def __init__(self, proposer: Proposer, pool: Pool) -> None:
-        self._proposer, self._pool = proposer, pool
+    def __init__(self, proposer: Proposer, pool: Pool, pauses: bool = False) -> None:
+        """`pauses`: a trial may end paused, and what runs now decides whether the proposer has more to propose."""
+        self._proposer, self._pool, self._pauses = proposer, pool, pauses
         self._waiting: list[TrialSpec] = []
         self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
         self._exhausted = False
@@ -48,7 +50,7 @@ class Dispatcher:
     @property
     def over(self) -> bool:
         """Return whether no further trial will come; one that runs may yet lose its node."""
-        return self._exhausted and not self._waiting and not (self._began and self._pool.unsteady)
+        return self._exhausted and not self._waiting and not (self._began and (self._pool.unsteady or self._pauses))
 
     def start(self) -> TrialSpec | None:
         """Return the next trial, with its place; None: there is no room now, or no trial (any more)."""
@@ -79,6 +81,7 @@ class Dispatcher:
             self._waiting.insert(0, spec)
             return False
         self._proposer.tell(spec, record.read_trial(spec.folder), wall_s)
+        self._exhausted = self._exhausted and not self._pauses
         return True
 
 
@@ -106,7 +109,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def __init__(self, proposer: OptunaProposer, pool: Pool) -> None:
         super().__init__("objective", proposer.space.mode)
-        self.proposer, self._dispatcher = proposer, Dispatcher(proposer, pool)
+        self.proposer = proposer
+        self._dispatcher = Dispatcher(proposer, pool, pauses=proposer.pausing is not None)
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
@@ -123,6 +127,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if self.broken is None:
             try:
                 spec = self._dispatcher.start()
+                if spec is None and self._dispatcher.over:
+                    self.proposer.end_paused()
             except self.proposer.FAULTS as error:
                 self.broken = error
         if spec is None:
@@ -148,11 +154,11 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def _settle(self, spec: TrialSpec, error: bool) -> None:
         """Write the end of a trial where its workers neither did nor will: it was stopped early, or lost its driver."""
         trial_record = settled(spec.folder, self.proposer.space.baseline.evaluation.points)
-        if record.was_lost(spec.folder) or (trial_record is not None and trial_record.finished):
+        if record.was_lost(spec.folder) or (trial_record is not None and trial_record.status is not None):
             return
         # The probe is small: a disk that is too full for a checkpoint may have room for it.
         experiment = self.proposer.experiment
         if error and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder)) is not None:
             raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
         died = End("error", "its driver died", process_died=True)
-        messages.end(spec.folder, died if error else ended_early(self.proposer.space, trial_record))
+        Journal(spec.folder).end_trial(died if error else ended_early(self.proposer.space, trial_record))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Literal
 
 import ray
 
-from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 from tunediff.tuning.trial_spec import TrialSpec
@@ -25,16 +22,6 @@ class Assignment:
     """Identifies the job; see `Slot.submit`."""
     job: TrialSpec | None = None
     """None: leave."""
-
-
-def end(folder: Path, end: End) -> None:
-    """Write the end of a trial to its journal: it will not be run again, so its checkpoint goes, whole or half-written.
-
-    Raises `OSError`; until the end is on disk a restart needs the checkpoint.
-    """
-    Journal(folder).end(end)
-    for left in (*folder.glob(record.CHECKPOINT), *folder.glob(f".{record.CHECKPOINT}.*")):
-        left.unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, warm_start
+from tunediff.tuning.allocation import Decision
+from tunediff.tuning.pausing import Pausing, end_paused
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, open_file
 from tunediff.tuning.trial_spec import TrialSpec
@@ -56,6 +58,9 @@ class OptunaProposer:
         self.space, self.experiment, self._device = space, experiment, device
         self._started, self._spent_s = time.monotonic(), spent_s
         self._durations: list[float] = []
+        self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
+        self.pausing = Pausing(space, experiment) if space.early_stopping == "pause" else None
+        """The paused trials; None: this search pauses none."""
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
@@ -104,8 +109,12 @@ class OptunaProposer:
         self._tried.add(config, name)
         if trial_record is not None and trial_record.finished:
             self.study.tell(trial, trial_record, self._records)
+            return
+        spec = self._spec(name, trial, config, point)
+        if self.pausing is not None and trial_record is not None and trial_record.paused:
+            self.pausing.add(spec)
         else:
-            self._unfinished.append(self._spec(name, trial, config, point))
+            self._unfinished.append(spec)
 
     def _enqueue(self) -> None:
         """Put the search file's points into the queue, unless they are there already or were run.
@@ -149,8 +158,22 @@ class OptunaProposer:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
             return self._unfinished.pop(0)
-        if self._time_is_up():
-            return None
+        if self.pausing is not None:
+            return self._draw_or_continue(self.pausing)
+        return None if self._time_is_up() else self._draw_new()
+
+    def _draw_or_continue(self, pausing: Pausing) -> TrialSpec | None:
+        """Return a new trial or a paused one, as the rule decides; None: neither, while no trial is told."""
+        may_draw = self._next < self.space.budget.trials and not self._time_is_up()
+        name = pausing.next_trial(may_draw)
+        if name is None and may_draw:
+            if (spec := self._draw_new()) is not None:
+                return spec
+            name = pausing.next_trial(may_draw=False)  # the space is used up
+        return None if name is None or self._time_is_up(pausing.left(name)) else pausing.take(name)
+
+    def _draw_new(self) -> TrialSpec | None:
+        """Return a new trial; None: the space or the number of trials is used up."""
         sampler = self.study.optuna.sampler
         try:
             return self._draw()
@@ -212,23 +235,41 @@ class OptunaProposer:
         assert trial_record is not None
         self.study.tell(self._trials.pop(spec.name), trial_record, self._records)
 
-    def _time_is_up(self) -> bool:
-        """Return whether another trial would not end within `budget: total`, less what is kept for confirming runs."""
+    def _time_is_up(self, share: float = 1.0) -> bool:
+        """Return whether that share of a trial does not fit into `budget: total`, less what is for confirming runs."""
         if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.longest_s])
         # Without a second trial there is nothing to confirm; and trials get at least half of the limit.
         runs = self.space.confirming_reserve if len(self._durations) > 1 else 0
         spent = self._spent_s + (time.monotonic() - self._started)
-        return spent + expected > total - min(runs * expected, total / 2)
+        return spent + share * expected > total - min(runs * expected, total / 2)
 
     # ---- how a trial goes
+    def decide(self, spec: TrialSpec, result: Mapping[str, Any]) -> Decision:
+        """Return what a trial does after a point. Keep the point if it does not go on: Tune then reports it to nobody.
+
+        Raises `OSError` if a pause cannot be written.
+        """
+        assert self.pausing is not None
+        decision = self.pausing.after_point(spec.name, int(result.get("index", 0)))
+        if decision is not Decision.GO_ON:
+            self.report(spec, result)
+        return decision
+
     def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
         """Keep a point of a trial's curve in the study."""
         self.study.report(self._trials[spec.name], result)
 
     def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
-        """Report to Optuna how a trial ended; no record: its driver died before it began."""
+        """Report to Optuna how a trial ended, unless it is paused; no record: its driver died before it began."""
+        wall_s += self._before_pause_s.pop(spec.name, 0.0)
+        if self.pausing is not None and trial_record is not None and trial_record.paused:
+            self._before_pause_s[spec.name] = wall_s
+            self.pausing.add(spec)
+            for name, reason in self.pausing.beyond_disk_limit():
+                self._end_paused(self.pausing.take(name), reason)
+            return
         self._durations.append(wall_s)
         trial = self._trials.pop(spec.name)
         if trial_record is None:
@@ -236,3 +277,17 @@ class OptunaProposer:
             return
         self._records.append(trial_record)
         self.study.tell(trial, trial_record, self._records)
+
+    def end_paused(self) -> None:
+        """End the trials that are still paused at the end of the search as `pruned`."""
+        if (pausing := self.pausing) is not None:
+            for spec in pausing.specs:
+                reason = pausing.reason_never_continued(spec.name)
+                self._end_paused(pausing.take(spec.name), reason)
+
+    def _end_paused(self, spec: TrialSpec, reason: str) -> None:
+        end_paused(spec, reason)
+        trial_record = record.read_trial(spec.folder)
+        assert trial_record is not None
+        self._records.append(trial_record)
+        self.study.tell(self._trials.pop(spec.name), trial_record, self._records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -14,8 +14,9 @@ from tunediff.analysis.noise import pooled
 from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.allocation import is_baseline
+from tunediff.tuning.allocation import Decision, is_baseline
 from tunediff.tuning.trial import SPEC, reported
+from tunediff.tuning.trial_spec import TrialSpec
 
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
@@ -140,6 +141,27 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         self._rule.on_trial_complete(controller, trial, result)
 
 
+class PausingScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Stop a trial that pauses: the searcher suggests it again when it goes on.
+
+    Tune has a PAUSE of its own. It keeps the trial's parameters, which name the slot and its devices; the trial would
+    have to go on there, and only in the same session.
+    """
+
+    def __init__(self, decide: Callable[[TrialSpec, Mapping[str, Any]], Decision]) -> None:
+        """`decide`: see `OptunaProposer.decide`."""
+        super().__init__()
+        self._decide = decide
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # as in `BaselineExemptScheduler`
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        """Return whether a trial goes on after this point."""
+        goes_on = self._decide(trial.config[SPEC], result) is Decision.GO_ON
+        return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
+
+
 def _name_of(trial: Any) -> TrialName:
     return TrialName(trial.config[SPEC].name)
 
@@ -149,6 +171,8 @@ def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
     budget_s = trial_record.budget_s if trial_record is not None else None
     points = trial_record.points if trial_record is not None else []
     after = f" after {points[-1].train_s:.1f} s" if points else ""
+    if space.early_stopping == "pause":
+        return End("pruned", f"ended{after}: hardly any chance to become the best")
     grace_s = GRACE * (budget_s or space.longest_s)
     why = f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
     why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"

@@ -25,7 +25,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import cluster, messages
+from tunediff.tuning import cluster
 from tunediff.tuning.messages import Lost, get
 from tunediff.tuning.pool import PATIENCE_S
 from tunediff.tuning.resources import Placement
@@ -105,7 +105,7 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
         if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt, spec.group.size)) is None:
             continue
         if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
-            messages.end(folder, end)
+            Journal(folder).end_trial(end)
         return
 
 

@@ -69,6 +69,8 @@ class TrialSpec:
     keeps: bool = True
     """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again rather than
     continued, and its weights are worth nothing."""
+    pauses: bool = False
+    """Whether the search pauses trials; it alone then ends a trial that was stopped, which may go on later."""
     fresh: bool = False
     """Whether it needs processes that have trained nothing, which then train nothing else."""
     profile_steps: int = 0
@@ -102,6 +104,7 @@ class TrialSpec:
         return cls.of(
             experiment, name, config, drawn, space.budget, space.fresh, metric=space.metric, mode=space.mode,
             evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
+            pauses=space.early_stopping == "pause",
         )  # fmt: skip
 
     @functools.cached_property

@@ -39,7 +39,7 @@ from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import Outcome, run
-from tunediff.tuning import cluster, messages
+from tunediff.tuning import cluster
 from tunediff.tuning.messages import Lost, get
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -171,7 +171,8 @@ def _conclude(
     if world.main and draining and result.end.status == "pruned":
         # Its checkpoint is written, and its driver continues it on other nodes.
         ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
-    elif world.main:
+    elif world.main and not (job.pauses and result.end.status == "pruned"):
+        # A stopped trial of a search that pauses is paused, or goes on elsewhere by now: the search knows, and ends it.
         _end(job, serial, slot, result.end)
 
 
@@ -186,7 +187,7 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
 def _end(job: TrialSpec, serial: str, slot: Any, end: End) -> None:
     """Write the end of the trial to its journal, then report it to its driver."""
     with contextlib.suppress(OSError):  # the driver still gets it
-        messages.end(job.folder, end)
+        Journal(job.folder).end_trial(end)
         (job.folder / DOING).unlink(missing_ok=True)
     ray.get(slot.post.remote(serial, end))
 
