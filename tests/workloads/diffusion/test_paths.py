@@ -14,9 +14,11 @@ from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import knobs, methods, options, timesteps, unet
+from tunediff.workloads.diffusion import knobs, methods, options, timesteps, unet, weighting
 from tunediff.workloads.diffusion.levels import mix, solver_levels
+from tunediff.workloads.diffusion.objective import Objective
 from tunediff.workloads.diffusion.process import Diffusion, Predict
+from tunediff.workloads.diffusion.timesteps import wiener
 
 PROCESSES = [
     knobs.Process(path=path, schedule=schedule, prediction=prediction, sigma_data=deviation)  # type: ignore[arg-type]
@@ -165,6 +167,20 @@ def test_log_normal_draws_the_logarithm_of_sigma(process: knobs.Process, mean: f
         below = p[logs < mean + quantile * std].sum().item()
         assert below == pytest.approx(torch.special.ndtr(torch.tensor(quantile)).item(), abs=0.01)
     assert (methods.LogNormal().mean, methods.LogNormal().std) == (-1.2, 1.2)
+
+
+@every_process
+def test_wiener_and_weightings_mean_the_same_noise_levels_and_objective(process: knobs.Process) -> None:
+    diffusion = Diffusion(process)
+    sampler = timesteps.build(methods.Wiener(), diffusion, 1, alone("cpu"))
+    x0 = 0.5 * torch.randn(wiener.LEARNED_FROM, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    sampler.sample(x0, torch.Generator().manual_seed(0))
+    p, log_snr = sampler.probabilities(), diffusion.snr_table.log()
+    # White images of variance s² are half decided at SNR = 1/s².
+    assert (p * log_snr).sum().item() == pytest.approx(-math.log(0.25), abs=0.03)
+    objective = Objective(sampler, weighting.build(methods.P2(), diffusion), diffusion)
+    expected = p / (1 + diffusion.snr_table)
+    torch.testing.assert_close(objective.effective_weight(), expected / expected.mean())
 
 
 def test_the_network_is_told_what_schedulers_of_diffusers_tell() -> None:
