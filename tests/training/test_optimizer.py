@@ -1,18 +1,26 @@
-"""AdamW, its schedule, and how its step runs."""
+"""Optimizers by name, their schedule, and how their step runs."""
 
+import copy
+import importlib.util
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from tests.helpers import assert_equal, tiny, train, weights
+from tests.helpers import Dies, KilledError, assert_equal, ranks, tiny, train, weights
+from tunediff import config as cfg
+from tunediff.config import ConfigError
 from tunediff.training import optimizer as adam
-from tunediff.training.knobs import Optimizer
+from tunediff.training import state
+from tunediff.training.ema import ScheduleFreeAverage
+from tunediff.training.knobs import Adam, AdamW, ScheduleFree, Sgd
+
+NAMES = ("adamw", "muon", "adam", "sgd", "schedule_free")
 
 
 def learning_rate(progress, batch_size=128, **knobs):
-    return adam.learning_rate(Optimizer(lr=1e-3, **knobs), batch_size, progress)
+    return adam.learning_rate(AdamW(lr=1e-3, **knobs), batch_size, progress)
 
 
 def test_learning_rate_follows_the_budget():
@@ -34,14 +42,14 @@ def test_learning_rate_scales_with_the_batch(scaling, factor):
 
 
 def test_every_group_gets_the_rate_of_the_moment():
-    decayed, undecayed = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    section = Optimizer(lr=1e-3, warmup=0.2, weight_decay=0.1, beta2=0.9)
-    optimizer = adam.build(section, 128, [decayed], [undecayed])
+    decayed, undecayed = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
+    section = AdamW(lr=1e-3, warmup=0.2, weight_decay=0.1, beta2=0.9)
+    optimizer = adam.build(section, 128, decayed, [undecayed])
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.9)] * 2
     adam.set_learning_rate(optimizer, section, 128, 0.1)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([5e-4, 5e-4])
-    assert len(adam.build(section, 128, [decayed], []).param_groups) == 1
+    assert len(adam.build(section, 128, decayed).param_groups) == 1
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,7 @@ def test_every_group_gets_the_rate_of_the_moment():
 )
 def test_implementation(implementation, foreach, fused):
     section = tiny(optimizer__implementation=implementation).knobs.optimizer
-    optimizer = adam.build(section, 128, [nn.Parameter(torch.zeros(2))], [])
+    optimizer = adam.build(section, 128, nn.Linear(2, 2))
     assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (foreach, fused)
 
 
@@ -58,3 +66,125 @@ def test_implementations_agree():
     found = [weights(train(tiny(optimizer__implementation=kind))) for kind in ("foreach", "fused", "for_loop")]
     assert_equal(found[0], found[1], rtol=1e-3, atol=1e-5)
     assert_equal(found[0], found[2], rtol=1e-3, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ every optimizer
+def of(name, **values):
+    return tiny(optimizer__name=name, **{"optimizer__lr": 1e-2 if name == "sgd" else 1e-3} | values)
+
+
+def losses(name, steps=100):
+    return [point.loss for point in train(of(name, evaluation__points=4), samples=16 * steps).points]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_learns(name):
+    found = losses(name)
+    assert found[-1] < 0.8 * found[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_restores_every_optimizer_exactly(name, tmp_path):
+    config = of(name, weighting__name="uncertainty")
+    whole = train(config, folder=tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(config, folder=tmp_path / "killed", observer=Dies())
+    again = train(config, folder=tmp_path / "killed")
+    assert_equal(weights(whole), weights(again))
+    kept = [state.load(tmp_path / folder)["kept"] for folder in ("whole", "killed")]
+    assert_equal(*kept)
+
+
+SHARED_OUT = [(name, "ddp") for name in NAMES[1:]]
+SHARED_OUT += [("muon", "pipeline"), ("sgd", "fsdp"), ("schedule_free", "fsdp")]
+
+
+def of_all(world):
+    """What each optimizer learns, by name and strategy."""
+    found = {}
+    for name, strategy in SHARED_OUT:
+        config = of(name, parallel__workers=2, parallel__strategy=strategy)
+        found[name, strategy] = weights(train(config, samples=16 * 10, world=world))
+    return found
+
+
+def test_two_ranks_learn_by_every_optimizer_what_one_learns(tmp_path):
+    alone = {name: weights(train(of(name), samples=16 * 10)) for name in NAMES[1:]}
+    for found in ranks(of_all, tmp_path):
+        for (name, _), learned in found.items():
+            assert_equal(learned, alone[name], rtol=1e-3, atol=1e-4)
+
+
+def test_optimizers_get_their_knobs():
+    sgd = adam.build(Sgd(momentum=0.8, nesterov=False, implementation="foreach"), 128, nn.Linear(1, 1)).param_groups[0]
+    assert (sgd["lr"], sgd["momentum"], sgd["nesterov"], sgd["foreach"], sgd["fused"]) == (0.1, 0.8, False, True, False)
+    adamw = adam.build(AdamW(beta2=0.99, weight_decay=0.05), 128, nn.Linear(1, 1)).param_groups[0]
+    assert (adamw["betas"], adamw["weight_decay"], adamw["fused"]) == ((0.9, 0.99), 0.05, True)
+    assert type(adam.build(Adam(), 128, nn.Linear(1, 1))) is torch.optim.Adam
+    free = adam.build(ScheduleFree(beta1=0.95, lr=2e-3), 128, nn.Linear(1, 1)).param_groups[0]
+    assert (free["lr"], free["betas"], free["train_mode"]) == (2e-3, (0.95, 0.999), True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optimizer.name": "muon", "parallel.strategy": "fsdp", "parallel.workers": 2},
+         "optimizer.name: 'muon' is not allowed: parallel.strategy = fsdp leaves each process a part of a matrix"),
+        ({"optimizer.name": "sgd", "optimizer.momentum": 0.0}, "optimizer.nesterov: True is not allowed"),
+        ({"optimizer.momentum": 0.5}, "optimizer.momentum: belongs to optimizer.name = muon"),
+        ({"optimizer.name": "schedule_free", "optimizer.decay": "cosine"}, "optimizer.decay: belongs to"),
+        ({"optimizer.name": "muonn"}, "did you mean muon?"),
+    ],
+)  # fmt: skip
+def test_refused_optimizers(values, message):
+    with pytest.raises(ConfigError) as error:
+        cfg.override(cfg.baseline("digits"), values)
+    assert message in str(error.value)
+
+
+def test_schedule_free_without_its_library_is_refused(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install tunediff\[schedulefree\]"):
+        of("schedule_free")
+
+
+def test_schedule_free_makes_the_average_of_ema_ineffective():
+    config = of("schedule_free", ema__half_life=0.2)
+    assert cfg.not_effective(config, "cpu")["ema.half_life"].startswith("optimizer.name = schedule_free")
+    assert cfg.effective(config, "cpu") == cfg.effective(of("schedule_free"), "cpu")
+
+
+def test_schedule_free_average_is_the_librarys_and_leaves_the_training_as_it_is():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = adam.build(ScheduleFree(lr=0.05), 128, network)
+    average = ScheduleFreeAverage(optimizer, network)
+    for _ in range(7):
+        network(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = copy.deepcopy(network.state_dict())
+    average.update(network)
+    assert_equal(trained, network.state_dict())
+    optimizer.eval()  # the library writes its average over the weights
+    assert_equal(average.state_dict(), network.state_dict(), rtol=1e-6, atol=1e-7)
+    assert not torch.equal(network[0].weight, trained["0.weight"])
+
+
+# ------------------------------------------------------------------------------------------------- configurations of it
+def test_files_that_predate_optimizer_name_are_adamw():
+    """A section without a name is that of AdamW, in files and in journals."""
+    config = cfg.baseline("digits")
+    old = {name: value for name, value in cfg.flat(config).items() if name != "optimizer.name"}
+    assert cfg.from_dict(cfg.nest(old), "old") == config
+
+
+def test_another_optimizer_keeps_what_means_the_same_in_it():
+    """AdamW's learning rate carries over to Muon, and not to SGD, whose default is another."""
+    config = tiny(optimizer__lr=3e-3, optimizer__warmup=0.1, optimizer__weight_decay=0.01)
+    muon, sgd = (cfg.override(config, {"optimizer.name": name}).optimizer for name in ("muon", "sgd"))
+    assert (muon.lr, muon.warmup, muon.weight_decay, muon.momentum) == (3e-3, 0.1, 0.01, 0.95)
+    assert (sgd.lr, sgd.warmup, sgd.weight_decay) == (0.1, 0.1, 0.01)
+    changed = cfg.override(config, {"optimizer.name": "muon"})
+    assert cfg.differences(changed, config) == {"optimizer.name": "muon"}
+    assert cfg.override(config, cfg.differences(changed, config)) == changed

@@ -140,6 +140,12 @@ class Schema:
                 members.setdefault(union, empty)[member].add(knob.name)
         return members
 
+    def kept_knobs(self, union: str, old: str, new: str) -> set[str]:
+        """Return the knobs that keep their values when `old` is replaced by `new`: both have them, with one default."""
+        defaults = {knob.name: knob.default for knob in self._all if knob.member == (union, old)}
+        others = [knob for knob in self._all if knob.member == (union, new) and knob.name in defaults]
+        return {knob.name for knob in others if knob.default == defaults[knob.name]}
+
     def knob(self, name: str, where: str) -> Knob:
         """Return the knob of that name. Raises `ConfigError` that lists the most similar names."""
         if name not in self.knobs:
@@ -159,9 +165,17 @@ class Schema:
         return self.type()
 
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
-        """Return the configuration of nested sections; missing knobs take their defaults. Raises `ConfigError`."""
+        """Return the configuration of nested sections; missing knobs take their defaults. Raises `ConfigError`.
+
+        A section that has become a union since it was written is taken for the union's first member.
+        """
+        content = dict(nested)
+        for union in self.members:
+            section_name, default = union.partition(".")[0], self.knobs[union].default
+            if isinstance(values := content.get(section_name), Mapping) and union.count(".") == 1:
+                content[section_name] = {"name": default, **values}
         try:
-            config = self._adapter.validate_python(dict(nested))
+            config = self._adapter.validate_python(content)
         except pydantic.ValidationError as error:
             raise ConfigError("\n".join(self._explain(detail, where) for detail in error.errors())) from None
         if check:
@@ -300,16 +314,18 @@ def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> V
 def override(config: C, values: Mapping[str, Any], where: str = "override", check: bool = True) -> C:
     """Return a copy with knobs replaced by dotted name.
 
-    Another union member (`timesteps.name`) removes the knobs of the old one. With `check`, rules that join
-    several knobs are applied to the result. Raises `ConfigError` that names `where`, the knob, the value
-    and the allowed values.
+    Another union member (`timesteps.name`) removes the knobs of the old one, but for those that both have with one
+    default. With `check`, rules that join several knobs are applied to the result. Raises `ConfigError` that names
+    `where`, the knob, the value and the allowed values.
     """
     schema = config.schema
     values_now = flatten(schema.to_dict(config))
     for name, value in values.items():
         if schema.knob(name, where).name in schema.members and values_now[name] != value:
-            prefix = name.removesuffix("name")
-            values_now = {other: old for other, old in values_now.items() if not other.startswith(prefix)}
+            prefix, kept = name.removesuffix("name"), schema.kept_knobs(name, values_now[name], value)
+            values_now = {
+                other: old for other, old in values_now.items() if not other.startswith(prefix) or other in kept
+            }
     changed: C = schema.from_dict(nest({**values_now, **values}), where, check)
     return changed
 

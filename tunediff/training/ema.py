@@ -52,6 +52,38 @@ class Ema:
         self.model.load_state_dict(state)
 
 
+class ScheduleFreeAverage(Ema):
+    """The average that `optimizer.name: schedule_free` keeps, as a network of its own.
+
+    The library would write the average over the weights that are trained, and back for the next step, each time with a
+    rounding. Here the trained weights y stay; the average is x = y + (1 − 1/β1)·(z − y), with the optimizer's state z.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        super().__init__(knobs.Ema(), model)
+        self.optimizer = optimizer
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, progress: float = 1.0, delta: float = 0.0) -> None:
+        """Take over the optimizer's average; buffers are copied."""
+        states, beta1 = self.optimizer.state, self.optimizer.param_groups[0]["betas"][0]
+        y = [parameter.float() for parameter in _here(model)]
+        z = [_local(states.get(one, {}).get("z", one)).float() for one in model.parameters()]
+        torch._foreach_copy_(_here(self.model), torch._foreach_lerp(y, z, 1 - 1 / beta1))
+        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+            mine.copy_(buffer)
+
+
+def average(section: knobs.Ema, optimizer: torch.optim.Optimizer, model: nn.Module) -> Ema:
+    """Return the average of the weights that is evaluated and exported: the optimizer's own where it has one."""
+    own = type(optimizer).__name__ == "AdamWScheduleFree"
+    return ScheduleFreeAverage(optimizer, model) if own else Ema(section, model)
+
+
 def _here(model: nn.Module) -> list[Tensor]:
     """Return this rank's part of each parameter."""
-    return [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
+    return [_local(parameter) for parameter in model.parameters()]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

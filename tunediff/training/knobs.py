@@ -1,38 +1,137 @@
-"""Sections that our own workloads share: optimizer, its schedule, averaged weights. Imports no torch."""
+"""Sections that our own workloads share: optimizers, their schedule, averaged weights. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import importlib.util
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
 
-from tunediff.config.knobs import Float, section
+from tunediff.config.knobs import Bool, Float, Refusal, section
 
 
+# ---------------------------------------------------------------------------------------------------------- optimizers
 @section
-class Optimizer:
-    """AdamW and its schedule. The schedule follows the fraction of the budget that is spent, not a step count."""
+class Optimized:
+    """What all optimizers share. The schedule follows the fraction of the budget that is spent, not a step count."""
 
-    lr: Annotated[Float, Gt(0.0), Le(1.0)] = 2.0e-4
+    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 2.0e-4
     """Peak learning rate, before `optimizer.lr_scaling`."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Multiply the learning rate by (batch/128) or its square root, so that a search over the batch size is fair."""
-    beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
-    """Second-moment decay of Adam; the first-moment decay is 0.9."""
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
-    """Decoupled weight decay (AdamW)."""
+    """Weight decay: added to the gradient in `sgd` and `adam`, decoupled from it in the others."""
     warmup: Annotated[Float, Ge(0.0), Le(1.0)] = 0.02
-    """Fraction of the budget over which the learning rate rises linearly from zero."""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant (DDPM), or falling to zero at the end of the budget."""
-    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] = 1.0
-    """The gradient is scaled down to this global norm."""
+    """Fraction of the budget over which the learning rate rises; the usual one of `one_cycle` is 0.3."""
+    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = 1.0
+    """The gradient is scaled down to this global norm; null: never."""
+
+
+@section
+class Scheduled(Optimized):
+    """What optimizers share that need a schedule, and whose step torch implements in several ways."""
+
+    decay: Literal["constant", "linear", "cosine", "one_cycle"] = "constant"
+    """Learning rate after the warm-up, which rises in a line from zero: constant (DDPM), or falling to zero at the end
+    of the budget in a line or along a cosine (arXiv 1608.03983). `one_cycle` rises from 1/25 of the peak and falls to
+    1/250,000 of it, along cosines, as in torch (arXiv 1708.07120)."""
     implementation: Literal["foreach", "fused", "for_loop"] = "fused"
-    """How AdamW's step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop`
-    one tensor after the other. With precision.amp = fp16 on a GPU only `fused` goes on without waiting at each step for
-    whether the gradients are finite."""
+    """How the step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop` one
+    tensor after the other; in `muon` what AdamW updates. With precision.amp = fp16 on a GPU only `fused` goes on
+    without waiting at each step for whether the gradients are finite."""
 
 
+@section
+class _SecondMoment:
+    beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
+    """Decay of the mean of squared gradients; that of the mean of gradients, where it is no knob, is 0.9."""
+
+
+@section
+class AdamW(_SecondMoment, Scheduled):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
+
+    name: Literal["adamw"] = "adamw"
+
+
+@section
+class Adam(_SecondMoment, Scheduled):
+    """Adam whose weight decay is part of the gradient (Kingma & Ba 2015, arXiv 1412.6980)."""
+
+    name: Literal["adam"] = "adam"
+
+
+@section
+class Sgd(Scheduled):
+    """Stochastic gradient descent with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
+    momentum: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9
+    """Share of the running mean of gradients that a step keeps."""
+    nesterov: Bool = True
+    """Nesterov's momentum: the gradient counts once more after the momentum."""
+
+    def check(self, config: Any) -> None:
+        if self.nesterov and not self.momentum:
+            raise Refusal("optimizer.nesterov", "it is a kind of momentum, and optimizer.momentum = 0")
+
+    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        if self.implementation == "fused" and _divides_weights(config):
+            yield "optimizer.implementation", "torch's fused sgd takes no weights that parallel.strategy = fsdp divides"
+
+
+@section
+class Muon(_SecondMoment, Scheduled):
+    """Steps of weight matrices and of convolutions, taken as matrices, are made orthogonal (Jordan et al. 2024), and as
+    long as AdamW's (arXiv 2502.16982), so that its learning rate carries over. Norms, biases, embeddings, the first
+    convolution and the last layer are left to AdamW."""
+
+    name: Literal["muon"] = "muon"
+    momentum: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.95
+    """Share of the running mean of gradients that a step keeps; the gradient counts once more after it (Nesterov)."""
+
+    def check(self, config: Any) -> None:
+        if _divides_weights(config):
+            why = "parallel.strategy = fsdp leaves each process a part of a matrix, and muon needs the whole"
+            raise Refusal("optimizer.name", f"{why}; use ddp or pipeline")
+
+
+@section
+class ScheduleFree(_SecondMoment, Optimized):
+    """AdamW whose weights are averaged instead of its learning rate lowered (Defazio et al. 2024, arXiv 2405.15682), by
+    the library `schedulefree`. The average is what is evaluated and exported, in place of the one of `ema`."""
+
+    name: Literal["schedule_free"] = "schedule_free"
+    beta1: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.9
+    """How near to their average the weights are at which gradients are computed: 1 is the average itself."""
+
+    def check(self, config: Any) -> None:
+        if importlib.util.find_spec("schedulefree") is None:
+            raise Refusal("optimizer.name", "schedulefree is not installed; run: pip install tunediff[schedulefree]")
+
+    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        average = getattr(config, "ema", Ema())  # a classifier has none
+        for name in ("half_life", "max_decay"):
+            if getattr(average, name) != getattr(Ema(), name):
+                yield f"ema.{name}", "optimizer.name = schedule_free averages the weights itself"
+
+
+MEMORY_FREE_OPTIMIZER = tuple(
+    f"optimizer.{name}"
+    for name in ("lr", "lr_scaling", "weight_decay", "warmup", "decay", "clip_norm", "nesterov", "beta1", "beta2")
+)
+"""Knobs of optimizers that change no device memory. Momentum is not among them: SGD without it has no state."""
+Optimizer = Annotated[AdamW | Muon | Adam | Sgd | ScheduleFree, Field(discriminator="name")]
+
+
+def _divides_weights(config: Any) -> bool:
+    return bool(config.parallel.strategy == "fsdp" and config.parallel.workers > 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- average
 @section
 class Ema:
     """The averaged weights that are evaluated, sampled from and exported."""

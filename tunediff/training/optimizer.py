@@ -1,32 +1,42 @@
-"""AdamW and its schedule, for workloads that take theirs from the section `optimizer`."""
+"""Optimizers and their schedule, for workloads that take theirs from the section `optimizer`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from tunediff.training import knobs
+from tunediff.training.muon import Muon, groups_of
 
 
 def build(
-    section: knobs.Optimizer, batch_size: int, parameters: Iterable[nn.Parameter], undecayed: list[nn.Parameter]
+    section: knobs.Optimizer, batch_size: int, network: nn.Module, undecayed: list[nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
-    """Return AdamW as configured (Loshchilov & Hutter 2019), which is Adam without weight decay, for `parameters`."""
-    groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+    """Return the optimizer of a network, and of further parameters that do not decay; make it after `trial.prepare`."""
+    groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
+    if isinstance(section, knobs.Muon):
+        groups = groups_of(network)
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
-    return torch.optim.AdamW(
-        groups,
-        lr=peak_learning_rate(section, batch_size),
-        betas=(0.9, section.beta2),
-        weight_decay=section.weight_decay,
-        foreach=section.implementation == "foreach",
-        fused=section.implementation == "fused",
-    )
+    options: dict[str, Any] = {"lr": peak_learning_rate(section, batch_size), "weight_decay": section.weight_decay}
+    if isinstance(section, knobs.ScheduleFree):
+        from schedulefree import AdamWScheduleFree
+
+        free: Any = AdamWScheduleFree(groups, betas=(section.beta1, section.beta2), **options)
+        free.train()  # for good: `training.ema.ScheduleFreeAverage` leaves the weights where gradients are computed
+        return cast(torch.optim.Optimizer, free)
+    options |= {"foreach": section.implementation == "foreach", "fused": section.implementation == "fused"}
+    if isinstance(section, knobs.Sgd):
+        divided = any(hasattr(parameter, "to_local") for parameter in network.parameters())
+        options["fused"] = options["fused"] and not divided  # torch 2.15 has no fused SGD for them
+        return torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **options)
+    options["betas"] = (0.9, section.beta2)
+    if isinstance(section, knobs.Muon):
+        return Muon(groups, section.momentum, **options)
+    return (torch.optim.Adam if isinstance(section, knobs.Adam) else torch.optim.AdamW)(groups, **options)
 
 
 def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
@@ -36,13 +46,22 @@ def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
 
 
 def learning_rate(section: knobs.Optimizer, batch_size: int, progress: float) -> float:
-    """Return the learning rate at a fraction of the budget, 0 to 1: linear warm-up, then constant or falling to 0."""
+    """Return the learning rate at a fraction of the budget, 0 to 1: a warm-up, then constant or falling."""
     warmup, peak = section.warmup, peak_learning_rate(section, batch_size)
-    if progress < warmup:
-        return peak * progress / warmup
-    rest = (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
-    falling = {"constant": 1.0, "linear": 1 - rest, "cosine": 0.5 * (1 + math.cos(math.pi * rest))}
-    return peak * falling[section.decay]
+    decay = "constant" if isinstance(section, knobs.ScheduleFree) else section.decay
+    rising = progress < warmup
+    part = progress / warmup if rising else (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    if decay == "one_cycle":
+        low, high = (1 / 25, 1.0) if rising else (1.0, 1 / 250_000)
+        return peak * (high + (low - high) * _cosine(part))
+    if rising:
+        return peak * part
+    return peak * {"constant": 1.0, "linear": 1 - part, "cosine": _cosine(part)}[decay]
+
+
+def _cosine(part: float) -> float:
+    """Return half a cosine that falls from 1 to 0."""
+    return 0.5 * (1 + math.cos(math.pi * part))
 
 
 def set_learning_rate(

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
@@ -84,8 +85,9 @@ def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     [
         {"optimizer__name": "adamw", "regularization__crop_padding": 1, "optimizer__clip_norm": 1.0},
         {"loader__accumulation": 2, "precision__amp": "bf16", "optimizer__decay": "one_cycle"},
+        {"optimizer__name": "schedule_free"},
     ],
-    ids=["adamw, crops, clipping", "accumulation, bf16, one cycle"],
+    ids=["adamw, crops, clipping", "accumulation, bf16, one cycle", "schedule_free"],
 )
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, values):
     config = digits(model__width=4, **values)
@@ -94,6 +96,24 @@ def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, values
         train(config, samples=32 * 8, folder=tmp_path / "killed", observer=Dies())
     again = train(config, samples=32 * 8, folder=tmp_path / "killed")
     assert_equal(whole, weights(again))
+
+
+@pytest.mark.parametrize("name", ["muon", "schedule_free"])
+def test_optimizers_of_diffusion_train_classifiers(name):
+    outcome = train(digits(optimizer__name=name, optimizer__lr=3e-3), samples=32 * 120, evaluates=True)
+    assert outcome.points[-1]["accuracy"] > 0.9
+
+
+def test_schedule_free_average_is_judged_with_batch_statistics_of_its_own():
+    """It is another network than the one that saw the batches of the training."""
+    config = digits(model__width=4, optimizer__name="schedule_free", optimizer__lr=3e-3)
+    judged = train(config, samples=32 * 20, evaluates=True).model
+    inputs, norm = [], judged.get_submodule(next(n for n, m in judged.named_modules() if isinstance(m, nn.BatchNorm2d)))
+    norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0].mean((0, 2, 3))))
+    pixels = sets.learned(config.knobs.data).pixels
+    for batch in pixels.split(256):  # 1,438 images: all of them
+        judged(batch / 127.5 - 1)
+    torch.testing.assert_close(norm.running_mean, torch.stack(inputs).mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_smoothed_labels_are_those_of_szegedy():

@@ -11,10 +11,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config import ConfigError, systems
-from tunediff.config.knobs import Bool, EvaluationProtocol, Fixed, Float, Int, Refusal, Str, nearest, section
+from tunediff.config.knobs import EvaluationProtocol, Fixed, Float, Int, Refusal, Str, nearest, section
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data import sources
 from tunediff.data.knobs import Data
+from tunediff.training import knobs as optimizers
 
 OWN = ("resnet18", "resnext29", "inception_transformer", "convnet")
 """Networks of our own."""
@@ -64,53 +65,49 @@ class Regularization:
 
 # ---------------------------------------------------------------------------------------------------------- optimizers
 @section
-class Scheduled:
-    """What both optimizers share. The schedule follows the fraction of the budget that is spent, not a step count."""
+class _Customary:
+    """What is usual for classifiers, in place of what is usual for diffusion models."""
 
-    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
-    """Peak learning rate."""
-    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
-    """Weight decay: of the gradient in `sgd`, decoupled in `adamw`."""
-    warmup: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.05
-    """Fraction of the budget over which the learning rate rises; the usual one of `one_cycle` is 0.3."""
-    decay: Literal["constant", "cosine", "one_cycle"] = "cosine"
-    """`constant` and `cosine` rise in a line from zero; `cosine` then falls to zero at the end of the budget
-    (arXiv 1608.03983). `one_cycle` rises from 1/25 of the peak and falls to 1/250,000 of it, along cosines, as in torch
-    (arXiv 1708.07120)."""
-    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = None
-    """The gradient is scaled down to this global norm; null: never."""
-    implementation: Literal["foreach", "fused", "for_loop"] = "fused"
-    """How the step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop` one
-    tensor after the other."""
-
-
-@section
-class Sgd(Scheduled):
-    """Stochastic gradient descent with momentum."""
-
-    name: Literal["sgd"] = "sgd"
-    momentum: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9
-    """Share of the running mean of gradients that a step keeps."""
-    nesterov: Bool = True
-    """Nesterov's momentum: the gradient counts once more after the momentum."""
-
-    def check(self, config: Any) -> None:
-        if self.nesterov and not self.momentum:
-            raise Refusal("optimizer.nesterov", "it is a kind of momentum, and optimizer.momentum = 0")
-
-
-@section
-class AdamW(Scheduled):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
-
-    name: Literal["adamw"] = "adamw"
     lr: Annotated[Float, Gt(0.0), Le(10.0)] = 1.0e-3
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 0.05
-    beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
-    """Second-moment decay; the first-moment decay is 0.9."""
+    warmup: Annotated[Float, Ge(0.0), Le(1.0)] = 0.05
+    clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = None
 
 
-Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+@section
+class _Falling(_Customary):
+    decay: Literal["constant", "linear", "cosine", "one_cycle"] = "cosine"
+
+
+@section
+class Sgd(_Falling, optimizers.Sgd):
+    __doc__ = optimizers.Sgd.__doc__
+    lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
+    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
+
+
+@section
+class AdamW(_Falling, optimizers.AdamW):
+    __doc__ = optimizers.AdamW.__doc__
+
+
+@section
+class Muon(_Falling, optimizers.Muon):
+    __doc__ = optimizers.Muon.__doc__
+
+
+@section
+class Adam(_Falling, optimizers.Adam):
+    __doc__ = optimizers.Adam.__doc__
+    weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
+
+
+@section
+class ScheduleFree(_Customary, optimizers.ScheduleFree):
+    __doc__ = optimizers.ScheduleFree.__doc__
+
+
+Optimizer = Annotated[Sgd | AdamW | Muon | Adam | ScheduleFree, Field(discriminator="name")]
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it
@@ -141,10 +138,7 @@ QUANTITIES = {
     "accuracy": Quantity("accuracy", "", "share of held-out images that are classified right, 0 to 1"),
     "validation_loss": Quantity("validation loss", "", "mean cross-entropy of held-out images in nats, not smoothed"),
 }
-MEMORY_FREE = (
-    *("optimizer.lr", "optimizer.weight_decay", "optimizer.warmup", "optimizer.decay", "optimizer.clip_norm"),
-    *("optimizer.nesterov", "optimizer.beta2", "regularization.label_smoothing"),
-)
+MEMORY_FREE = (*optimizers.MEMORY_FREE_OPTIMIZER, "regularization.label_smoothing")
 """Knobs that change no more than a few MiB of device memory."""
 
 PRESETS: dict[str, dict[str, Any]] = {

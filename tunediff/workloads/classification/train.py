@@ -8,13 +8,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from tunediff.data.images import in_unit_range, load
 from tunediff.data.items import Prepare, Uniform
 from tunediff.distributed import World
 from tunediff.evaluation import networks
+from tunediff.training import optimizer as optimizers
+from tunediff.training.ema import ScheduleFreeAverage
 from tunediff.training.trial import Trial
-from tunediff.workloads.classification import libraries, optimizers, sets
+from tunediff.workloads.classification import libraries, sets
 from tunediff.workloads.classification.judge import Judge
 from tunediff.workloads.classification.knobs import Knobs
 
@@ -26,8 +29,10 @@ def train(trial: Trial) -> None:
     knobs: Knobs = trial.knobs
     net = network(knobs)
     trial.prepare(net, blocks=networks.Block, flops_per_sample=flops_per_sample(knobs))
-    optimizer = optimizers.build(knobs.optimizer, net.parameters())
+    batch_size = trial.config.loader.batch_size
+    optimizer = optimizers.build(knobs.optimizer, batch_size, net)
     trial.keep(network=net, optimizer=optimizer)
+    average = own_average(trial, net, optimizer)
 
     # ---- data and evaluation
     data = sets.learned(knobs.data)
@@ -36,7 +41,9 @@ def train(trial: Trial) -> None:
         judge = judge_of(knobs, trial.world)
 
         def judged() -> dict[str, Any]:
-            metrics = judge(net, trial.should_stop)
+            if average is not None:
+                measure_batch_statistics(average.model, data.pixels)
+            metrics = judge(average.model if average is not None else net, trial.should_stop)
             trial.show("confusion", judge.table)
             return {**metrics}
 
@@ -51,10 +58,32 @@ def train(trial: Trial) -> None:
 
     prepare = augmented(knobs.data.horizontal_flip, knobs.regularization.crop_padding)
     for images, labels in trial.batches((data.pixels, data.labels), prepare):
-        optimizers.set_learning_rate(optimizer, knobs.optimizer, trial.progress)
+        optimizers.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
         trial.forward_backward((images,), (labels,), loss_of)
         if trial.sync_gradients:
             trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
+            if average is not None:
+                average.update(net)
+
+
+def own_average(trial: Trial, net: nn.Module, optimizer: torch.optim.Optimizer) -> ScheduleFreeAverage | None:
+    """Return the average that `schedule_free` keeps, and export it in place of the network; None for the others."""
+    if trial.knobs.optimizer.name != "schedule_free":
+        return None
+    average = ScheduleFreeAverage(optimizer, net)
+    trial.keep(average=average)
+    trial.export_model(average.model)
+    return average
+
+
+def measure_batch_statistics(net: nn.Module, pixels: Tensor) -> None:
+    """Measure what batch normalization needs, for weights that were not trained themselves: of 2,048 images at most.
+
+    They are the first images, in batches of 256, not augmented. A network without such layers stays as it is.
+    """
+    scaled = in_unit_range(flip=False)
+    batches = (scaled(batch, lambda _: torch.empty(0)) for batch in torch.split(pixels[:2048], 256))
+    update_bn(batches, net, next(net.parameters()).device)
 
 
 # --------------------------------------------------------------------------------------------------------- the network

@@ -12,7 +12,7 @@ from tunediff.config.knobs import ConfigError, EvaluationProtocol, Fixed, Float,
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
-from tunediff.training.knobs import Ema, Optimizer
+from tunediff.training.knobs import MEMORY_FREE_OPTIMIZER, AdamW, Ema, Optimizer
 from tunediff.workloads.diffusion.methods import Constant, Timesteps, Uniform, Weighting
 
 
@@ -163,7 +163,7 @@ class Knobs:
     process: Process = dataclasses.field(default_factory=Process)
     timesteps: Timesteps = dataclasses.field(default_factory=Uniform)
     weighting: Weighting = dataclasses.field(default_factory=Constant)
-    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
     ema: Ema = dataclasses.field(default_factory=Ema)
     evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
 
@@ -184,8 +184,7 @@ QUANTITIES = {
 }
 
 MEMORY_FREE = (
-    *("model.dropout", "optimizer.lr", "optimizer.lr_scaling", "optimizer.beta2", "optimizer.weight_decay"),
-    *("optimizer.warmup", "optimizer.decay", "optimizer.clip_norm", "ema.half_life", "ema.max_decay"),
+    *("model.dropout", *MEMORY_FREE_OPTIMIZER, "ema.half_life", "ema.max_decay"),
     *("timesteps.", "weighting.", "process."),  # tables of T numbers
 )
 """Knobs that change no more than a few MiB of device memory; a dot at the end: a whole section."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
-from tunediff.training import optimizer as adam
-from tunediff.training.ema import Ema
+from tunediff.training import ema as averages
+from tunediff.training import optimizer as optimizers
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.diffusers_export import initial_weights
@@ -34,8 +34,8 @@ def train(trial: Trial) -> None:
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
     weights = weighting.build(knobs.weighting, process)
     objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
-    optimizer = adam.build(knobs.optimizer, batch_size, unet.parameters(), weights.parameters())
-    ema = Ema(knobs.ema, unet)
+    optimizer = optimizers.build(knobs.optimizer, batch_size, unet, list(weights.parameters()))
+    ema = averages.average(knobs.ema, optimizer, unet)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
@@ -48,7 +48,7 @@ def train(trial: Trial) -> None:
     # ---- train
     shard = trial.shard
     for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
-        adam.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
+        optimizers.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
 
         # ---- timesteps and noise, drawn for the images of all workers
         with trial.phase("sampler"):
