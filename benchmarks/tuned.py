@@ -47,11 +47,9 @@ from tunediff.training.trial import run
 BATCH = {"loader.batch_size": 64}
 """Of all: at other sizes equal images are other seconds."""
 METHODS = ("uniform", "log_snr_laplace", "info_noise", "wiener")
-"""A sampler, or one beside a weighting: `wiener+min_snr`. `beta_policy` is not among them: its price per step is not
-small here, so equal images are in its favour."""
-NAMES = ("timesteps.name", "weighting.name")
-POINTS = 4
-"""Evaluations of a run on a new seed, at equal distances; of a trial only the end counts."""
+"""A sampler, or one beside a weighting and an optimizer: `wiener+min_snr`, `wiener+constant+muon`. `beta_policy` is not
+among them: its price per step is not small here, so equal images are in its favour, as they are in that of `muon`."""
+NAMES = ("timesteps.name", "weighting.name", "optimizer.name")
 COLUMNS = ("file", "method", "times", "seed", "values", "images", "frechet")
 """A trial has times 0 and its number in place of a seed."""
 Rows = dict[tuple[str, str], list[dict[str, str]]]
@@ -70,9 +68,9 @@ def train(
 class Table:
     """The CSV file of a measurement; a run that it already has is not repeated."""
 
-    def __init__(self, path: Path, name: str, images: int) -> None:
-        """Read the file, or begin it. name: the search file. images: of a trial."""
-        self._path, self._name, self._images, self._rows = path, name, images, Rows()
+    def __init__(self, path: Path, name: str, images: int, points: int) -> None:
+        """Read the file, or begin it. name: the search file. images: of a trial. points: see `main`."""
+        self._path, self._name, self._images, self._points, self._rows = path, name, images, points, Rows()
         if path.exists():
             with open(path, newline="") as file:
                 for row in csv.DictReader(file):
@@ -88,7 +86,7 @@ class Table:
                 return float(row["frechet"].split(";")[-1])
         # The trials have the file's own seed; the runs afterwards have others.
         run_seed = space.baseline.seed + (1000 + seed) * (times > 0)
-        points = train(space, values, self._images * max(1, times), run_seed, POINTS if times else 1)
+        points = train(space, values, self._images * max(1, times), run_seed, self._points if times else 1)
         numbers = (";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True))
         with open(self._path, "a", newline="") as file:
             row_values = [self._name, method, times, seed, json.dumps(dict(values)), *numbers]
@@ -113,7 +111,7 @@ def best_values(space: SearchSpace, method: str, trials: int, table: Table) -> M
 
 def measure(args: argparse.Namespace) -> None:
     """Run what the table `args.out` does not have yet; `args`: see `main`."""
-    table = Table(args.out, args.measure, args.images)
+    table = Table(args.out, args.measure, args.images, args.points)
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
     for method in args.methods.split(","):
         words = [*args.words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
@@ -208,6 +206,7 @@ def main() -> int:
     parser.add_argument(
         "--times", type=int, nargs="+", default=[1, 4], help="their budgets, in those of a trial (default: 1 4)"
     )
+    parser.add_argument("--points", type=int, default=4, help="their evaluations, at equal distances (default: 4)")
     parser.add_argument("--methods", default=",".join(METHODS), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv")
     args = parser.parse_args()
