@@ -27,12 +27,12 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
     table = tmp_path / "t.csv"
     args = argparse.Namespace(
         measure="digits_tune", out=table, methods="uniform,wiener", images=128, trials=2, seeds=1, times=[1, 2],
-        words=SMALL,
+        words=SMALL, points=3,
     )  # fmt: skip
     tuned.measure(args)
     assert [(name, images, seed, points) for name, images, seed, points, _ in ran] == [
         *[("uniform", 128, 0, 1)] * 2, *[("wiener", 128, 0, 1)] * 2,
-        *[(name, times * 128, 1000, tuned.POINTS) for times in (1, 2) for name in ("uniform", "wiener")],
+        *[(name, times * 128, 1000, 3) for times in (1, 2) for name in ("uniform", "wiener")],
     ]  # fmt: skip
     lines = table.read_text().splitlines()
     for method, place in (("uniform", 4), ("wiener", 5)):
