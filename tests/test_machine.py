@@ -270,3 +270,27 @@ def test_more_than_there_is(monkeypatch, capsys, words, message):
     for command in (search.main, compare.main):
         assert command(["digits", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------- installation
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ("file://{folder}/a%20b", "pip install '{folder}/a b[timm]'"),
+        ("file://{folder}/gone", "pip install '.[timm]'"),
+        ("https://example.org/tunediff", "pip install '.[timm]'"),
+        (None, "pip install '.[timm]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(tmp_path, monkeypatch, origin, command):
+    (tmp_path / "a b").mkdir()
+    record = None if origin is None else json.dumps({"url": origin.format(folder=tmp_path)})
+    installed = mock.Mock(read_text=lambda name: record if name == "direct_url.json" else None)
+    monkeypatch.setattr(environment.importlib.metadata, "distribution", lambda name: installed)
+    assert environment.install_command("timm") == command.format(folder=tmp_path)
+
+
+def test_an_extra_is_installed_from_the_folder_where_the_package_is_not_installed(monkeypatch):
+    missing = environment.importlib.metadata.PackageNotFoundError("tunediff")
+    monkeypatch.setattr(environment.importlib.metadata, "distribution", mock.Mock(side_effect=missing))
+    assert environment.install_command("timm") == "pip install '.[timm]'"

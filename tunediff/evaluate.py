@@ -39,7 +39,7 @@ from tunediff.workloads import contract
 if TYPE_CHECKING:
     from tunediff.data.images import Images
     from tunediff.distributed import World
-    from tunediff.evaluation.features import Extractor
+    from tunediff.evaluation.extractor import Extractor
     from tunediff.evaluation.quality import Real, Value
 
 IMAGES, STEPS = 10_000, 50
@@ -61,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, default=1, metavar="K", help=seeds)
     add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
     add("--metrics", default=",".join(KINDS), help="of %(default)s, separated by commas (default: all)")
-    extractors = "inception, cifar10-resnet, classifier or random"
+    extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
     add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
-    add("--weights-path", metavar="FILE", help="weights of inception or cifar10-resnet (default: as for a training)")
+    add("--weights-path", metavar="FILE", help="weights of a trained extractor (default: as for a training)")
     add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
     add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
     add("--batch-size", type=int, help="images at once on each process (default: as for the training)")

@@ -22,6 +22,7 @@ from typing import Any
 
 from tunediff import __version__, cli
 from tunediff.config import ConfigError
+from tunediff.core.environment import install_command
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this machine. "
@@ -189,7 +190,7 @@ def serve(storage: Path) -> Any:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
-        raise ConfigError("mcp: is not installed; pip install 'tunediff[mcp]'") from None
+        raise ConfigError(f"mcp: is not installed; {install_command('mcp')}") from None
 
     def answered(tool: Any) -> Any:
         @functools.wraps(tool)

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from tunediff.data.images import Images
 from tunediff.evaluation import features, reference
+from tunediff.evaluation.extractor import Extractor
 
 
 @pytest.fixture
-def extractor(digits: Images) -> features.Extractor:
+def extractor(digits: Images) -> Extractor:
     return features.Classifier(digits, "cpu")
 
 
-def test_reference_is_that_of_all_images(digits: Images, extractor: features.Extractor) -> None:
+def test_reference_is_that_of_all_images(digits: Images, extractor: Extractor) -> None:
     found = reference.reference(digits, extractor, "cpu", 50)
     values = extractor(digits.pixels).double().numpy()
     assert found.count == 1797
@@ -28,9 +29,7 @@ def test_reference_is_that_of_all_images(digits: Images, extractor: features.Ext
     assert torch.allclose(found.root @ found.root, found.cov, atol=1e-10)
 
 
-def test_reference_is_computed_once(
-    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reference_is_computed_once(digits: Images, extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
     first = reference.reference(digits, extractor, "cpu", 50)
     monkeypatch.setattr(reference, "_compute", lambda *_: pytest.fail("computed again"))
     second = reference.reference(digits, extractor, "cpu", 50)
@@ -38,7 +37,7 @@ def test_reference_is_computed_once(
         assert torch.equal(getattr(first, field), getattr(second, field))
 
 
-def test_reference_file_depends_on_all_that_matters(digits: Images, extractor: features.Extractor) -> None:
+def test_reference_file_depends_on_all_that_matters(digits: Images, extractor: Extractor) -> None:
     class Other:
         name, digest, dim, label = extractor.name, "0" * 64, 64, "x"
 
@@ -52,9 +51,7 @@ def test_reference_file_depends_on_all_that_matters(digits: Images, extractor: f
 
 
 @pytest.mark.parametrize("content", [b"", b"PK rubbish", "cut"])
-def test_damaged_reference_is_computed_again(
-    digits: Images, extractor: features.Extractor, content: bytes | str
-) -> None:
+def test_damaged_reference_is_computed_again(digits: Images, extractor: Extractor, content: bytes | str) -> None:
     path = reference.cache_path(digits, extractor)
     path.unlink(missing_ok=True)  # another test may have computed it with another number of threads
     first = reference.reference(digits, extractor, "cpu", 50)
@@ -66,7 +63,7 @@ def test_damaged_reference_is_computed_again(
 
 
 def test_kept_features_are_a_fixed_mixture(
-    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+    digits: Images, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "KID_FEATURES", 100)
     kept = [reference._compute(digits, extractor, "cpu", 50).features for _ in range(2)]
@@ -75,7 +72,7 @@ def test_kept_features_are_a_fixed_mixture(
 
 
 def test_real_features_are_those_of_a_fixed_mixture(
-    digits: Images, extractor: features.Extractor, monkeypatch: pytest.MonkeyPatch
+    digits: Images, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = reference.real_features(digits, extractor, "cpu", 50, 120)
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))

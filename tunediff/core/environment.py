@@ -7,10 +7,12 @@ import errno
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import subprocess
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -112,6 +114,17 @@ def hardware(environment: Mapping[str, Any]) -> str:
         limits = dict.fromkeys(line[1] for line in lines if line[0] == device and len(line) > 1)
         details = [re.sub(r"\.0+ W$", " W", limit) for limit in limits]
     return f"{name} ({', '.join(details)})" if details else str(name)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, from the folder or file that it came from."""
+    origin = "."
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
+        text = importlib.metadata.distribution("tunediff").read_text("direct_url.json")  # PEP 610
+        url = urllib.parse.urlsplit(json.loads(text or "{}")["url"])
+        path = urllib.parse.unquote(url.path)
+        origin = path if url.scheme == "file" and os.path.exists(path) else origin
+    return f"pip install '{origin}[{extra}]'"
 
 
 def differences(there: Mapping[str, Any], device: str) -> list[str]:

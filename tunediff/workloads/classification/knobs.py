@@ -13,6 +13,7 @@ from pydantic import Field
 from tunediff.config import ConfigError, systems
 from tunediff.config.knobs import EvaluationProtocol, Fixed, Float, Int, Refusal, Str, nearest, section
 from tunediff.config.workload import Metric, Quantity
+from tunediff.core.environment import install_command
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.training import knobs as optimizers
@@ -31,7 +32,7 @@ class Model:
     """`resnet18` (He et al. 2015, arXiv 1512.03385) and `resnext29` (Xie et al. 2017, arXiv 1611.05431) as for 32×32: a
     3×3 stem, no pooling before the first block. `inception_transformer`: mixes tokens by pooling, depthwise convolution
     and attention (Si et al. 2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
-    `torchvision/NAME` and `timm/NAME` (`pip install tunediff[timm]`): theirs, with random weights."""
+    `torchvision/NAME` and `timm/NAME` (the extra `timm`): theirs, with random weights."""
     width: Annotated[Int, Ge(1), Le(1024)] = 64
     """Channels of the first stage, which the others are multiples of; in `resnext29` of each group of it."""
     cardinality: Annotated[Int, Ge(1), Le(256)] = 8
@@ -42,7 +43,7 @@ class Model:
         if library not in (LIBRARIES if slash else OWN):
             raise Refusal("model.name", nearest(self.name, [*OWN, *(f"{name}/NAME" for name in LIBRARIES)]))
         if library == "timm" and importlib.util.find_spec("timm") is None:
-            raise Refusal("model.name", "timm is not installed; run: pip install tunediff[timm]")
+            raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
         if library == "inception_transformer" and self.width % 8:
             raise Refusal("model.width", "inception_transformer divides it by 8; use a multiple of 8")
 

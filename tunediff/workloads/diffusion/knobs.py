@@ -194,7 +194,7 @@ MEMORY_SAVING = ("model.checkpoint_levels",)
 # Data, model and extractor that belong together, by name. Every knob can be overridden.
 PRESETS: dict[str, Values] = {
     "cifar10": {},
-    "images": {"data.name": "images"},
+    "images": {"data.name": "images", "evaluation.extractor": images.default_extractor()},
     "digits": {
         "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
         "data.split": "all",
@@ -215,6 +215,10 @@ def evaluation_protocol(config: Any) -> str:
         dim = weights.length(protocol, data.image_size)
         if protocol.extractor == "cifar10-resnet":
             network = f", in the features of {weights.trained(protocol).description}"
+        elif protocol.extractor == "efficientnet-lite0":
+            network = f", in the features of stage {weights.IMAGENET_STAGE} of EfficientNet-Lite0, trained on ImageNet"
+        elif protocol.extractor == "random":
+            network = ", in the features of an untrained network, which efficientnet-lite0 (extra imagenet) outdoes"
     except ConfigError:  # the file lies on another machine
         dim = 0
     called, follows = SAMPLERS[protocol.sampler]
