@@ -377,7 +377,10 @@ def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys,
         ),
         (["--extractor", "inception"], "--extractor: evaluation.extractor: 'inception' is not allowed: Inception says"),
         (["--extractor", "cifar10-resnet"], "'cifar10-resnet' is not allowed: a network for 32×32 says nothing about"),
-        (["--weights-path", "x.pth"], "--weights-path: belongs to --extractor inception or cifar10-resnet"),
+        (
+            ["--weights-path", "x.pth"],
+            "--weights-path: belongs to --extractor inception or efficientnet-lite0 or cifar10-resnet",
+        ),
         (
             ["--out", "images.zip"],
             "--out: 'images.zip' is not allowed; allowed: a name that ends in .npz or .json, or a folder",

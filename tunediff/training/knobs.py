@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config.knobs import Bool, Float, Refusal, section
+from tunediff.core.environment import install_command
 
 
 # ---------------------------------------------------------------------------------------------------------- optimizers
@@ -110,7 +111,7 @@ class ScheduleFree(_SecondMoment, Optimized):
 
     def check(self, config: Any) -> None:
         if importlib.util.find_spec("schedulefree") is None:
-            raise Refusal("optimizer.name", "schedulefree is not installed; run: pip install tunediff[schedulefree]")
+            raise Refusal("optimizer.name", f"schedulefree is not installed; run: {install_command('schedulefree')}")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         average = getattr(config, "ema", Ema())  # a classifier has none
