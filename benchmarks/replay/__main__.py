@@ -1,87 +1,83 @@
-"""Search strategies against a recorded table: `python -m benchmarks.replay RESULT_FOLDER [--seeds 100] [--out DIR]`.
+"""Search strategies against recorded curves: `python -m benchmarks.replay TABLE_FOLDER … [--seeds 200]`.
 
-A grid that was searched once is a table: every point of it has its real curve, the objective at
-fractions of its training seconds.
-
-    python -m tunediff.search replay_digits --name replay-digits
-    python -m benchmarks.replay ray_results/replay-digits --candidates
-
-A strategy that proposes a point reads its curve instead of training, and pays the training seconds up to where the
-curve was stopped. So a search of minutes is replayed in a fraction of a second, with many seeds. RESULT_FOLDER may also
-be one that holds only table.csv, or such a file: what is kept of a table, the knobs that vary and the curves. Beside a
-table of another workload than diffusion lies its baseline.yaml.
+A table (`python -m benchmarks.replay.record`) holds real curves of many configurations, each trained on two seeds. A
+strategy that draws a configuration reads its curve instead of training, and pays the training seconds of the points
+that it looked at. So a search of hours is replayed in a fraction of a second, with hundreds of seeds.
 
 Rules, the same for all strategies:
 
-- One trial at a time, each point once: a point that was proposed before costs nothing and is drawn again.
-- What a search has found is the best *finished* trial. Regret is its value over the best one of the table, minus 1;
-  where ratios mean nothing (accuracies, values below 0), how far it is from the best as a share of how far the worst
-  is. A search without a finished trial has found the worst. A trial that failed costs its seconds and counts as bad.
-- Early stopping is Ray Tune's own, fed with the points as Ray Tune feeds them.
+- One trial at a time, the baseline first, each configuration once, by a curve of one of its seeds.
+- What a search has found is the best *finished* trial, by its one run. The target: its mean over the seeds is not
+  behind the table's best mean by more than the noise of one run (pooled over the configurations).
+- Every strategy chooses among the recorded configurations: a sampler's draw stands for the nearest one that is left.
+- A trial that failed costs what it trained. Pausing and continuing cost nothing.
 
-random, TPE and GP are Optuna's samplers with their defaults, told the last value of a stopped trial as Ray Tune tells
-it. "ours" is `tunediff.tuning.searcher.Searcher` as a search runs it: it tries the baseline, the first point of the
-table, first. --candidates adds other settings of ours.
-
-Writes replay.md, replay.png, table.csv and baseline.yaml. A ratio compares median seconds; its interval is a bootstrap
-over the seeds. A table is one measurement of one seed: its best is partly the luckiest, for every strategy alike.
+Random search, TPE (Optuna's defaults), TPE with Ray Tune's ASHA from half of the budget, ours with the same, «one
+point each, then the best of six» (arXiv 2307.15422), ASHA as published, which pauses and promotes, and
+`early_stopping: pause`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import concurrent.futures
+import functools
+import logging
+import multiprocessing
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.replay.report import figure, markdown, summary
-from benchmarks.replay.strategies import CANDIDATES, STRATEGIES, replay_all, replay_in_processes
-from benchmarks.replay.table import TABLE, load
+import numpy as np
+import optuna
+
+from benchmarks.replay.report import markdown
+from benchmarks.replay.strategies import STRATEGIES, replay
+from benchmarks.replay.table import load
 from tunediff import cli
-from tunediff.config import ConfigError
+
+_load = functools.lru_cache(maxsize=1)(load)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path, metavar="RESULT_FOLDER", help="a search's folder, or where table.csv is")
-    parser.add_argument("--seeds", type=int, default=100, help="searches per strategy (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="where the results go (default: RESULT_FOLDER)")
-    parser.add_argument("--candidates", action="store_true", help="other settings of ours as well")
-    parser.add_argument("--only", action="append", metavar="STRATEGY", help="this strategy; may be repeated")
+    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE_FOLDER")
+    parser.add_argument("--seeds", type=int, default=200, help="searches per strategy (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="where the results go, beside standard output")
+    parser.add_argument("--only", action="append", metavar="STRATEGY", help="this one beside random; may be repeated")
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
     return parser.parse_args(argv)
 
 
+def _replayed(folder: Path, name: str, seed: int) -> float:
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return replay(_load(folder), STRATEGIES[name], seed)
+
+
+@cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay; see `--help`."""
-    return cli.guarded(_main)(argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     args = arguments(argv)
-    strategies = STRATEGIES | CANDIDATES
-    names = args.only or list(strategies if args.candidates else STRATEGIES)
-    if unknown := [name for name in names if name not in strategies]:
-        raise ConfigError(f"--only: {unknown[0]!r} is not allowed; allowed: {', '.join(strategies)}")
-    if args.seeds < 2 or args.processes < 1:
-        raise ConfigError("--seeds, --processes: allowed: at least 2 seeds and 1 process")
-    if missing := [package for package in ("torch", "scipy") if importlib.util.find_spec(package) is None]:
-        print(f"GP is left out: it needs {' and '.join(missing)}", file=sys.stderr)
-        names = [name for name in names if not name.startswith("GP")]
-    out = args.out or (args.table if args.table.is_dir() else args.table.parent)
-    table = load(args.table, out)
-    path = out / TABLE if (out / TABLE).is_file() else args.table
-    if args.processes == 1:
-        runs = replay_all(table, names, range(args.seeds))
-    else:
-        runs = replay_in_processes(path, names, args.seeds, args.processes)
-    title = args.table.resolve().name if args.table.is_dir() else args.table.stem
-    text = markdown(table, summary(table, runs), title, args.seeds)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "replay.md").write_text(text)
-    figure(table, runs, out / "replay.png")
+    cli.allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
+    for name in args.only or ():
+        cli.allow(name in STRATEGIES, "--only", name, ", ".join(STRATEGIES))
+    tables = {folder.resolve().name: load(folder) for folder in args.tables}
+    names = ["random", *(name for name in args.only or STRATEGIES if name != "random")]
+    seconds: dict[str, dict[str, np.ndarray]] = {}
+    with concurrent.futures.ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn")) as pool:
+        for title, folder in zip(tables, args.tables, strict=True):
+            seconds[title] = {}
+            for name in names:
+                replayed = pool.map(functools.partial(_replayed, folder, name), range(args.seeds), chunksize=10)
+                seconds[title][name] = np.array(list(replayed))
+                print(f"{title}: {name}", file=sys.stderr, flush=True)
+    text = markdown(tables, seconds, args.seeds)
+    if args.out is not None:
+        args.out.write_text(text, encoding="utf-8")
     print(text, end="")
     return cli.OK
 

@@ -72,7 +72,7 @@ def train(space: SearchSpace, values: Values, seed: int, points: int) -> tuple[s
     try:
         run(Engine(config, budget, alone("cpu"), observer, clock=Clock(budget, now=time.process_time)))
     except NotFiniteError:
-        status = "diverged"
+        status = "nan"
     return status, [(point.train_s, float(point[space.metric])) for point in observer.points]
 
 
