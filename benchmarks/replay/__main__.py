@@ -69,10 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = ["random", *(name for name in args.only or STRATEGIES if name != "random")]
     seconds: dict[str, dict[str, np.ndarray]] = {}
     with concurrent.futures.ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn")) as pool:
+        each = pool.map if args.processes > 1 else map
         for title, folder in zip(tables, args.tables, strict=True):
             seconds[title] = {}
             for name in names:
-                replayed = pool.map(functools.partial(_replayed, folder, name), range(args.seeds), chunksize=10)
+                replayed = each(functools.partial(_replayed, folder, name), range(args.seeds))
                 seconds[title][name] = np.array(list(replayed))
                 print(f"{title}: {name}", file=sys.stderr, flush=True)
     text = markdown(tables, seconds, args.seeds)

@@ -120,10 +120,7 @@ class Promotion:
             for _, _, trial in values[: len(values) // 2]:
                 if trial.paused and len(trial.points) == rung:
                     return trial.name
-        paused = [trial for trial in trials if trial.paused]
-        if may_draw or not paused:
-            return None
-        return min(paused, key=lambda trial: (-len(trial.points), loss(self._space, trial))).name
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------------ together
@@ -194,8 +191,11 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
         # ---- which trial is next
         if current.paused or current.finished:
             name = rule.next_trial(trials, bool(left))
-            if name is None and not left:
-                return math.inf
+            if name is None and not left:  # the search would end: how much longer would it have taken?
+                paused = [trial for trial in trials if trial.paused]
+                if not paused:
+                    return math.inf
+                name = min(paused, key=lambda trial: (loss(space, trial), trial.number)).name
             if name is None:
                 places.append(place := draws.draw(left))
                 left.remove(place)
