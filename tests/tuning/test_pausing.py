@@ -10,7 +10,7 @@ from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.tuning.allocation import Decision
+from tunediff.tuning.allocation import Decision, default_rule
 
 POINTS = 4
 SEARCH = {
@@ -246,3 +246,16 @@ def test_pausing_is_refused_where_no_checkpoint_is_kept():
     }
     with pytest.raises(ConfigError, match="early_stopping: 'pause' is not allowed for samples_per_s"):
         search_space.parse(content | {"objective": "samples_per_s", "early_stopping": "pause"}, "x.yaml")
+
+
+def test_default_rule_finishes_the_best_and_ends_the_search(search):
+    one = search(budget={"per_trial": "3s", "trials": 9})
+    one.searcher.proposer.pausing._rule = default_rule(one.searcher.proposer.space)
+    values, turns = {"t0000": 9.0, "t0004": 2.0}, 0
+    while (name := one.suggest()) != "FINISHED":
+        one.run(values.get(name, 8.0 + 0.1 * int(name[1:])))
+        turns += 1
+    ended = {f"t000{i}": one.trial(f"t000{i}").status for i in range(9)}
+    assert ended["t0004"] == "ok"
+    assert set(ended.values()) == {"ok", "pruned"}
+    assert turns < 9 * POINTS
