@@ -22,22 +22,17 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
-import logging
 import multiprocessing
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import optuna
 
 from benchmarks.replay.report import markdown
-from benchmarks.replay.strategies import STRATEGIES, replay
+from benchmarks.replay.strategies import STRATEGIES, replay_seed
 from benchmarks.replay.table import load
 from tunediff import cli
-
-_load = functools.lru_cache(maxsize=1)(load)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -49,13 +44,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="STRATEGY", help="this one beside random; may be repeated")
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
     return parser.parse_args(argv)
-
-
-def _replayed(folder: Path, name: str, seed: int) -> float:
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    return replay(_load(folder), STRATEGIES[name], seed)
 
 
 @cli.guarded
@@ -73,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for title, folder in zip(tables, args.tables, strict=True):
             seconds[title] = {}
             for name in names:
-                replayed = each(functools.partial(_replayed, folder, name), range(args.seeds))
+                replayed = each(functools.partial(replay_seed, folder, name), range(args.seeds))
                 seconds[title][name] = np.array(list(replayed))
                 print(f"{title}: {name}", file=sys.stderr, flush=True)
     text = markdown(tables, seconds, args.seeds)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import math
 import random
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +18,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from benchmarks.replay.table import Table
+from benchmarks.replay.table import Table, load
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning.allocation import AllocationRule, BestOfGroup, Decision, default_rule, loss
@@ -98,31 +102,6 @@ class Stopping(ToTheEnd):
         return Decision.GO_ON if decision == TrialScheduler.CONTINUE else Decision.END
 
 
-class Promotion:
-    """ASHA as published: from rungs at 1, 2, 4, … points the best half is promoted, others stay paused.
-
-    Li et al. 2020, «A system for massively parallel hyperparameter tuning», algorithm 2; reduction factor 2.
-    """
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self._rungs = [2**i for i in range(int(math.log2(space.baseline.evaluation.points)) + 1)]
-
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
-        return Decision.PAUSE if len(trial.points) in self._rungs else Decision.GO_ON
-
-    def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
-        for rung in reversed(self._rungs):
-            values = sorted(
-                (loss(self._space, dataclasses.replace(trial, points=trial.points[:rung])), trial.number, trial)
-                for trial in trials if len(trial.points) >= rung
-            )  # fmt: skip
-            for _, _, trial in values[: len(values) // 2]:
-                if trial.paused and len(trial.points) == rung:
-                    return trial.name
-        return None
-
-
 # ------------------------------------------------------------------------------------------------------------ together
 @dataclasses.dataclass(frozen=True)
 class Strategy:
@@ -151,8 +130,6 @@ STRATEGIES: dict[str, Strategy] = {
     "TPE + ASHA": Strategy(Stopping, _tpe),
     "ours + ASHA": Strategy(Stopping, default_sampler),
     "one point each, then the best": Strategy(BestOfGroup),
-    "ASHA by promotion": Strategy(Promotion),
-    "ASHA by promotion, our TPE": Strategy(Promotion, default_sampler),
     "pause, random": Strategy(default_rule),
     "pause": Strategy(default_rule, default_sampler),
 }
@@ -206,3 +183,14 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
 def _begin(table: Table, number: int, place: int) -> TrialRecord:
     one = table.configurations[place]
     return TrialRecord(f"t{number:04d}", number, dict(one.config), dict(one.knobs), one.fingerprint)
+
+
+_load = functools.lru_cache(maxsize=1)(load)
+
+
+def replay_seed(folder: Path, name: str, seed: int) -> float:
+    """Return the seconds of one search of the table in `folder`; a function that a process of its own can run."""
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return replay(_load(folder), STRATEGIES[name], seed)

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import point
 from tests.tuning.test_experiment import loaded
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning.allocation import BestOfGroup, Decision, is_baseline, loss
+from tunediff.tuning.allocation import BestOfGroup, Decision, Promotion, is_baseline, loss
 
 SPACE = loaded()
 
@@ -69,3 +69,26 @@ def test_loss_is_smaller_for_the_better_trial():
     assert loss(SPACE, better) < loss(SPACE, worse) < loss(SPACE, trial(3, math.inf)) == loss(SPACE, trial(4))
     named = [TrialRecord("t", 1, {}, {}, "", points=[point(1, 1.0, accuracy=value)]) for value in (0.9, 0.8)]
     assert loss(accuracy, named[0]) < loss(accuracy, named[1])
+
+
+def test_promotion_pauses_at_its_rungs():
+    rule = Promotion(SPACE)
+    answers = [rule.after_point(trial(1, *[1.0] * points), []) for points in (1, 2, 3)]
+    assert answers == [Decision.PAUSE, Decision.PAUSE, Decision.GO_ON]
+
+
+@pytest.mark.parametrize(
+    ("trials", "chosen"),
+    [
+        ([trial(1, 3.0)], None),
+        ([trial(1, 0.9)], "t0001"),
+        ([trial(1, 3.0), trial(2, 0.9), trial(3, 2.0), trial(4, 0.8)], "t0004"),
+        ([trial(1, 0.9), trial(2, 0.8, paused=False), trial(3, 2.0), trial(4, 0.7, status="nan")], None),
+        ([trial(1, 0.9), trial(2, 0.8, 0.4, paused=True), trial(3, 2.0), trial(4, 0.6)], "t0002"),
+        ([trial(1, 0.9), trial(2, 0.8, 0.7, paused=True), trial(3, 2.0), trial(4, math.nan)], "t0001"),
+    ],
+    ids=["worse than the baseline", "better", "the best first", "running and failed ones", "the highest rung", "a lower rung"],
+)  # fmt: skip
+def test_promotion_continues_the_better_half_of_a_rung(trials, chosen):
+    assert Promotion(SPACE).next_trial([BASELINE, *trials], True) == chosen
+    assert Promotion(SPACE).next_trial([BASELINE, *trials], False) == chosen

@@ -15,7 +15,6 @@ from typing import Protocol
 from tunediff.config import Values
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.curve_model import NOTHING_TO_GAIN, CurveModel
 
 
 class Decision(enum.Enum):
@@ -76,62 +75,35 @@ class BestOfGroup:
         return None
 
 
-class ForecastRule:
-    """Train the trial that is worth most by the forecasts of a `CurveModel`, one point at a time.
+class Promotion:
+    """Pause trials at 1, 2, 4, … points, and continue those that are in the better half at their rung.
 
-    Before each point, the paused trials and the one that has just reached a point compete with each other and with a
-    new configuration; see `CurveModel.worth`. The first `START` configurations get one point each.
+    The highest rung with such a trial goes first; without any, a new configuration is drawn. Source: Li et al. 2020,
+    «A system for massively parallel hyperparameter tuning» (ASHA), algorithm 2, with reduction factor 2.
     """
-
-    START = 6
-    """So many first points are needed before a difference between them means something."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
+        self._rungs = [2**i for i in range(space.baseline.evaluation.points.bit_length())]
 
     def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
-        """Pause the trial, unless it is the one that is worth most."""
-        candidates = [trial, *(other for other in trials if other.paused)]
-        chosen = self._choose(candidates, trials, at_once=len(trials) >= self._space.budget.trials)
-        return Decision.GO_ON if chosen == trial.name else Decision.PAUSE
+        """Pause every trial at its rungs."""
+        return Decision.PAUSE if len(trial.points) in self._rungs else Decision.GO_ON
 
     def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
-        """Return the paused trial that is worth most; None: a new configuration is worth more than all of them.
-
-        Where none can be drawn, None says that hardly an improvement is to be expected of any of them.
-        """
-        paused = [trial for trial in trials if trial.paused]
-        return self._choose(paused, trials, at_once=not may_draw)
-
-    def _choose(
-        self, candidates: Sequence[TrialRecord], trials: Sequence[TrialRecord], at_once: bool = False
-    ) -> str | None:
-        """Return the candidate to train; None: a new configuration. `at_once`: none can be drawn."""
-        candidates = [trial for trial in candidates if math.isfinite(loss(self._space, trial))]
-        drawn = [trial for trial in trials if not is_baseline(self._space, trial.drawn)]
-        if not candidates or (len(drawn) < self.START and not at_once):
-            return None
-        curves = {trial.name: losses(self._space, trial) for trial in trials if trial.points}
-        if self._space.mode == "min" and all(value > 0 for curve in curves.values() for value in curve):
-            curves = {name: [math.log(value) for value in curve] for name, curve in curves.items()}  # compare ratios
-        points = self._space.baseline.evaluation.points
-        done = [curve[-1] for curve in curves.values() if len(curve) == points and math.isfinite(curve[-1])]
-        if not done:
-            return min(candidates, key=lambda trial: (-len(trial.points), loss(self._space, trial))).name
-        model = CurveModel.fit(list(curves.values()), points)
-        # Of trials with as many points, the one with the best value is worth most
-        firsts = {len(trial.points): trial for trial in sorted(candidates, key=self._behind, reverse=True)}
-        worth, new = model.worth([curves[trial.name] for trial in firsts.values()], min(done))
-        best, name = max(zip(worth, (trial.name for trial in firsts.values()), strict=True))
-        return name if best >= (NOTHING_TO_GAIN if at_once else new) else None
-
-    def _behind(self, trial: TrialRecord) -> float:
-        return loss(self._space, trial)
+        """Return a paused trial that is in the better half of all that have reached its rung; None: there is none."""
+        for rung in reversed(self._rungs):
+            reached = [trial for trial in trials if len(trial.points) >= rung]
+            reached.sort(key=lambda trial: (losses(self._space, trial)[rung - 1], trial.number))
+            for trial in reached[: len(reached) // 2]:
+                if trial.paused and len(trial.points) == rung:
+                    return trial.name
+        return None
 
 
 def default_rule(space: SearchSpace) -> AllocationRule:
     """Return the rule of a search with `early_stopping: pause`."""
-    return ForecastRule(space)
+    return Promotion(space)
 
 
 def is_baseline(space: SearchSpace, drawn: Values) -> bool:
