@@ -20,6 +20,7 @@ from tunediff.api.train_run import TrainOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
 from tunediff.core.progress import EventLines
+from tunediff.integrations.services import SERVICES
 
 
 @cli.guarded
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder of the run, instead of --name (default: train-CONFIG in the folder of all trainings)",
     )
     cli.add_storage(parser, "all searches and trainings")
+    add("--track", choices=SERVICES, help="the service that shows it as a run (docs/how-to/trackers.md)")
     add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
     cli.add_printing(parser)
     args = parser.parse_args(argv)

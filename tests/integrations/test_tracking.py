@@ -6,13 +6,17 @@ import math
 import re
 import socket
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests import searches
-from tunediff import cli, compare, search
+from tests.helpers import point
+from tunediff import cli, compare, search, train
+from tunediff import config as cfg
+from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
 from tunediff.integrations import companion, services, tracker, tracking
@@ -136,6 +140,34 @@ def test_a_torn_line_of_what_was_sent_is_passed_over(folder, space, service):
     service.sent.clear()
     assert make(folder, service).sync()
     assert service.sent == []
+
+
+def test_a_training_is_one_run_that_the_same_command_goes_on_with(tmp_path, service):
+    """Its folder is that of one run: there is no run of a search above it."""
+    folder = tmp_path / "train-digits"
+    journal = Journal(folder)
+    journal.start(cfg.baseline("digits"), {}, 20.0)
+    Image.new("L", (8, 8)).save(folder / "samples.png")
+    for index, (train_s, samples, value) in enumerate(CURVE, 1):
+        journal.point(point(index, train_s, samples=samples, frechet=value))
+        assert make(folder, service).sync()
+    assert service.sent == [("train-digits", [1], None), ("train-digits", [2], None)]
+    assert (service.run.kind, list(service.pictures)) == ("training", ["samples"])
+    journal.end(record.End("ok"))
+    assert make(folder, service).sync(last=True)
+    assert service.sent[2:] == [("train-digits", [], "ok")]
+    assert service.closed
+
+
+def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]
+    assert train.main([*words, "--track", "tensorboard"]) == cli.OK
+    assert list(Path("run", "tensorboard", "run").glob("events.*"))
+    monkeypatch.setitem(services.SERVICES, "wandb", ("no_such_package", ""))
+    assert train.main([*words[:-3], "other", "--track", "wandb"]) == cli.BAD_INPUT
+    assert "no_such_package is not installed" in capsys.readouterr().err
+    assert not Path("other").exists()
 
 
 def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_path, monkeypatch, capsys):

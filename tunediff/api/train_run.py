@@ -24,7 +24,7 @@ from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
-from tunediff.integrations import copier
+from tunediff.integrations import copier, tracking
 from tunediff.search_space import duration_s
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class TrainOptions:
     out: Path | None = None
     storage: Path = text.STORAGE
     initial: Path | None = None
+    track: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,8 @@ class TrainRequest:
     initial: Path | None
     command: str
     """How it is started with several processes."""
+    track: str | None = None
+    """The service that shows it as a run."""
 
 
 def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) -> TrainRequest:
@@ -72,12 +75,13 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
 
     `command`: how to start it with a number of processes; default: with the options' words.
     """
+    tracking.check(options.track)
     config = cfg.named(options.config, options.words)
     budget, folder = _budget(options, config), _folder(options)
     _check(config, budget, folder, options.initial)
     processes = config.parallel.processes
     start = command(processes) if command is not None else f"torchrun --nproc-per-node {processes} -m tunediff.train"
-    return TrainRequest(config, budget, folder.absolute(), options.initial, start)
+    return TrainRequest(config, budget, folder.absolute(), options.initial, start, options.track)
 
 
 def run(request: TrainRequest, lines: EventLines) -> str:
@@ -91,7 +95,13 @@ def run(request: TrainRequest, lines: EventLines) -> str:
         if main:
             remote.check(request.folder.parent)
             remote.pull(request.folder, heavy=True)
-        with copier.copied(request.folder, lines.aside.say, again) if main else contextlib.nullcontext():
+        with contextlib.ExitStack() as beside:
+            if main:
+                objective = cfg.of(request.config).objective.name
+                beside.enter_context(copier.copied(request.folder, lines.aside.say, again))
+                beside.enter_context(
+                    tracking.tracked(request.folder, request.track, objective, {}, lines.aside.say, "train")
+                )
             return _train(request, lines)
     except KeyboardInterrupt:
         again = "interrupted; the same command again resumes from the last checkpoint"

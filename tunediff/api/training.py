@@ -67,7 +67,8 @@ class Training:
 def run_training(
     config: Any, *knobs: Knobs, budget: str | float | None = None, unit: UnitName | None = None,
     samples: int | None = None, name: str | None = None, out: str | Path | None = None,
-    storage: str | Path = text.STORAGE, initial: str | Path | None = None, progress: bool = True,
+    storage: str | Path = text.STORAGE, initial: str | Path | None = None, track: str | None = None,
+    progress: bool = True,
 ) -> Training:  # fmt: skip
     """Train one configuration in this process, or go on with a training in the same folder; return it, finished.
 
@@ -79,6 +80,7 @@ def run_training(
             first ends it.
         name, out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG.
         initial: Weights to start from.
+        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a run (docs/how-to/trackers.md).
         progress: Show bars and a line per evaluation on stderr of a terminal, elsewhere log to `tunediff.api`.
 
     Raises:
@@ -90,7 +92,7 @@ def run_training(
         options = TrainOptions(
             Path(notebook.named(config, place)), words(knobs), budget=duration(budget), unit=unit, samples=samples,
             name=name, out=None if out is None else Path(out), storage=place,
-            initial=None if initial is None else Path(initial),
+            initial=None if initial is None else Path(initial), track=track,
         )  # fmt: skip
         if budget is None and samples is None:
             raise ConfigError("run_training: needs budget or samples; only the command trains without an end")

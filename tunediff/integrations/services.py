@@ -33,7 +33,7 @@ class Run:
     """One run at a service: a trial, or the search as a whole, under which the trials are."""
 
     kind: str
-    """`search`, `trial`, or `confirming` for a confirming run."""
+    """`search`, `trial`, `confirming` for a confirming run, or `training` for one outside any search."""
     name: str
     """`t0003`, `confirm/t0003`; of the search its name."""
     search: str

@@ -19,7 +19,7 @@ from typing import Any
 from tunediff.analysis import journals
 from tunediff.analysis.following import Following
 from tunediff.core.point import Point
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import TrialRecord, read_trial
 from tunediff.integrations import companion, services
 from tunediff.integrations.companion import Attempts, Facts, Say
 from tunediff.integrations.services import Run, RunEnd, Service
@@ -92,6 +92,9 @@ class Tracker:
 
     def _send_all(self, verdict: Mapping[str, Any] | None) -> None:
         folder = self._facts.folder
+        if (training := read_trial(folder)) is not None:  # of `tunediff train`, whose folder is that of one run
+            self._send_trial(folder, dataclasses.replace(training, name=folder.name), "training")
+            return
         for place in [folder, *sessions.confirming_folders(folder)]:
             following = self._followed.setdefault(place, Following(place))
             following.read()
@@ -102,11 +105,14 @@ class Tracker:
             end = RunEnd("ok", "", time.time(), verdict, (report,) if report.exists() else ())
             self._service.send(self._search(), [], _pictures(folder), end)
 
-    def _send_trial(self, place: Path, trial: TrialRecord) -> None:
-        """Send what is new of a trial. Each restart from the first step makes a run of its own."""
+    def _send_trial(self, place: Path, trial: TrialRecord, kind: str = "trial") -> None:
+        """Send what is new of a trial of the search in `place`. Each restart from the first step is a run of its own.
+
+        `kind`: `trial`, or `training` for one that has `place` to itself.
+        """
         prefix = f"{place.relative_to(self._facts.folder)}/" if place != self._facts.folder else ""
         names = [prefix + trial.name, *(f"{prefix}{trial.name}.{n}" for n in range(2, len(trial.restarts) + 2))]
-        *earlier, run = (self._run(name, bool(prefix), trial) for name in names)
+        *earlier, run = (self._run(name, "confirming" if prefix else kind, trial) for name in names)
         for before, reason in zip(earlier, trial.restarts, strict=True):
             if before.id in self._sent.points and before.id not in self._sent.ended:
                 why = f"started from the beginning: {reason or 'no checkpoint'}"
@@ -115,11 +121,14 @@ class Tracker:
             return
         new, end = trial.points[self._sent.points.get(run.id, 0) :], _end(trial, self._facts.objective)
         if new or end or run.id not in self._sent.points:
-            self._send(run, new, _pictures(place / "trials" / trial.name) if new else {}, end)
+            pictures = place if kind == "training" else place / "trials" / trial.name
+            self._send(run, new, _pictures(pictures) if new else {}, end)
 
     def _send(self, run: Run, new: list[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
         search = self._search()
-        if search.id not in self._sent.points:  # the run of the search comes first: others belong to it
+        if (
+            run.kind != "training" and search.id not in self._sent.points
+        ):  # the run of the search comes first: others belong to it
             self._service.send(search, [], {}, None)
             self._sent.take(search.id, 0, False)
         self._service.send(run, new, pictures, end)
@@ -134,10 +143,10 @@ class Tracker:
             facts.folder,
         )  # fmt: skip
 
-    def _run(self, name: str, confirming: bool, trial: TrialRecord) -> Run:
+    def _run(self, name: str, kind: str, trial: TrialRecord) -> Run:
         own = self._sent.search_id
         return Run(
-            "confirming" if confirming else "trial", name, self._facts.folder.name, f"{own}-{name.replace('/', '-')}",
+            kind, name, self._facts.folder.name, f"{own}-{name.replace('/', '-')}",
             own, self._facts.objective, trial.config | _side(trial), trial.started, self._facts.folder,
         )  # fmt: skip
 

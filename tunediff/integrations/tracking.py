@@ -34,10 +34,11 @@ def check(service: str | None) -> None:
 
 
 def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:
-    """Start the tracker of a search; `module`: the command that resumes it."""
+    """Start the tracker of a search or of a training; `module`: the command that resumes it."""
     folder, output = facts.folder, facts.folder / LOG
     again = [] if module == "search" else ["--track", facts.service]
     rest = text.command(module, "--resume", folder.name, *again, storage=folder.parent)
+    rest = "the same command again" if module == "train" else rest
     unfinished = f"not everything was sent ({output}); to send the rest: {rest}"
     return Companion(tracker.__name__, facts, output, say, f"--track {facts.service}", unfinished)
 

@@ -18,7 +18,7 @@ class TrackioRuns:
         pass
 
     def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
-        name = run.search if run.kind == "search" else f"{run.search}/{run.name}"
+        name = run.name if run.kind in ("search", "training") else f"{run.search}/{run.name}"
         trackio.init(
             project=project("TRACKIO_PROJECT"), name=name, group=run.search, config=dict(run.config), resume="allow",
             embed=False, auto_log_gpu=False, auto_log_cpu=False,
