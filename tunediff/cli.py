@@ -179,6 +179,14 @@ def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> No
     parser.add_argument("--storage", type=remote.local, default=text.STORAGE, help=words)
 
 
+def add_average(parser: argparse.ArgumentParser) -> None:
+    """Add the option --ema."""
+    words = (
+        "weights averaged with this half-life, as ema.half_life counts it, where the training has ema.snapshots=true"
+    )
+    parser.add_argument("--ema", type=float, metavar="H", help=f"{words} (default: those that were evaluated)")
+
+
 def add_unit(parser: argparse.ArgumentParser) -> None:
     """Add the option --unit, which belongs to --budget."""
     words = "what the budget counts: training seconds (wall, the default), or these times devices (device)"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
+from tunediff.api.average_curve import evaluate_curve
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
 from tunediff.core.files import numbered, write_text
@@ -71,11 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
     )
     places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
+    averages = "weights averaged with this half-life, where the training has ema.snapshots=true; several, separated by "
+    averages += "commas: a table of the training's own evaluation of each (default: those that were evaluated)"
+    add("--ema", type=_half_lives, default=(), metavar="H[,H…]", help=averages)
     add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
+    if len(args.ema) > 1:
+        return evaluate_curve(model, args.ema, args.out or model.folder / "averages.json", args.json)
+    model = model.averaged(args.ema[0] if args.ema else None)
     if not _has_full_protocol(model.config):
         return _judge(model, args.out, args.json)
     config = _configured(_with_data(model, args), args)
@@ -96,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.check_writable("--out", args.out or numbers)
     args.command = text.original_command("evaluate", argv)
     return _evaluate(model, config, real, kinds, numbers, args)
+
+
+def _half_lives(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
 
 
 def _has_full_protocol(config: Any) -> bool:

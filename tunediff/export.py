@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="name of the search")
     cli.add_storage(parser)
     parser.add_argument("--trial", help="export this trial (default: the best)")
+    cli.add_average(parser)
     parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
     outputs = "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers (default: "
     parser.add_argument("--out", type=Path, help=f"{outputs}diffusers in the folder of the model)")
@@ -51,13 +52,16 @@ def _export_configuration(args: argparse.Namespace) -> None:
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
-    _print_written(write(search, args.trial, out, out.absolute() if args.json else out), args.json)
+    _print_written(write(search, args.trial, out, out.absolute() if args.json else out, args.ema), args.json)
 
 
-def write(search: Results, name: str | None, out: Path, shown_out: Path | None = None) -> dict[str, str]:
+def write(
+    search: Results, name: str | None, out: Path, shown_out: Path | None = None, half_life: float | None = None
+) -> dict[str, str]:
     """Write the configuration of a trial, and its weights beside it; return what was written, and how to train with it.
 
-    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. Raises `ConfigError`.
+    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. `half_life`: of another average
+    than the one that was evaluated. Raises `ConfigError`.
     """
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
@@ -68,7 +72,14 @@ def write(search: Results, name: str | None, out: Path, shown_out: Path | None =
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        if weights.exists():
+        if half_life is not None:
+            from tunediff.training.weights import save
+
+            model = models.find(str(weights.parent)).averaged(half_life)
+            config = model.config
+            save(model.state(), beside, {"ema_half_life": repr(half_life)})
+            written["weights"] = str(shown_out.with_suffix(".safetensors"))
+        elif weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
@@ -80,6 +91,7 @@ def write(search: Results, name: str | None, out: Path, shown_out: Path | None =
 def _export_pipeline(args: argparse.Namespace) -> None:
     """Write a model as a pipeline of diffusers."""
     model = models.find_with_hook("foreign_format", "--diffusers", args.name, args.storage, args.trial)
+    model = model.averaged(args.ema)
     foreign: ForeignFormat = cfg.of(model.config).get_hook("foreign_format")
     folder = args.out or model.folder / foreign.NAME
     foreign.check(folder, model.config)  # before the weights are read

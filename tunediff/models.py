@@ -44,6 +44,8 @@ class Saved:
     `diffusers`: a pipeline folder, as `ForeignFormat.NAME` says."""
     name: str  # for file names: `train-digits`, `night-t0003`, `best`
     folder: Path  # where results about it are written unless told otherwise
+    half_life: float | None = None
+    """Of the average that `--ema` makes of what the training wrote; None: the one that was evaluated."""
 
     @property
     def is_foreign(self) -> bool:
@@ -76,7 +78,28 @@ class Saved:
 
         if self.is_foreign:
             return cfg.of(self.config).get_hook("foreign_format").read_state(self.weights)
-        return read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
+        state = read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
+        if self.half_life is not None:
+            from tunediff.training import power_average
+
+            state |= power_average.reconstruct(self.folder / power_average.FOLDER, self.half_life)
+        return state
+
+    def averaged(self, half_life: float | None) -> Saved:
+        """Return the model with its weights averaged otherwise, and that in its configuration; None: as it is.
+
+        Raises `ConfigError` where its training kept no averages. Example: `load_model("night").averaged(0.1)`.
+        """
+        if half_life is None:
+            return self
+        allowed = "a number above 0 and at most 0.5; a half-life as in ema.half_life"
+        if not 0 < half_life <= 0.5:
+            raise ConfigError(f"--ema: {half_life:g} is not allowed; allowed: {allowed}")
+        if self.kind != "run" or not any((self.folder / "averages").glob("*.safetensors")):
+            needs = "its training kept no averages; train with ema.snapshots=true, then name its folder"
+            raise ConfigError(f"--ema: is not allowed for {self.name}: {needs}")
+        config = cfg.override(self.config, {"ema.half_life": half_life}, "--ema", check=False)
+        return dataclasses.replace(self, config=config, half_life=half_life, name=f"{self.name}-ema{half_life:g}")
 
 
 def find_with_hook(

@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for options in contract.shipped_sampler_options():
         options.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
+    cli.add_average(parser)
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
     add("--trust-code", action="store_true", help="run the file of a workload of your own, as it lies beside the model")
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = ", or the model's own file with --trust-code"
     model = models.find_with_hook(
         "sample_images", "sample", args.run, args.storage, own=own, run_code=args.trust_code
-    )  # fmt: skip
+    ).averaged(args.ema)  # fmt: skip
     config, args.seed, args.batch_size = _configure(model.config, args)
     cli.check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)

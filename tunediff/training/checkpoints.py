@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,7 @@ from tunediff.config import to_dict
 from tunediff.config.code import described
 from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
-from tunediff.training import memory, state
+from tunediff.training import memory, state, weights
 from tunediff.training.feed import Position
 from tunediff.training.session import Session
 
@@ -38,6 +40,34 @@ def save(session: Session, pending: Point | None = None) -> None:
         if session.world.main:
             state.save(content, session.folder)
         session.world.barrier()
+
+
+MOST_FILES = 16
+"""Points at which files are written, at most; they are evenly spaced, and the last one is among them."""
+
+
+def write_files(session: Session, index: int) -> None:
+    """Write what the workload has given to `write_at_points`. All ranks call it; rank 0 writes.
+
+    An open-ended training writes what comes after its budget in place of its last point.
+    """
+    total = session.config.evaluation.points
+    if session.folder is None or (index < total and (total - index) % math.ceil(total / MOST_FILES)):
+        return
+    with session.clock.part("checkpoint"):
+        for name, tensors in session.files_of_points.items():
+            content = tensors()
+            if session.world.main:
+                path = session.folder / name / f"{min(index, total):04}.safetensors"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                weights.save(content, path, {"progress": repr(session.pace.schedule)})
+
+
+def remove_files(session: Session) -> None:
+    """Remove what an earlier training in this folder has written by `write_files`. Rank 0 calls it."""
+    if session.folder is not None:
+        for name in session.files_of_points:
+            shutil.rmtree(session.folder / name, ignore_errors=True)
 
 
 def _position(session: Session) -> dict[str, Any] | None:

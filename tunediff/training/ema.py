@@ -32,14 +32,17 @@ class Ema:
         span = self.half_life * progress
         return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0
 
-    @torch.no_grad()
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
         """Take in the weights after one optimizer step; buffers are copied.
 
         `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
         """
-        share, weights = 1 - self.decay(progress, delta), [parameter.float() for parameter in _here(model)]
-        torch._foreach_lerp_(_here(self.model), weights, share)
+        self.blend(model, 1 - self.decay(progress, delta))
+
+    @torch.no_grad()
+    def blend(self, model: nn.Module, share: float) -> None:
+        """Replace this share of the average by the weights; buffers are copied."""
+        torch._foreach_lerp_(_here(self.model), [parameter.float() for parameter in _here(model)], share)
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
 

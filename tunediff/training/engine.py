@@ -212,6 +212,7 @@ class Engine(Session):
             self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
             self.hold_loaders()
         if checkpoint is None and self.world.main:
+            checkpoints.remove_files(self)
             self.observer.restarted(self.restart_reason)
         return checkpoint
 
@@ -273,6 +274,7 @@ class Engine(Session):
             point = dataclasses.replace(point, metrics={**point.metrics, **values})
             memory.restart_peak(self.device)  # what judging needs is not what training needs
         self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
+        checkpoints.write_files(self, index)
         checkpoints.save(self)
         self.saved_s = self.pace.train_s
         self.meter.restart()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.knobs import Bool, Float, Refusal, section
+from tunediff.config.knobs import Bool, Fixed, Float, Refusal, section
 from tunediff.core.environment import install_command
 
 
@@ -142,3 +142,12 @@ class Ema:
     2206.00364: 5 % of the samples seen), so that short budgets do not average in the initial weights."""
     max_decay: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9999
     """Upper bound of the decay per step (0.9999 in DDPM)."""
+    snapshots: Annotated[Bool, Fixed()] = False
+    """Keep two averages more and write them at evaluation points, 16 at most: then `export --ema H` makes the average
+    of any half-life H after the training. The disk takes 8 bytes per weight for each point."""
+
+    def check(self, config: Any) -> None:
+        if self.snapshots and config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
+            raise Refusal("ema.snapshots", "parallel.strategy = pipeline divides the network; use ddp or fsdp")
+        if self.snapshots and config.optimizer.name == "schedule_free":
+            raise Refusal("ema.snapshots", "optimizer.name = schedule_free averages the weights itself")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,13 @@ class Trial:
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, also where nothing is evaluated, for facts that cost next to nothing."""
         self.engine.description = describe
+
+    def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Write what `tensors` returns to `folder`/INDEX.safetensors beside the weights, at 16 points at most.
+
+        All ranks call it; rank 0 writes, with `progress` in the metadata. Nothing is written without a folder.
+        """
+        self.engine.files_of_points[folder] = tensors
 
     def about(self, **facts: Any) -> None:
         """Write facts about the data or the model to the trial's record, once."""

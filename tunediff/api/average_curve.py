@@ -1,0 +1,42 @@
+"""The distance of a model whose weights are averaged with each of several half-lives, as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.core import remote, text
+from tunediff.core.files import write_text
+from tunediff.core.progress import EventLines
+from tunediff.models import Saved
+
+
+def evaluate_curve(model: Saved, half_lives: Sequence[float], path: Path, as_json: bool) -> int:
+    """Judge every average by the evaluation of the training, print the numbers and write them; return the exit code."""
+    averaged = [model.averaged(half_life) for half_life in half_lives]  # refuse all that is refused before torch
+
+    from tunediff.distributed import from_environment
+    from tunediff.training.judging import judged
+    from tunediff.training.power_average import relative_std
+
+    metric, rows = cfg.of(model.config).objective, []
+    with from_environment() as world, EventLines().work(world.main):
+        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
+        for one, half_life in zip(averaged, half_lives, strict=True):
+            value = judged(config, one.state(), world)[metric.name]
+            rows.append({"half_life": half_life, "relative_std": relative_std(half_life), metric.name: value})
+        if not world.main:
+            return cli.OK
+        result = {"model": model.name, "weights": str(model.weights.absolute()), "curve": rows}
+        write_text(path, json.dumps(result, indent=2))
+        remote.push_or_warn(path)
+        if as_json:
+            cli.print_json(result | {"json": path.absolute()})
+            return cli.OK
+        table = [["ema.half_life", "σ_rel", metric.label]]
+        table += [[f"{row['half_life']:g}", f"{row['relative_std']:.3f}", f"{row[metric.name]:.4g}"] for row in rows]
+        print("\n".join([*text.table(table), f"json: {path}"]))
+    return cli.OK
