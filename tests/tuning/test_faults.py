@@ -406,3 +406,58 @@ def test_file_that_changes_its_process_does_not_change_the_next_trial(search, tm
         ["ok"] * 4,
         resumed=False,
     )
+
+
+# -------------------------------------------------------------------------------------------------------- paused trials
+PAUSES = {
+    "budget": {"per_trial": "3s"}, "early_stopping": "pause",
+    "trials": [{}, {"optimizer.lr": 3.0e-4}, {"optimizer.lr": 1.0e-7}, {"optimizer.lr": 2.0e-7}],
+}  # fmt: skip
+ENDS = ["ok", "ok", "pruned", "pruned"]
+"""The second one is behind the baseline and far ahead of the others: once all have paused, it goes on."""
+STAGES = {
+    "pausing": lambda one: one.events("t0001", "point"),
+    "paused": lambda one: one.events("t0001", "paused") and one.events("t0002", "worker"),
+    "continuing": lambda one: len(one.events("t0001", "worker")) == 2,
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_search_knows_its_paused_trials(search, stage):
+    """kill -9 of search and worker in the moment after the point, while a trial is paused, and while one goes on."""
+    one, process = begin(search, "killed", **PAUSES)
+    one.wait_for(lambda: STAGES[stage](one))
+    one.family = set(of_search(process))
+    latest = max((n for n in ("t0001", "t0002", "t0003") if one.events(n, "worker")), default="t0001")
+    for pid in (pids(one, latest)[1], process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    settle(one, process, f"search and worker die: {stage}", "kill -9", ENDS)
+    assert [len(one.events(name, "paused")) for name in ("t0000", "t0001", "t0002", "t0003")] == [0, 1, 1, 1]
+    assert len(one.trial("t0001").points) == 2
+    assert not list(one.folder.glob("trials/*/checkpoint.pt"))
+
+
+def test_a_worker_killed_while_a_paused_trial_goes_on_loses_nothing(search):
+    one, process = begin(search, "worker", **PAUSES)
+    one.wait_for(lambda: STAGES["continuing"](one))
+    os.kill(pids(one, "t0001")[1], signal.SIGKILL)
+    one.wait_for(lambda: len(one.events("t0001", "worker")) == 3)
+    one.family = set(of_search(process))
+    settle(one, process, "worker of a continued trial dies", "kill -9", ENDS, resumed=False)
+    assert one.trial("t0001").restarts == []
+
+
+@pytest.mark.parametrize("disk", [512], indirect=True)
+def test_disk_that_is_full_when_a_paused_trial_goes_on_ends_it_cleanly(search, disk):
+    """Its checkpoint of the first point stays: with room again it goes on from there."""
+    one, process = begin(search, "checkpoint", **PAUSES, fixed={"model.channels": 128})
+    one.wait_for(lambda: STAGES["continuing"](one))
+    one.family = set(of_search(process))
+    with open(disk / "filler", "wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(disk).free - 2**20)
+    stopped(one, process, "No space left on device")
+    assert (one.trial("t0001").status, one.trial("t0002").status) == (None, "paused")
+    (disk / "filler").unlink()
+    settle(one, process, "disk full while a paused trial goes on", "1 MiB left of 512", ENDS)
+    assert one.trial("t0001").restarts == []
