@@ -55,13 +55,14 @@ class Drawn:
 
 
 def measured(files: Sequence[Path]) -> Measured:
-    """The noise in tables of runs: each has the metric in its third column and the knobs behind `reason`."""
+    """The noise in tables of runs: each has the metric before `versus_baseline` and the knobs behind `reason`."""
     blocks: list[Numbers] = []
     sds = {}
     for file in files:
         frame = pd.read_csv(file)
         names = list(frame.columns)
-        metric, knobs = names[2], [name for name in names[names.index("reason") + 1 :] if name != "seed"]
+        metric = names[names.index("versus_baseline") - 1]
+        knobs = [name for name in names[names.index("reason") + 1 :] if name != "seed"]
         alike = frame.groupby(knobs, dropna=False, sort=False).ngroup()
         values = frame.assign(alike=alike).pivot(index="alike", columns="seed", values=metric).to_numpy(float)
         y = np.log(values) if metric == "frechet" else values
