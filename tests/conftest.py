@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import base64
+import compileall
 import gc
 import json
 import os
@@ -12,11 +13,20 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the commands do; before anything imports torch
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks, and a test process per core
+else:  # images often forbid bytecode: each of the many processes would compile the package anew
+    compileall.compile_dir(Path(__file__).parents[1] / "tunediff", quiet=2)
+BYTECODE_FORBIDDEN = sys.dont_write_bytecode
+
+
+def pytest_collection():
+    """Tests with rewritten assertions are kept as bytecode, whether or not an image forbids it: they take 6 s."""
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish():
     """Every training collects garbage first: without this it would look at all that was imported, for a third of a
     second."""
+    sys.dont_write_bytecode = BYTECODE_FORBIDDEN
     gc.collect()
     gc.freeze()
 

@@ -632,7 +632,7 @@ def test_train_refuses(config, capsys, words, message):
 def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop):
     """The signal reaches the whole process group, as Ctrl-C in a terminal, torchrun and batch schedulers send it, and
     leaves the loader processes to their training."""
-    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "1s", "--out", "out"]
+    words = [sys.executable, "-m", "tunediff.train", "--config", config, "--every", "0.5s", "--out", "out"]
     words += ["loader.workers=2"]
 
     def stopped_after(count):
@@ -654,7 +654,7 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     trial = record.read_trial(tmp_path / "out")
     assert trial.status is None
     assert [point["index"] for point in trial.points] == list(range(1, len(trial.points) + 1))
-    assert all(p["train_s"] >= 0.999 * p["index"] for p in trial.points)  # a second each, and a slow step
+    assert all(p["train_s"] >= 0.4995 * p["index"] for p in trial.points)  # half a second each, and a slow step
     assert (tmp_path / "out" / "samples" / "0003.png").exists()
     assert (tmp_path / "out" / "weights.safetensors").exists()
 
@@ -741,7 +741,7 @@ def test_train_refuses_a_missing_configuration(capsys):
 
 def test_train_runs_under_torchrun(config, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tunediff.train"]
-    words += ["--config", config, "--samples", "3840", "--out", "two", "parallel.workers=2"]
+    words += ["--config", config, "--samples", "1280", "--out", "two", "parallel.workers=2"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("steps: 30") == 1  # one rank speaks
+    assert done.stdout.count("steps: 10") == 1  # one rank speaks

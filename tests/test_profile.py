@@ -20,7 +20,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
-from tunediff.profiling import compiling, figures, measure, trace
+from tunediff.profiling import compiling, figures, measure, sweep, trace
 from tunediff.profiling.measure import Bench
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
@@ -65,6 +65,7 @@ def quick(monkeypatch):
 
 def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trace, "TRACED", 2)
+    monkeypatch.setattr(sweep, "SECONDS", 0.02)
     words = [
         "--config",
         "digits",

@@ -77,11 +77,15 @@ def test_what_is_worse_is_farther(extractor: EfficientNetLite0, photographs: Ten
     blurred = F.avg_pool2d(other.float(), 3, 1, 1, count_include_pad=False)
     turned, half = other.roll(1, 1), len(other) // 2
 
+    def statistics(images: Tensor) -> FeatureStatistics:
+        found = FeatureStatistics(extractor.dim)
+        found.update(extractor(images.round().clamp(0, 255).to(torch.uint8)))
+        return found
+
+    reference = Reference.of(statistics(real), torch.zeros(0, extractor.dim))
+
     def distance(images: Tensor) -> float:
-        sides = [FeatureStatistics(extractor.dim), FeatureStatistics(extractor.dim)]
-        for statistics, pixels in zip(sides, (real, images), strict=True):
-            statistics.update(extractor(pixels.round().clamp(0, 255).to(torch.uint8)))
-        return frechet(sides[1], Reference.of(sides[0], torch.zeros(0, extractor.dim)))
+        return frechet(statistics(images), reference)
 
     same = distance(other)
     for steps in (

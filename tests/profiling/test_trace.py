@@ -21,7 +21,8 @@ from tunediff.workloads.diffusion.unet import network
 MIB = 2**20
 
 
-def test_trace(bench, tmp_path):
+def test_trace(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "TRACED", 2)
     config = tiny(loader__accumulation=2)
     found = trace.trace(bench, config, tmp_path / "trace.json.gz", 0.1)
     with gzip.open(tmp_path / "trace.json.gz") as file:

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.report.pages import rows, words, written
 from tests.searches import make, write
 from tunediff import analysis, export, search
 from tunediff.analysis import comparison, confirmation, evidence
+from tunediff.api import search_run
 from tunediff.report import outputs
 from tunediff.report.style import Highlights
 from tunediff.report.words import duration
@@ -56,7 +58,8 @@ def told(found, capsys):
     command = ["--resume", found.folder.name, "--storage", str(found.folder.parent)]
     assert search.main(command) == 0
     text = capsys.readouterr().out
-    assert search.main([*command, "--json"]) == 0
+    with mock.patch.multiple(search_run, _write_tables=lambda _: None, _report=lambda _: None):  # they are written
+        assert search.main([*command, "--json"]) == 0
     return text, json.loads(capsys.readouterr().out)
 
 
