@@ -24,11 +24,21 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
+    sys.dont_write_bytecode = BYTECODE_FORBIDDEN
+    _freeze()
+
+
+def pytest_runtest_setup():
+    if len(sys.modules) > _freeze.modules + 50:
+        _freeze()
+
+
+def _freeze():
     """Every training collects garbage first: without this it would look at all that was imported, for a third of a
     second."""
-    sys.dont_write_bytecode = BYTECODE_FORBIDDEN
     gc.collect()
     gc.freeze()
+    _freeze.modules = len(sys.modules)
 
 
 def pytest_sessionfinish():
