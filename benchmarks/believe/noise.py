@@ -27,8 +27,14 @@ class Measured:
     """Standard deviation of a single run, by folder."""
 
     def draw(self, rng: np.random.Generator, size: tuple[int, ...], configurations: int) -> Numbers:
-        """[*size, configurations]: each of `size` is a seed that was run, and configurations that were run with it."""
+        """[*size, configurations]: each of `size` is a seed that was run, and configurations that were run with it.
+
+        Of more configurations than were run, each is any of those that were.
+        """
         blocks = self.blocks[rng.integers(len(self.blocks), size=math.prod(size))]
+        if configurations > blocks.shape[1]:
+            order = rng.integers(blocks.shape[1], size=(len(blocks), configurations))
+            return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
         order = np.argsort(np.where(np.isnan(blocks), np.inf, rng.random(blocks.shape)), axis=1)[:, :configurations]
         return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
 

@@ -214,3 +214,25 @@ def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monk
     with pytest.raises(KeyboardInterrupt), experiment.workers(tmp_path / "night", share, None, None, ends):
         pass
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_search_killed_while_it_reruns_what_leads_goes_on_with_that_and_confirms_it(search):
+    one = search(
+        "reruns", budget={"per_trial": "2s", "trials": 5}, noise=1, reruns=2, confirm={"of": 1, "seeds": 3},
+        search={"loader.batch_size": [16, 32, 64, 128]}, early_stopping="pause",
+    )  # fmt: skip
+    process = one.start(str(one.file), "--name", "reruns")
+    one.wait_for(has(one, "t0003", 1))
+    before, family = one.trial("t0003").drawn, of_search(process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    all_gone(family)
+    assert one.run("--resume", "reruns") == 0, one.log
+    trials = [one.trial(f"t000{i}") for i in range(5)]
+    assert [trial.drawn.get("seed") for trial in trials[:3]] == [None] * 3
+    assert (trials[3].drawn, trials[3].status, trials[4].status) == (before, "ok", "ok")
+    assert all(trial.drawn["seed"] in (1, 2) for trial in trials[3:])
+    assert trials[3].drawn != trials[4].drawn
+    assert not one.events("t0004", "paused"), "a rerun is compared by whole runs"
+    confirming = search_space.load(one.folder / "confirm" / "search.yaml")
+    assert {point["seed"] for point in confirming.candidates} == {1000, 1001, 1002}, "no seed that chose the finalist"

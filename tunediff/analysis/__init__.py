@@ -117,7 +117,7 @@ class Results:
         return _grouped(self.trials)
 
     def repeats(self, trial: TrialRecord) -> bool:
-        """Return whether a trial is a further run of the baseline in a search with one seed."""
+        """Return whether a trial is a further run of a configuration in a search with one seed."""
         return self.space.seeds == 1 and "seed" in trial.drawn
 
     @property
@@ -129,8 +129,8 @@ class Results:
     def standings(self) -> list[tuple[TrialRecord, float]]:
         """Return the trials that ended ok with the value of their configuration, the best first.
 
-        If a search repeats its baseline, that value is the mean over these runs, and the first run that
-        ended ok stands for all, so that no lucky seed is ahead. In a search with several seeds every run
+        If a search repeats its baseline, or what leads, that value is the mean over these runs, and the first run
+        that ended ok stands for all, so that no lucky seed is ahead. In a search with several seeds every run
         stands for itself.
         """
         means = [(trial, sum(values) / len(values)) for trial, values in self.values_of_runs]
@@ -139,16 +139,22 @@ class Results:
     @property
     def values_of_runs(self) -> list[tuple[TrialRecord, list[float]]]:
         """Return the trials in `standings`, each with the values of all runs of its configuration that ended ok."""
-        done = [(trial, value) for trial in self.trials if (value := trial.value(self.metric)) is not None]
-        configurations = [(trial, [value]) for trial, value in done if not self.repeats(trial)]
+        done = ((first, [trial.value(self.metric) for trial in (first, *again)]) for first, again in self.reruns)
+        return [(first, [value for value in values if value is not None]) for first, values in done]
+
+    @property
+    def reruns(self) -> list[tuple[TrialRecord, list[TrialRecord]]]:
+        """Return the trials in `standings`, each with the further runs of its configuration that ended ok."""
+        done = [trial for trial in self.trials if trial.value(self.metric) is not None]
+        configurations = [(trial, list[TrialRecord]()) for trial in done if not self.repeats(trial)]
         # Add each repetition to the run of its configuration; without one it stands for the configuration itself.
-        for trial, value in (pair for pair in done if self.repeats(pair[0])):
+        for trial in filter(self.repeats, done):
             own = without_seed(trial.drawn)
-            same = next((values for first, values in configurations if without_seed(first.drawn) == own), None)
+            same = next((again for first, again in configurations if without_seed(first.drawn) == own), None)
             if same is None:
-                configurations.append((trial, [value]))
+                configurations.append((trial, []))
             else:
-                same.append(value)
+                same.append(trial)
         return configurations
 
     @property

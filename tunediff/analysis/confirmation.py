@@ -137,7 +137,7 @@ class Confirmation:
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
         """Return (value in the search, values of the confirming runs) of a finalist, in the search's protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
-        value = chosen.value(self.search.metric) if chosen is not None else None
+        value = next((mean for trial, mean in self.search.standings if trial is chosen), None)
         return (value, ends) if ends and value is not None else None
 
     def trial(self, group: Group) -> TrialRecord | None:

@@ -67,7 +67,7 @@ def measured(results: Results, confirming: Results | None = None, metric: str | 
     """
     metric = metric or results.metric
     sets = [runs for runs in (results, confirming) if runs is not None]
-    groups = [values for part in sets for runs in part.groups if len(values := _by_seed(runs, metric)) > 1]
+    groups = [values for part in sets for runs in part.groups if len(values := _unselected(part, runs, metric)) > 1]
     ratios = (results.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
     return pooled(groups, ratios, results.falls and metric != RATE)
 
@@ -84,9 +84,15 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Nois
     return Noise(math.sqrt(squares / freedom), freedom, sum(map(len, samples)), len(samples), ratios, falls)
 
 
-def _by_seed(runs: Sequence[TrialRecord], metric: str) -> list[float]:
-    """Return the values of a configuration, one for each seed."""
-    return list({trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}.values())
+def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> list[float]:
+    """Return the values of a configuration, one for each seed.
+
+    Without the first one if a search has run the configuration again because it was good: the spread of such runs
+    would be a third too large, since the first is partly the luckiest.
+    """
+    values = {trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}
+    chosen = any(map(results.repeats, runs)) and without_seed(results.changed(runs[0]))
+    return list(values.values())[1 if chosen else 0 :]
 
 
 UNMOVED = 0.01

@@ -60,7 +60,7 @@ class AskedTrial:
 
     @property
     def drawn(self) -> Values:
-        """Return the knobs that the search has chosen, by dotted name; for a repeated baseline also its `seed`."""
+        """Return the knobs that the search has chosen, by dotted name; of a repeated run also its `seed`."""
         return dict(self._spec.drawn)
 
     @property

@@ -187,7 +187,7 @@ class Console:
 
     def _best(self) -> str:
         best = self.evidence.best if self.space.seeds == 1 else None  # with several seeds no single run is the best
-        return f"best {best.name} {text.number(best.value(self.results.metric))}" if best is not None else ""
+        return f"best {best.name} {text.number(self.evidence.values.get(best.name))}" if best is not None else ""
 
     def _called(self, name: str) -> str:
         """Return a trial's name as other commands take it: `t0003`, or `confirm/t0003` for a confirming run."""

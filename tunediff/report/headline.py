@@ -113,10 +113,12 @@ def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list
 def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | None) -> list[Part]:
     """Return the value of the leading trial, compared with the baseline as far as the noise of one run allows it."""
     results, better = evidence.results, evidence.better(best)
-    value = best.value(results.metric) or 0.0
+    runs = len(evidence.runs(best))
+    value = evidence.values.get(best.name, 0.0)
     of_base = base.value(results.metric) if base is not None else None
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
-    reached = f"after {spent} its {_label(results)} is {number(value)}"
+    mean = f", the mean of {runs} runs" if runs > 1 else ""
+    reached = f"after {spent} its {_label(results)} is {number(value)}{mean}"
     reached = f"{rounded(value)} {results.unit}/s" if results.by_rate else reached
     parts = [(best.name, "winner"), (f" is {'best' if better else 'ahead'}: {reached}", "")]
     if none := results.no_baseline(best):

@@ -74,15 +74,15 @@ class LiveTable(Console):
 
     def _render(self) -> RenderableType:
         results = self.results
-        # Order of the rows: running trials, results by rank with the baseline's repeats, then the rest, newest first.
+        # Order of the rows: running trials, results by rank with their reruns, then the rest, newest first.
         ranks = {trial.name: rank for rank, trial in enumerate(results.ranked, 1)}
         running = [trial for trial in results.trials if trial.status is None]
         rest = [trial for trial in results.trials if trial.status is not None and trial.name not in ranks]
-        again = {trial.name: trial for trial in rest if results.repeats(trial) and trial.status == "ok"}
-        base = results.baseline
-        ranked = [row for trial in results.ranked for row in (trial, *(again.values() if trial is base else ()))]
+        again = {first.name: trials for first, trials in results.reruns}
+        ranked = [row for trial in results.ranked for row in (trial, *again[trial.name])]
         paused = [trial for trial in rest if trial.status == PAUSED]
-        left = [trial for trial in reversed(rest) if trial.name not in again and trial.status != PAUSED]
+        shown = {trial.name for trial in (*ranked, *paused)}
+        left = [trial for trial in reversed(rest) if trial.name not in shown]
         rows = [*running, *ranked, *paused, *left]
         ranks = ranks if self.space.seeds == 1 else {}  # with several seeds ranks belong to configurations
         noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}

@@ -49,7 +49,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
         "search": str(space.source), "knobs": len(space.dimensions),
         "points": None if points == float("inf") else points,
         "trials": budget.trials, "training_s_per_trial": space.longest_s, "at_once": share.slots,
-        "seeds": space.seeds, "baseline_runs": space.noise,
+        "seeds": space.seeds, "baseline_runs": space.noise, "reruns": space.reruns,
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in space.again],
         "seconds": {**spent, **dict.fromkeys(unknown)}, "total_limit_s": budget.total_s,
         "wall_clock_lacks": unknown,
@@ -119,6 +119,7 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     """Return the plan in words, one line per item; `plan`: as `values` returns it."""
     repeats = f", {plan['seeds']} seeds each" if plan["seeds"] > 1 else ""
     repeats += f", {plan['baseline_runs']} of them the baseline, for the noise" if plan["baseline_runs"] > 1 else ""
+    repeats += f", the last {plan['reruns']} reruns of what leads" if plan["reruns"] else ""
     points = "unlimited points" if plan["points"] is None else text.pluralize(round(plan["points"]), "point")
     unit, sizes = UNITS[plan["budget_unit"]].what, ", ".join(map(str, plan["world_sizes"]))
     per_trial = f"{text.seconds(plan['budget_s'])} {unit}"

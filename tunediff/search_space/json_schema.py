@@ -22,6 +22,7 @@ HELP = {
     "budget": "training seconds of a trial, number of trials, limits of the search",
     "seeds": "runs of every point, on as many seeds",
     "noise": "runs of the baseline in a search: what they differ by is the noise of one run",
+    "reruns": "trials of a search that run what leads again on other seeds, at its end, before finalists are chosen",
     "fixed": "knobs with the same value in every trial",
     "baseline": "values of searched knobs in the baseline, which is trial 0",
     "search": "knobs that Optuna draws, each from a list of values or a range",

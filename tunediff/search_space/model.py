@@ -24,6 +24,8 @@ LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
+MOST_RUNS = 3
+"""Runs of a configuration that leads a search, its first one included, before finalists are chosen."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
@@ -197,6 +199,8 @@ class SearchSpace(RunOptions):
     noise: int = 1
     """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …; no
     dimension draws the seed. The differences between these runs give the noise of one run."""
+    reruns: int = 0
+    """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
     """Why combinations of a grid, or single rungs, are omitted: one message for each."""
     rungs: tuple[Rung, ...] = ()

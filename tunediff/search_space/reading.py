@@ -3,7 +3,8 @@
 A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:`
 is a list run in order, `ladder:` is a list of named changes, each tried on top of those before it and
 alone. All forms become the same thing: ordered dimensions, and candidates to try first. `seeds: N` repeats
-every candidate with N seeds, in all forms but `search:`; there, `noise: N` repeats the baseline.
+every candidate with N seeds, in all forms but `search:`; there, `noise: N` repeats the baseline, and `reruns: N` of the
+trials repeat what leads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tunediff.config import ConfigError, Lines, Metric
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
-from tunediff.search_space.model import RATE, SearchBudget, SearchSpace
+from tunediff.search_space.model import MOST_RUNS, RATE, SearchBudget, SearchSpace
 from tunediff.search_space.points import planned, spread
 from tunediff.search_space.sections import COSTS, Budget, Confirm, File, Objective, RunOptions, checked
 
@@ -29,6 +30,8 @@ SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "searc
 DEFAULT = "digits.yaml"
 TRIALS_WITH_NOISE = 6
 """Trials from which a search runs its baseline twice, unless its file says otherwise."""
+TRIALS_WITH_RERUNS, RERUN_SHARE = 24, 8
+"""Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see docs/search.md."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
 """Budget and confirmation of a search for which only a workload's file is given."""
 
@@ -153,10 +156,13 @@ def parse(
     _check_limits(space, limits, f"{source}: budget")
     trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
     spent, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
-    cfg.override(baseline, {"seed": baseline.seed + noise - 1}, where=f"{source}: noise", check=False)
     first, *others = space.candidates
     repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    return dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
+    space = dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
+    space = dataclasses.replace(space, reruns=_reruns(file.reruns, space))
+    last = max(noise, MOST_RUNS if space.reruns else 1) - 1
+    cfg.override(baseline, {"seed": baseline.seed + last}, where=f"{source}: noise", check=False)
+    return space
 
 
 def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
@@ -167,6 +173,21 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
     none_left = f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
     refuse(1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
     return runs
+
+
+def _reruns(trials: int | None, space: SearchSpace) -> int:
+    """Return how many trials of a search are reruns. `trials`: the value in the file. Raises `ConfigError`."""
+    most = space.budget.trials - len(space.candidates)  # the baseline's runs and the points under first: have their own
+    if trials is None:
+        has = space.kind == "search" and space.cost is None and space.budget.trials >= TRIALS_WITH_RERUNS
+        return min(space.budget.trials // RERUN_SHARE, most) if has else 0
+    where = f"{space.source}: reruns: {trials}"
+    refuse(space.kind != "search", f"{where} is not allowed: it belongs to search:; allowed: no such line")
+    refuse(
+        trials > 0 and space.cost is not None, f"{where} is not allowed: two objectives have no single best; allowed: 0"
+    )
+    refuse(trials > most, f"{where} is not allowed with {space.budget.trials} trials; allowed: 0 to {most}")
+    return trials
 
 
 def _kind(file: File, source: str) -> str:

@@ -102,6 +102,7 @@ class File(RunOptions):
     budget: Lines = dataclasses.field(default_factory=dict)
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
     noise: Annotated[Int, Ge(1), Le(MAX_SEEDS)] | None = None
+    reruns: Annotated[Int, Ge(0)] | None = None
     fixed: Lines = dataclasses.field(default_factory=dict)
     baseline: Lines = dataclasses.field(default_factory=dict)
     search: Lines | None = None

@@ -107,9 +107,14 @@ def default_rule(space: SearchSpace) -> AllocationRule:
 
 
 def is_baseline(space: SearchSpace, drawn: Values) -> bool:
-    """Return whether drawn knobs are the baseline's, on any seed: it is compared with, so it is neither paused nor
-    stopped."""
+    """Return whether drawn knobs are the baseline's, on any seed."""
     return all(knob == "seed" for knob in space.changed(drawn))
+
+
+def runs_through(space: SearchSpace, drawn: Values) -> bool:
+    """Return whether a trial is neither paused nor stopped: others are compared with the baseline, and a configuration
+    that runs again is compared by the mean of whole runs."""
+    return "seed" in drawn or is_baseline(space, drawn)
 
 
 def loss(space: SearchSpace, trial: TrialRecord) -> float:

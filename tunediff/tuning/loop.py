@@ -40,9 +40,9 @@ class Proposer(Protocol):
 class Dispatcher:
     """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node, goes before others."""
 
-    def __init__(self, proposer: Proposer, pool: Pool, pauses: bool = False) -> None:
-        """`pauses`: a trial may end paused, and what runs now decides whether the proposer has more to propose."""
-        self._proposer, self._pool, self._pauses = proposer, pool, pauses
+    def __init__(self, proposer: Proposer, pool: Pool, reconsiders: bool = False) -> None:
+        """`reconsiders`: what runs now decides whether the proposer has more to propose."""
+        self._proposer, self._pool, self._reconsiders = proposer, pool, reconsiders
         self._waiting: list[TrialSpec] = []
         self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
         self._exhausted = False
@@ -50,7 +50,9 @@ class Dispatcher:
     @property
     def over(self) -> bool:
         """Return whether no further trial will come; one that runs may yet lose its node."""
-        return self._exhausted and not self._waiting and not (self._began and (self._pool.unsteady or self._pauses))
+        return (
+            self._exhausted and not self._waiting and not (self._began and (self._pool.unsteady or self._reconsiders))
+        )
 
     def start(self) -> TrialSpec | None:
         """Return the next trial, with its place; None: there is no room now, or no trial (any more)."""
@@ -81,7 +83,7 @@ class Dispatcher:
             self._waiting.insert(0, spec)
             return False
         self._proposer.tell(spec, record.read_trial(spec.folder), wall_s)
-        self._exhausted = self._exhausted and not self._pauses
+        self._exhausted = self._exhausted and not self._reconsiders
         return True
 
 
@@ -110,7 +112,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def __init__(self, proposer: OptunaProposer, pool: Pool) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
-        self._dispatcher = Dispatcher(proposer, pool, pauses=proposer.pausing is not None)
+        reconsiders = proposer.pausing is not None or proposer.space.reruns > 0
+        self._dispatcher = Dispatcher(proposer, pool, reconsiders)
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id

@@ -21,6 +21,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, warm_start
 from tunediff.tuning.allocation import Decision
 from tunediff.tuning.pausing import Pausing, end_paused
+from tunediff.tuning.reruns import Reruns, is_rerun
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, open_file
 from tunediff.tuning.trial_spec import TrialSpec
@@ -64,7 +65,8 @@ class OptunaProposer:
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
-        self._tried = Tried(space, device, self._records)
+        self._reruns = Reruns(space, experiment)
+        self._tried = Tried(space, device, (trial for trial in self._records if not is_rerun(space, trial.drawn)))
         self._next = 1 + max((trial.number for trial in self._records), default=-1)
         storage = storage or open_file(experiment / "study.db")
         # The seed moves on: a resumed search must not draw its first points again.
@@ -90,6 +92,8 @@ class OptunaProposer:
         for frozen in self.study.trials():
             name, running = frozen.user_attrs.get("trial"), frozen.state == TrialState.RUNNING
             if name is not None:
+                if "seed" in frozen.user_attrs:
+                    self._reruns.add(self.study.point(frozen))
                 # A trial may have been killed before its journal began: its name is in the study only.
                 self._next = max(self._next, int(name[1:]) + 1)
                 if running:
@@ -106,7 +110,8 @@ class OptunaProposer:
         """Report the end of a trial that Optuna takes for running, or put it among those that are to be continued."""
         point = self.study.point(trial)
         config = self.space.config(point)
-        self._tried.add(config, name)
+        if point not in self._reruns:
+            self._tried.add(config, name)
         if trial_record is not None and trial_record.finished:
             self.study.tell(trial, trial_record, self._records)
             return
@@ -159,12 +164,36 @@ class OptunaProposer:
         if self._unfinished:
             return self._unfinished.pop(0)
         if self.pausing is not None:
-            return self._draw_or_continue(self.pausing)
-        return None if self._time_is_up() else self._draw_new()
+            spec = self._draw_or_continue(self.pausing)
+        else:
+            spec = self._draw_new() if self._may_draw() else None
+        return spec or self._rerun()
+
+    def _may_draw(self) -> bool:
+        """Return whether number and time leave room for a new configuration, beside reruns and confirming runs."""
+        return self._draws_left > 0 and not self._time_is_up(reruns_left=max(0, self._reruns.left(self._draws)))
+
+    @property
+    def _draws(self) -> int:
+        """Return how many trials were named that are no reruns."""
+        return self._next - len(self._reruns)
+
+    @property
+    def _draws_left(self) -> int:
+        return self.space.budget.trials - self.space.reruns - self._draws
+
+    def _rerun(self) -> TrialSpec | None:
+        """Return another run of a leading configuration; None: there were enough, or none has a result yet."""
+        if self._reruns.left(self._draws) <= 0 or self._time_is_up() or (point := self._reruns.next_point()) is None:
+            return None
+        name, self._next = f"t{self._next:04d}", self._next + 1
+        self._reruns.add(point)
+        self.study.add(point, TrialState.RUNNING, {"trial": name})
+        return self._spec(name, self.study.running(self.study.trials()[-1]), self.space.config(point), point)
 
     def _draw_or_continue(self, pausing: Pausing) -> TrialSpec | None:
         """Return a new trial or a paused one, as the rule decides; None: neither, while no trial is told."""
-        may_draw = self._next < self.space.budget.trials and not self._time_is_up()
+        may_draw = self._may_draw()
         name = pausing.next_trial(may_draw)
         if name is None and may_draw:
             if (spec := self._draw_new()) is not None:
@@ -183,7 +212,7 @@ class OptunaProposer:
     def _draw(self) -> TrialSpec | None:
         """Ask Optuna for points until one is to be run; None: the space or the number of trials is used up."""
         for attempt in range(REDRAWS + RANDOM_REDRAWS):
-            if self._next >= self.space.budget.trials or (attempt == 0 and self._tried.used_up()):
+            if self._draws_left <= 0 or (attempt == 0 and self._tried.used_up()):
                 return None
             if attempt == REDRAWS:
                 self.study.optuna.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
@@ -235,13 +264,13 @@ class OptunaProposer:
         assert trial_record is not None
         self.study.tell(self._trials.pop(spec.name), trial_record, self._records)
 
-    def _time_is_up(self, share: float = 1.0) -> bool:
-        """Return whether that share of a trial does not fit into `budget: total`, less what is for confirming runs."""
+    def _time_is_up(self, share: float = 1.0, reruns_left: int = 0) -> bool:
+        """Return whether that share of a trial does not fit into `budget: total`, less reruns and confirming runs."""
         if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.longest_s])
         # Without a second trial there is nothing to confirm; and trials get at least half of the limit.
-        runs = self.space.confirming_reserve if len(self._durations) > 1 else 0
+        runs = reruns_left + (self.space.confirming_reserve if len(self._durations) > 1 else 0)
         spent = self._spent_s + (time.monotonic() - self._started)
         return spent + share * expected > total - min(runs * expected, total / 2)
 

@@ -17,7 +17,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import CHECKPOINT, End, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.allocation import AllocationRule, Decision, default_rule, is_baseline, loss
+from tunediff.tuning.allocation import AllocationRule, Decision, default_rule, loss, runs_through
 from tunediff.tuning.trial_spec import TrialSpec
 
 
@@ -52,7 +52,7 @@ class Pausing:
         trial = records[name]
         is_new = not trial.finished and bool(trial.points) and trial.points[-1].index == index > trial.paused_at
         last = index >= self._space.baseline.evaluation.points
-        if not is_new or last or is_baseline(self._space, trial.drawn):
+        if not is_new or last or runs_through(self._space, trial.drawn):
             return Decision.GO_ON
         decision = self._rule.after_point(trial, list(records.values()))
         if decision is Decision.PAUSE:

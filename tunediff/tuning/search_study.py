@@ -20,8 +20,8 @@ class SearchStudy:
     """Adds points and results to an Optuna study.
 
     Attributes of its trials: `trial`, the name of the run; `candidate`, the number of a point in the search file;
-    `from`, a trial of an earlier search; `seed`, of a repeated baseline; `status`, `reason`, `penalty`, how it ended;
-    `refused`, `same_as`, `ruled_out`, why a point was not run.
+    `from`, a trial of an earlier search; `seed`, of a run that repeats another; `status`, `reason`, `penalty`, how it
+    ended; `refused`, `same_as`, `ruled_out`, why a point was not run.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SearchStudy:
         self.optuna.add_trial(trial)
 
     def _split(self, point: Values) -> tuple[Values, Values]:
-        """Return the parameters that Optuna stores of a point, and apart from them the seed of a repeated baseline.
+        """Return the parameters that Optuna stores of a point, and apart from them the seed of a repeated run.
 
         Optuna does not search that seed, so that it is an attribute of the trial.
         """

@@ -14,7 +14,7 @@ from tunediff.analysis.noise import pooled
 from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.allocation import Decision, is_baseline
+from tunediff.tuning.allocation import Decision, runs_through
 from tunediff.tuning.trial import SPEC, reported
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -116,7 +116,7 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def _is_judged(self, values: Values, result: Mapping[str, Any]) -> bool:
         """Return whether the rule may stop a trial with these drawn knobs after this point."""
-        if is_baseline(self._space, values):
+        if runs_through(self._space, values):
             return False
         if (index := int(result.get("index", 0))) >= self._space.baseline.evaluation.points:
             return False

@@ -50,7 +50,7 @@ def prior_trials(space: SearchSpace, folder: Path, device: str = "cpu") -> list[
 
     # ---- those that this space can express, with the reasons why they may not be comparable
     for trial in [*ranked, *failures]:
-        again = earlier.seeds == 1 and "seed" in trial.drawn  # a repeated baseline measures noise
+        again = earlier.seeds == 1 and "seed" in trial.drawn  # a point that runs again is known already
         if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
         doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]

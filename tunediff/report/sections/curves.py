@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tunediff.analysis import Results, curve
+from tunediff.analysis import Results, curve, without_seed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
@@ -114,7 +114,7 @@ def _crossing(axes: Axes, results: Results, base: Line, of: tuple[Line, str, str
 
 
 def _kind(results: Results, trial: TrialRecord) -> str:
-    if trial.status == "ok" and results.repeats(trial):
+    if trial.status == "ok" and results.repeats(trial) and not without_seed(results.changed(trial)):
         return AGAIN
     kinds = {None: "under way", PAUSED: PAUSED, "ok": "other trials", "pruned": "stopped early"}
     return kinds.get(trial.status, "failed")

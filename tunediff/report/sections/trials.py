@@ -71,12 +71,9 @@ def trials(context: ReportContext, files: Files) -> Html | None:
 
 
 def _ranks(results: Results) -> dict[str, int]:
-    """Return the ranks of the trials with a result, by name; repeats of the baseline have its rank."""
+    """Return the ranks of the trials with a result, by name; further runs of a configuration have its rank."""
     ranks = {trial.name: rank for rank, trial in enumerate(results.ranked)}
-    if results.baseline is not None and results.baseline.name in ranks:
-        again = [trial.name for trial in results.trials if results.repeats(trial) and trial.status == "ok"]
-        ranks |= dict.fromkeys(again, ranks[results.baseline.name])
-    return ranks
+    return ranks | {trial.name: ranks[first.name] for first, again in results.reruns for trial in again}
 
 
 def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:

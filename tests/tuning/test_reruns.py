@@ -1,0 +1,183 @@
+"""The last trials of a search run what leads again, on further seeds; without a cluster."""
+
+import pytest
+
+from tests.tuning.asked import FILE, end, study
+from tunediff import analysis, search_space
+from tunediff.analysis import evidence, noise
+from tunediff.config import ConfigError
+from tunediff.core import trial_record as record
+
+LISTED = [{"loader.batch_size": 64}, {"loader.batch_size": 32}, {"loader.resident": True}]
+SEARCH = {"budget": {"per_trial": "3s", "trials": 8}, "reruns": 4, "first": LISTED}
+"""The baseline and three points, and four trials that run what leads again."""
+
+
+def ended(searcher, value, number, **how):
+    """Suggest the next trial and end it with a value; its drawn knobs."""
+    suggestion = searcher.suggest(f"tune{number}")
+    if isinstance(suggestion, str):
+        return suggestion
+    end(searcher, suggestion, f"tune{number}", value=value, **how)
+    return suggestion["spec"].drawn
+
+
+def read(searcher):
+    folder = searcher.proposer.experiment
+    return analysis.Results(folder, searcher.proposer.space, record.read_trials(folder))
+
+
+def test_what_leads_by_its_mean_runs_again_until_it_has_three_runs(make):
+    searcher = make(**SEARCH)
+    listed = [ended(searcher, value, number) for number, value in enumerate((5.0, 3.0, 4.0, 9.0))]
+    assert not any("seed" in drawn for drawn in listed)
+    lucky, solid = listed[1], listed[2]
+    again = [ended(searcher, value, number) for number, value in enumerate((6.0, 4.2, 4.1, 4.0), 4)]
+    assert again == [{**lucky, "seed": 1}, {**solid, "seed": 1}, {**solid, "seed": 2}, {**lucky, "seed": 2}]
+    assert searcher.suggest("more") == "FINISHED"
+    results = read(searcher)
+    assert [trial.name for trial in results.ranked] == ["t0002", "t0001", "t0000", "t0003"]
+    assert results.standings[0][1] == pytest.approx(4.1)
+    assert [trial.name for trial in noise.candidates(results, 1)] == ["t0002"]
+    states = [(t.user_attrs["trial"], t.state.name, t.value) for t in study(searcher)]
+    assert states[4:] == [(f"t000{i}", "COMPLETE", value) for i, value in enumerate((6.0, 4.2, 4.1, 4.0), 4)]
+
+
+def test_the_baseline_is_not_run_again_for_leading(make):
+    searcher = make(**SEARCH)
+    base, *_ = [ended(searcher, value, number) for number, value in enumerate((1.0, 3.0, 4.0, 9.0))]
+    again = [ended(searcher, 3.5, number) for number in range(4, 8)]
+    assert not any({**base, "seed": drawn["seed"]} == drawn for drawn in again)
+
+
+def test_a_rerun_that_fails_counts_as_a_run(make):
+    searcher = make(**SEARCH)
+    listed = [ended(searcher, value, number) for number, value in enumerate((5.0, 3.0, 4.0, 9.0))]
+    again = [ended(searcher, 3.0, number, status="nan") for number in range(4, 8)]
+    assert again == [{**listed[i], "seed": seed} for i in (1, 2) for seed in (1, 2)]
+
+
+def test_resume_continues_a_rerun_and_does_not_begin_it_twice(make, tmp_path):
+    first = make(**SEARCH)
+    listed = [ended(first, value, number) for number, value in enumerate((5.0, 3.0, 4.0, 9.0))]
+    running = first.suggest("killed")
+    running["spec"].begin()
+    (tmp_path / "study.db").unlink()  # and the study with it
+    second = make(**SEARCH)
+    again = second.suggest("x")
+    assert (again["trial"], again["spec"].drawn) == (running["trial"], {**listed[1], "seed": 1})
+    end(second, again, "x", begin=False, value=6.0)
+    assert ended(second, 4.0, 9) == {**listed[2], "seed": 1}
+    named = second.suggest("named")["spec"].drawn  # killed before its journal began: only the study knows it
+    third = make(**SEARCH)
+    assert third.suggest("y")["spec"].drawn == named == {**listed[2], "seed": 2}
+
+
+def test_with_several_slots_each_rerun_is_another(make):
+    """And a slot that finds nothing to run again yet is asked later."""
+    searcher = make(slots=8, **SEARCH)
+    first = [searcher.suggest(f"tune{i}") for i in range(4)]
+    assert searcher.suggest("early") is None
+    for number, (suggestion, value) in enumerate(zip(first[:3], (5.0, 3.0, 4.0), strict=True)):
+        end(searcher, suggestion, f"tune{number}", value=value)
+    again = [searcher.suggest(f"tune{i}")["spec"].drawn for i in range(4, 8)]
+    drawn = [suggestion["spec"].drawn for suggestion in first]
+    assert again == [{**drawn[i], "seed": seed} for i in (1, 2) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("stopping", ["asha", "median", "pause"])
+def test_no_rule_stops_a_rerun(make, stopping):
+    from tunediff.tuning.allocation import runs_through
+    from tunediff.tuning.tuner import _scheduler
+
+    searcher = make(**SEARCH, early_stopping=stopping)
+    space = searcher.proposer.space
+    assert runs_through(space, {**space.candidates[1], "seed": 1})
+    assert not runs_through(space, space.candidates[1])
+    if stopping != "pause":
+        rule = _scheduler(searcher.proposer.experiment, space, searcher)
+        assert not rule._is_judged({**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
+
+
+def test_time_is_left_for_reruns_and_confirming_runs(make):
+    """Of 6500 s, with 1000 s a trial: five draws leave time for a rerun, since one of every four trials is one."""
+    changes = {
+        "budget": {"per_trial": "1000s", "trials": 40, "total": "6500s"},
+        "reruns": 10,
+        "first": None,
+        "noise": 1,
+    }
+    searcher = make(**changes)
+    drawn = []
+    while (suggestion := searcher.suggest(f"tune{len(drawn)}")) != "FINISHED":
+        end(searcher, suggestion, f"tune{len(drawn)}", value=5.0 - len(drawn))
+        searcher.proposer._started -= 1000.0  # as if it had taken so long
+        drawn.append(suggestion["spec"].drawn)
+    assert ["seed" in point for point in drawn] == [False] * 5 + [True]
+
+
+def test_a_raised_limit_draws_again_and_keeps_the_share(make):
+    before = make(**SEARCH)
+    for number, value in enumerate((5.0, 3.0, 4.0, 9.0, 3.0, 3.0, 4.0, 4.0)):
+        ended(before, value, number)
+    after = make(**SEARCH | {"budget": {"per_trial": "3s", "trials": 10}, "reruns": 5})
+    more = [ended(after, 5.0, number) for number in (8, 9)]
+    assert ["seed" in drawn for drawn in more] == [False, True]
+    assert after.suggest("more") == "FINISHED"
+
+
+@pytest.mark.parametrize(("trials", "reruns"), [(23, 0), (24, 3), (40, 5)])
+def test_every_eighth_trial_is_a_rerun_from_24_on(trials, reruns):
+    content = FILE | {"budget": {"per_trial": "3s", "trials": trials}}
+    assert search_space.parse(content, "x.yaml").reruns == reruns
+    assert search_space.parse(content | {"reruns": 0}, "x.yaml").reruns == 0
+    two = content | {"objective": ["frechet", "peak_memory_mib"]}
+    assert search_space.parse(two, "x.yaml").reruns == 0, "there is no single best"
+
+
+def test_listed_points_are_not_replaced_by_reruns():
+    rates = [{"loader.batch_size": 64}, *({"optimizer.lr": 1e-4 * i} for i in range(1, 24) if i != 10)]
+    space = {"loader.batch_size": [32, 64, 128], "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}
+    content = FILE | {"search": space, "first": rates, "budget": {"per_trial": "3s", "trials": 25}}
+    assert search_space.parse(content, "x.yaml").reruns == 1, "25 less the baseline and 23 points"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"reruns": -1}, "x.yaml: reruns: -1 is not allowed; allowed: a whole number of at least 0"),
+        ({"reruns": 5}, "x.yaml: reruns: 5 is not allowed with 6 trials; allowed: 0 to 4"),
+        (
+            {"reruns": 1, "objective": ["frechet", "peak_memory_mib"]},
+            "x.yaml: reruns: 1 is not allowed: two objectives have no single best; allowed: 0",
+        ),
+        (
+            {"reruns": 1, "search": None, "first": None, "noise": None, "grid": {"loader.batch_size": [32, 64, 128]}},
+            "x.yaml: reruns: 1 is not allowed: it belongs to search:; allowed: no such line",
+        ),
+    ],
+)
+def test_reruns_are_refused_where_they_mean_nothing(changes, why):
+    content = {key: value for key, value in (FILE | changes).items() if value is not None}
+    with pytest.raises(ConfigError) as error:
+        search_space.parse(content, "x.yaml")
+    assert str(error.value) == why
+
+
+def test_the_run_by_which_a_configuration_was_chosen_is_not_part_of_the_noise(make):
+    """It is partly luck: its distance from the next one would be noise and regression to the mean."""
+    searcher = make(**SEARCH | {"noise": 2, "reruns": 3})
+    values = (5.0, 5.5, 1.0, 4.0, 9.0, 3.0, 3.3, 4.2)
+    for number, value in enumerate(values):
+        ended(searcher, value, number)
+    told = noise.measured(read(searcher))
+    assert (told.runs, told.configurations, told.freedom) == (4, 2, 2), "5.0 and 5.5, 3.0 and 3.3"
+
+
+def test_the_headline_says_that_the_value_is_a_mean(make):
+    from tunediff.report.headline import headline
+
+    searcher = make(**SEARCH)
+    for number, value in enumerate((5.0, 3.0, 4.0, 9.0, 3.2, 3.4, 4.0, 4.0)):
+        ended(searcher, value, number)
+    assert "is 3.2, the mean of 3 runs" in headline(evidence.Evidence(read(searcher)))
