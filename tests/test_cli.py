@@ -88,6 +88,7 @@ def test_help_names_the_program_that_was_called(monkeypatch, capsys, program, us
     assert capsys.readouterr().out.startswith(f"usage: {usage} [")
 
 
+@pytest.mark.training  # in processes of their own
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

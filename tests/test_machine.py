@@ -241,6 +241,7 @@ def test_a_part_of_a_machine(monkeypatch):
     environment.describe.cache_clear()
 
 
+@pytest.mark.training  # in a process of its own
 def test_every_process_started_from_here_knows_the_part():
     with mock.patch.dict(os.environ):
         machine.take(1, 0)

@@ -184,6 +184,7 @@ def test_options_are_called_the_same_in_every_command(command, capsys, monkeypat
     assert not [names for names, _ in options.values() if names.startswith("-") and names[1] not in "-hq"]
 
 
+@pytest.mark.training
 def test_a_result_is_json_wherever_it_is_asked_for(capsys):
     searches.night(Path("kept/night"))
     told = {}

@@ -202,6 +202,7 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
         models.find("run", tmp_path).network("cpu")
 
 
+@pytest.mark.training  # in a process of its own
 def test_finding_needs_no_torch(tmp_path):
     search_folder(tmp_path / "night")
     diffusers_export.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())

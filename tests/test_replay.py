@@ -105,6 +105,7 @@ def test_ratio_compares_medians_and_never_is_infinite():
     assert math.isinf(ratios(np.array([math.inf]), np.array([1.0]))[0])
 
 
+@pytest.mark.training  # in processes of their own
 def test_command_prints_a_table_of_ratios(folder, capsys):
     assert main([str(folder), "--seeds", "2", "--processes", "2", "--only", "pause, random"]) == 0
     assert re.search(r"\| pause, random +\| \d\.\d\d \(", capsys.readouterr().out)
