@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from tunediff import config as cfg
 from tunediff.analysis import evidence
 from tunediff.api import search_run, search_setup, train_run
 from tunediff.api.search_setup import SearchOptions, SearchRequest
+from tunediff.api.stop_signals import stop_signals
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
@@ -657,6 +659,21 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     assert all(p["train_s"] >= 0.4995 * p["index"] for p in trial.points)  # half a second each, and a slow step
     assert (tmp_path / "out" / "samples" / "0003.png").exists()
     assert (tmp_path / "out" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.1])
+def test_forked_processes_of_a_training_end_when_they_are_terminated(delay_s):
+    """As `multiprocessing.Pool` ends its workers, for which it then waits."""
+    with stop_signals() as received:
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
+        process.start()
+        time.sleep(delay_s)
+        process.terminate()
+        process.join(60)
+        process.kill()
+        assert process.exitcode == -signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
 
 
 def test_train_takes_the_name_of_a_workload(tmp_path, monkeypatch, capsys):

@@ -130,6 +130,18 @@ def test_a_callback_that_ends_the_training_is_an_error():
         train(config(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=Stop()))
 
 
+def test_a_progress_bar_of_the_users_is_taken():
+    class Bar(pl.callbacks.ProgressBar):
+        batches = 0
+
+        def on_train_batch_end(self, *_):
+            self.batches += 1
+
+    bar = Bar()
+    train(config(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=[bar]))
+    assert bar.batches
+
+
 def test_amp_is_for_training_alone():
     modules, kinds = [], []
 

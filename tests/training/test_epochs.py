@@ -52,6 +52,24 @@ def test_epoch_schedulers_step_once_an_epoch():
     assert told.values[-1]["learning_rate"] == 0.0025
 
 
+def test_losses_are_those_of_the_loop_alone():
+    found, alone = [], []
+    trained(found)
+    torch.manual_seed(toy().seed)
+    net = network(toy().knobs)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    loader = DataLoader(DATA, 8, shuffle=True)
+    for epoch in range(3):
+        for inputs, targets in loader:
+            loss = F.mse_loss(net(inputs), targets)
+            alone.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.01 * 0.5 ** (epoch + 1)
+    assert [loss for _, loss, _, warming in found if not warming] == alone[:STEPS]
+
+
 @pytest.mark.parametrize("stopped", [4, 6, 9])
 def test_resume_of_a_loader_of_ones_own_is_exact(tmp_path, stopped):
     found = []

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tunediff import cli
 from tunediff import config as cfg
+from tunediff.api.stop_signals import stop_signals
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import remote, text
@@ -194,7 +194,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
     from tunediff.training.trial import run as run_engine
 
     config, folder, budget = request.config, request.folder, request.budget
-    with from_environment() as world, _stop_signals() as signals, lines.work(world.main):
+    with from_environment() as world, stop_signals() as signals, lines.work(world.main):
         if world.size != config.parallel.processes:
             needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
             other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
@@ -281,31 +281,6 @@ def _weights(path: Path, config: Systems) -> Any:
     if (network := workload.get_hook("network")) is not None:
         weights.check_fit(tensors, network(config.knobs), str(path))
     return tensors
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a checkpoint and stop.
-
-    A second SIGINT ends the process at once.
-    """
-    received: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # ------------------------------------------------------------------------------------------------------------- result

@@ -22,7 +22,7 @@ from tunediff.training.trial import Trial
 require("lightning", "pytorch_lightning")
 
 import pytorch_lightning as pl  # noqa: E402
-from pytorch_lightning.callbacks import Callback, Checkpoint, GradientAccumulationScheduler  # noqa: E402
+from pytorch_lightning.callbacks import Callback, Checkpoint, GradientAccumulationScheduler, ProgressBar  # noqa: E402
 from pytorch_lightning.plugins.environments import ClusterEnvironment  # noqa: E402
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # noqa: E402
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy  # noqa: E402
@@ -61,9 +61,11 @@ def fit(
     callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
     if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
         raise trial.engine.mistake("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
-    checkpoints = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    checkpoints, bars = (
+        any(isinstance(callback, kind) for callback in callbacks) for kind in (Checkpoint, ProgressBar)
+    )
     options = {
-        "max_epochs": -1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
         "enable_checkpointing": checkpoints, "default_root_dir": trial.engine.folder, **trainer_options,
     }  # fmt: skip
     trainer = pl.Trainer(

@@ -347,7 +347,9 @@ class Trial:
         A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its own.
         `samples`: of one of its batches, as `steps` has it.
         """
-        own = EpochLoader(self.engine, divided(loader, self.world, self.config.seed), samples=samples)
+        reseed = self.world.size > 1  # else the loop draws what it would draw alone
+        loader = divided(loader, self.world, self.config.seed)
+        own = EpochLoader(self.engine, loader, samples=samples, reseed=reseed)
         while own.fill():
             yield own.position.epoch, own
 
