@@ -50,7 +50,8 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--early-stopping", choices=search_space.EARLY_STOPPING, help=stopping)
     add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
     add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
-    add("--force", action="store_true", help="start what would take over 30 days, 100,000 trials or the whole disk")
+    force = "start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to run"
+    add("--force", action="store_true", help=force)
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     add("--open", action="store_true", help="open the report in a browser when the search has ended")
     cli.add_printing(parser)

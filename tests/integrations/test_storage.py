@@ -1,17 +1,21 @@
 """Searches whose storage has an address: what is copied, what is fetched, whatever the service does."""
 
+import json
 import logging
+import os
 import shutil
+import subprocess
+import time
 
 import pytest
 
 from tests import searches
 from tunediff import cli, export, search, search_space
 from tunediff.config import ConfigError
-from tunediff.core import remote, text
+from tunediff.core import remote, remote_lock, text
+from tunediff.core.remote_lock import StorageLock
 from tunediff.core.trial_record import read_trial, read_trials
-from tunediff.integrations.companion import Facts
-from tunediff.integrations.copier import Copier, copied
+from tunediff.integrations.copier import Copier, CopyFacts, copied
 from tunediff.report import __main__ as report
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -148,7 +152,7 @@ def test_keys_that_leave_the_folder_are_not_fetched(here, bucket, monkeypatch):
 
 def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, monkeypatch):
     said, fault = [], ConnectionError("refused")
-    copier, push = Copier(Facts(here), said.append), remote.push
+    copier, push = Copier(CopyFacts(here, "token"), said.append), remote.push
 
     def failing(*_):
         raise fault
@@ -165,8 +169,79 @@ def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, mo
 
 def test_nothing_is_copied_before_the_first_trial(here, tmp_path):
     shutil.rmtree(here / "trials")
-    assert Copier(Facts(here), print).sync()
+    assert Copier(CopyFacts(here, "token"), print).sync()
     assert not there(tmp_path)
+
+
+@pytest.fixture
+def elsewhere_running(here, tmp_path, monkeypatch):
+    """The lock of another machine that runs the search; returns its file."""
+    with monkeypatch.context() as there:
+        there.setattr("socket.gethostname", lambda: "node7")
+        StorageLock(here).take()
+    return tmp_path / "bucket/prefix/night" / remote_lock.NAME
+
+
+def test_a_search_that_another_machine_runs_is_refused(here, bucket, elsewhere_running, capsys):
+    before = elsewhere_running.read_bytes()
+    remote.push(here)
+    elsewhere(here)
+    assert search.main(["--resume", "night", "--storage", bucket]) == cli.BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"--storage: night is run by node7 (process {os.getpid()}), which was last heard of " in error
+    assert f"now with --force, or without the object {bucket}/night/.lock.json" in error
+    assert elsewhere_running.read_bytes() == before
+    assert not (here / remote_lock.NAME).exists()
+
+
+def test_two_processes_of_one_machine_do_not_run_one_search(here):
+    StorageLock(here).take()
+    with pytest.raises(ConfigError, match=rf"night is run by .* \(process {os.getpid()}\)"):
+        StorageLock(here).take()
+
+
+def test_a_lock_that_was_not_written_again_is_taken_over(here, elsewhere_running):
+    os.utime(elsewhere_running, (time.time() - 120,) * 2)
+    with pytest.raises(ConfigError, match=r"last heard of 2m\d\ds ago.*this works after 5m00s without a sign of it"):
+        StorageLock(here).take()
+    os.utime(elsewhere_running, (time.time() - 310,) * 2)
+    StorageLock(here).take()
+
+
+def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over_at_once(here, elsewhere_running):
+    StorageLock(here).take(force=True)
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    holder = json.loads(elsewhere_running.read_text()) | {"pid": killed.pid}
+    elsewhere_running.write_text(json.dumps(holder))
+    StorageLock(here).take()
+
+
+def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_running, tmp_path, monkeypatch):
+    said, lock = [], json.loads(elsewhere_running.read_text())
+    copier = Copier(CopyFacts(here, lock["token"]), said.append)
+    assert copier.sync()
+    StorageLock(here).take(force=True)
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
+    shutil.rmtree(tmp_path / "bucket/prefix/night/trials")
+    assert not copier.sync(last=True)
+    assert len(said) == 1
+    assert (
+        f"night is run by {remote_lock.socket.gethostname()} (process {os.getpid()}) now, and is not copied" in said[0]
+    )
+    assert not (tmp_path / "bucket/prefix/night/trials").exists()
+    assert json.loads(elsewhere_running.read_text())["token"] != lock["token"]
+
+
+def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running, monkeypatch):
+    lock = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
+    copier = Copier(CopyFacts(here, lock.token), print)
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
+    assert copier.sync()
+    again = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
+    assert (again.token, again.time > lock.time) == (lock.token, True)
+    assert copier.sync(last=True)
+    assert not elsewhere_running.exists()
 
 
 @pytest.fixture
@@ -202,7 +277,7 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
     assert "not everything is copied" not in caplog.text
     server.stop()
     searches.write(folder, space, 0, {}, CURVE)
-    copier = Copier(Facts(folder), said.append)
+    copier = Copier(CopyFacts(folder, "token"), said.append)
     said.clear()
     assert not copier.sync(last=True)
     assert len(said) == 1

@@ -49,7 +49,7 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
-        copier.copied(request.folder, lines.aside.say, _again(request.folder)) as copying,
+        copier.copied(request.folder, lines.aside.say, _again(request.folder), options.force) as copying,
         tracking.tracked(
             request.folder, space.track, space.metric, tracking.settings(space), lines.aside.say
         ) as tracked,

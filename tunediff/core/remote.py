@@ -33,7 +33,7 @@ _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 _LATE = ("study.db", "study.db-journal")
 """Files that are in use while a search runs, and copied at its end; they can be made from the journals."""
 _LAST = ("journal.jsonl", "sessions.jsonl")
-_EXTRAS = {"s3": "s3", "s3a": "s3"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 """Extras of this package by protocol."""
 _WITH_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs")
 """Protocols where a folder has to be made before a file is put there."""
@@ -45,6 +45,8 @@ class FileSystem(Protocol):
     def find(self, path: str, detail: bool) -> dict[str, dict[str, Any]]: ...
     def put_file(self, local: str, remote: str) -> None: ...
     def get_file(self, remote: str, local: str) -> None: ...
+    def cat_file(self, path: str) -> bytes: ...
+    def pipe_file(self, path: str, value: bytes) -> None: ...
     def rm_file(self, path: str) -> None: ...
     def info(self, path: str) -> dict[str, Any]: ...
     def makedirs(self, path: str, exist_ok: bool) -> None: ...
@@ -104,10 +106,10 @@ def check(storage: Path) -> None:
         return
     system, path = connect(address)
     try:
-        _make_folder(system, address, path)
+        make_folder(system, address, path)
         system.put_file(str(storage / ADDRESS), f"{path}/{ADDRESS}")
     except Exception as error:  # every service has its own
-        raise ConfigError(f"--storage: {address} cannot be written: {_short(error)}") from None
+        raise ConfigError(f"--storage: {address} cannot be written: {short_error(error)}") from None
 
 
 def pull(path: Path, heavy: bool = False) -> None:
@@ -128,6 +130,7 @@ def pull(path: Path, heavy: bool = False) -> None:
         for name, info in sorted(files.items()):
             there = storage / name.removeprefix(root).strip("/")
             wanted = ".." not in there.parts and (heavy or not there.name.endswith(HEAVY))
+            wanted = wanted and not there.name.startswith(".")
             if wanted and copied.is_newer_there(there, info):
                 there.parent.mkdir(parents=True, exist_ok=True)
                 partial = there.with_name(f".{there.name}.fetched")
@@ -136,7 +139,7 @@ def pull(path: Path, heavy: bool = False) -> None:
                 copied.note(there, info)
         copied.save()
     except Exception as error:
-        raise ConfigError(f"--storage: {address} cannot be read: {_short(error)}") from None
+        raise ConfigError(f"--storage: {address} cannot be read: {short_error(error)}") from None
 
 
 def push(path: Path, last: bool = True) -> int:
@@ -157,7 +160,7 @@ def push(path: Path, last: bool = True) -> int:
             target = f"{root}/{file.relative_to(storage).as_posix()}"
             before, above = copied.state(file), target.rpartition("/")[0]
             if above not in made:
-                _make_folder(system, address, above)
+                make_folder(system, address, above)
                 made.add(above)
             try:
                 system.put_file(str(file), target)
@@ -181,10 +184,11 @@ def push_or_warn(path: Path) -> None:
     try:
         push(path)
     except Exception as error:
-        log.warning("--storage: %s is not copied to its address: %s", path, _short(error))
+        log.warning("--storage: %s is not copied to its address: %s", path, short_error(error))
 
 
-def _make_folder(system: FileSystem, address: str, path: str) -> None:
+def make_folder(system: FileSystem, address: str, path: str) -> None:
+    """Make a folder where a file system has them."""
     if address.partition("://")[0] in _WITH_FOLDERS:
         system.makedirs(path, exist_ok=True)
 
@@ -261,5 +265,6 @@ def _mark(info: dict[str, Any]) -> str:
     return f"{info['size']} {next((info[name] for name in names if info.get(name) is not None), '')}"
 
 
-def _short(error: Exception) -> str:
+def short_error(error: Exception) -> str:
+    """Return type and beginning of an error's message, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,150 @@
+"""The lock of a run whose storage has an address: two machines must not run it at once.
+
+It is an object beside the run's files, `.lock.json`, which says who runs it. It is written at the start, again about
+every minute, and removed at the end. One that is older belongs to a machine that is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tunediff.config import ConfigError
+from tunediff.core import text
+from tunediff.core.remote import ADDRESS, FileSystem, address_of, connect, make_folder, short_error
+
+NAME = ".lock.json"
+REFRESH_S = 60.0
+"""Seconds after which the lock is written again."""
+STALE_S = 300.0
+"""Seconds after which a lock that was not written again is no obstacle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who runs what lies at an address."""
+
+    host: str
+    pid: int
+    created: float
+    """Unix time of the start of the process."""
+    token: str
+    """Differs between any two that have held the lock."""
+    time: float
+    """Unix time at which the lock was written, by the clock of the host."""
+
+    @property
+    def gone(self) -> bool:
+        """Return whether it was a process of this machine that has ended."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
+        except psutil.NoSuchProcess:
+            return True
+
+
+class StorageLock:
+    """The lock of one run. Its methods raise what the service raises."""
+
+    def __init__(self, run: Path, token: str | None = None) -> None:
+        """`token`: of the lock that the parent of this process has taken; None: this process takes it."""
+        self._run, self._token, self._written = run, token or uuid.uuid4().hex, time.monotonic()
+        self._process = os.getpid() if token is None else os.getppid()
+        self._address = str(address_of(run.parent))
+        self._system, self._root = connect(self._address)
+        self._path = f"{self._root}/{run.name}/{NAME}"
+
+    @property
+    def token(self) -> str:
+        """Return what another process needs to hold the same lock."""
+        return self._token
+
+    def take(self, force: bool | None = None) -> None:
+        """Take the lock. Raises `ConfigError` if another process holds it.
+
+        `force`: take it all the same; None: the command has no such option, and the message does not name it.
+        """
+        try:
+            holder = self._holder()
+            age_s = self._age_s(holder) if holder is not None else 0.0
+            if holder is not None and not (force or holder.gone or age_s > STALE_S):
+                raise ConfigError(self._busy(holder, age_s, "" if force is None else "with --force, or "))
+            self._write()
+            if (holder := self._holder()) is not None and holder.token != self._token:  # both started at once
+                raise ConfigError(self._busy(holder, 0.0, ""))
+        except ConfigError:
+            raise
+        except Exception as error:  # every service has its own
+            raise ConfigError(f"--storage: {self._address} cannot be locked: {short_error(error)}") from None
+
+    def refresh(self) -> None:
+        """Write the lock again if it is time. Raises RuntimeError if another process has taken it."""
+        if time.monotonic() - self._written < REFRESH_S:
+            return
+        if (holder := self._holder()) is not None and holder.token != self._token:
+            raise RuntimeError(f"{self._run.name} is run by {_named(holder)} now, and is not copied from here any more")
+        self._write()
+
+    def release(self) -> None:
+        """Remove the lock, unless another process has taken it."""
+        if (holder := self._holder()) is not None and holder.token == self._token:
+            self._system.rm_file(self._path)
+
+    def _write(self) -> None:
+        try:
+            created = psutil.Process(self._process).create_time()
+        except psutil.NoSuchProcess:  # killed a moment ago
+            created = 0.0
+        holder = Holder(socket.gethostname(), self._process, created, self._token, time.time())
+        make_folder(self._system, self._address, self._path.rpartition("/")[0])
+        self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode())
+        self._written = time.monotonic()
+
+    def _holder(self) -> Holder | None:
+        self._system.invalidate_cache()
+        try:
+            return Holder(**json.loads(self._system.cat_file(self._path)))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):  # of another version, or half written
+            return Holder("another machine", 0, 0.0, "", 0.0)
+
+    def _age_s(self, holder: Holder) -> float:
+        """Return how old the lock is by the clock of the service, where it has one; hosts' clocks differ."""
+        here = f"{self._root}/{ADDRESS}"
+        self._system.put_file(str(self._run.parent / ADDRESS), here)
+        now, written = _modified(self._system, here), _modified(self._system, self._path)
+        return time.time() - holder.time if now is None or written is None else now - written
+
+    def _busy(self, holder: Holder, age_s: float, option: str) -> str:
+        last = text.seconds(max(0.0, age_s))
+        return (
+            f"--storage: {self._run.name} is run by {_named(holder)}, which was last heard of {last} ago; wait for it, "
+            f"or stop it. If that machine is gone, this works after {text.seconds(STALE_S)} without a sign of it, or "
+            f"now {option}without the object {self._address}/{self._run.name}/{NAME}"
+        )
+
+
+def _named(holder: Holder) -> str:
+    return f"{holder.host} (process {holder.pid})" if holder.pid else holder.host
+
+
+def _modified(system: FileSystem, path: str) -> float | None:
+    """Return the Unix time at which the service wrote an object; None where it does not say."""
+    info: dict[str, Any] = system.info(path)
+    value = next((info[name] for name in ("LastModified", "mtime", "updated") if info.get(name) is not None), None)
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value)
+    if isinstance(value, datetime.datetime):
+        return value.timestamp()
+    return float(value) if value is not None else None
