@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import time
 
+import fsspec
 import pytest
 
 from tests import searches
@@ -226,9 +228,7 @@ def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_run
     shutil.rmtree(tmp_path / "bucket/prefix/night/trials")
     assert not copier.sync(last=True)
     assert len(said) == 1
-    assert (
-        f"night is run by {remote_lock.socket.gethostname()} (process {os.getpid()}) now, and is not copied" in said[0]
-    )
+    assert f"night is run by {socket.gethostname()} (process {os.getpid()}) now, and is not copied" in said[0]
     assert not (tmp_path / "bucket/prefix/night/trials").exists()
     assert json.loads(elsewhere_running.read_text())["token"] != lock["token"]
 
@@ -244,29 +244,63 @@ def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_runnin
     assert not elsewhere_running.exists()
 
 
-@pytest.fixture
-def s3(monkeypatch, tmp_path):
+class S3:
     """A real server with a bucket, which can be stopped and started again."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
+
+    scheme = "s3"
+
+    def __init__(self, monkeypatch, folder, port):
+        pytest.importorskip("s3fs")
+        self._moto, boto3, self._port = pytest.importorskip("moto.server"), pytest.importorskip("boto3"), port
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        self.start()
+        boto3.client("s3").create_bucket(Bucket="bucket")
+
+    def start(self):
+        self._server = self._moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
+        self._server.start()
+
+    def stop(self):
+        self._server.stop()
+
+
+class Gs(S3):
+    """An emulator of Google Cloud Storage."""
+
+    scheme = "gs"
+
+    def __init__(self, monkeypatch, folder, port):
+        pytest.importorskip("gcsfs")
+        self._emulator, self._port, self._folder = pytest.importorskip("gcp_storage_emulator.server"), port, folder
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks for the kind of a bucket
+        self.start()
+
+    def start(self):
+        where = {"data_dir": str(self._folder / "gs"), "default_bucket": "bucket"}
+        self._server = self._emulator.create_server("127.0.0.1", self._port, **where)
+        self._server.start()
+
+
+@pytest.fixture(params=[S3, Gs])
+def service(request, monkeypatch, tmp_path):
+    """A service with a bucket that lives in this process."""
     monkeypatch.chdir(tmp_path)
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    boto3.client("s3").create_bucket(Bucket="bucket")
-    yield server, moto, port
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = request.param(monkeypatch, tmp_path, port)
+    fsspec.get_filesystem_class(server.scheme).clear_instance_cache()  # they keep the address of an earlier one
+    yield server
     server.stop()
 
 
 @pytest.mark.training
-def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
-    server, moto, port = s3
-    address = "s3://bucket/prefix"
+def test_server_that_is_killed_gets_everything_when_it_is_back(service, caplog):
+    address = f"{service.scheme}://bucket/prefix"
     folder, said = remote.local(address).absolute() / "night", []
     remote.check(folder.parent)
     space = searches.make(folder, FILE)
@@ -275,28 +309,43 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(s3, caplog):
         pass  # one point is copied at the end
     assert not [line for line in said if "Ctrl-C" not in line]
     assert "not everything is copied" not in caplog.text
-    server.stop()
+    service.stop()
     searches.write(folder, space, 0, {}, CURVE)
     copier = Copier(CopyFacts(folder, "token"), said.append)
     said.clear()
     assert not copier.sync(last=True)
     assert len(said) == 1
-    again = moto.ThreadedMotoServer(port=port, verbose=False)
-    again.start()
-    try:
-        assert copier.sync(last=True)
-        before = [point.flat for point in read_trial(folder / "trials" / "t0000").points]
-        elsewhere(folder)
-        assert search_space.folder_of("night", remote.local(address)) == folder
-        assert [point.flat for point in read_trial(folder / "trials" / "t0000").points] == before
-    finally:
-        again.stop()
+    service.start()
+    assert copier.sync(last=True)
+    before = [point.flat for point in read_trial(folder / "trials" / "t0000").points]
+    elsewhere(folder)
+    assert search_space.folder_of("night", remote.local(address)) == folder
+    assert [point.flat for point in read_trial(folder / "trials" / "t0000").points] == before
 
 
 @pytest.mark.training
-def test_bucket_that_does_not_exist_is_refused(s3):
-    with pytest.raises(ConfigError, match="--storage: s3://none/prefix cannot be written: "):
-        remote.check(remote.local("s3://none/prefix"))
+def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
+    folder = remote.local(f"{service.scheme}://bucket/prefix").absolute() / "night"
+    with monkeypatch.context() as there:
+        there.setattr("socket.gethostname", lambda: "node7")
+        there.setattr("time.time", lambda: 0.0)  # its clock is wrong
+        lock = StorageLock(folder)
+        lock.take()
+    with pytest.raises(ConfigError, match=r"night is run by node7 .* last heard of \d"):
+        StorageLock(folder).take()
+    monkeypatch.setattr(remote_lock, "STALE_S", -1.0)
+    StorageLock(folder).take()
+    lock.release()  # it is that of another now
+    with pytest.raises(ConfigError, match="night is run by"):
+        monkeypatch.setattr(remote_lock, "STALE_S", 300.0)
+        StorageLock(folder).take()
+
+
+@pytest.mark.training
+def test_bucket_that_does_not_exist_is_refused(service):
+    address = f"{service.scheme}://none/prefix"
+    with pytest.raises(ConfigError, match=f"--storage: {address} cannot be written: "):
+        remote.check(remote.local(address))
 
 
 def test_an_address_with_a_password_is_refused(tmp_path, monkeypatch):
