@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.replay import record
+from benchmarks.replay import enough, record
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.report import ratios
 from benchmarks.replay.strategies import STRATEGIES, Strategy, ToTheEnd, replay
@@ -139,3 +139,37 @@ def test_recorder_goes_on_where_it_was(folder, monkeypatch):
         kept = [(row["number"], row["seed"], row["values"]) for row in csv.DictReader(file)]
     assert kept == [(number, seed, "2;1.5") for number in "01" for seed in "01"]
     assert len(trained) == 5
+
+
+# ------------------------------------------------------------------------------------------------------- when to end
+def found(losses, regret=None):
+    losses = np.array(losses, float)
+    return enough.Found(np.zeros((60, 1)), losses, np.array(regret if regret is not None else losses - losses.min()))
+
+
+def test_patience_counts_the_trials_since_the_best_and_records_their_chance():
+    one = found([5.0, 9.0, 1.0, *range(2, 39)])
+    assert enough.patience(one, 12) == -9
+    assert enough.records(one, 12) > enough.records(one, 20) > enough.records(one, 39)
+    close, far = found(np.linspace(1.0, 1.1, 40)), found(np.linspace(1.0, 40.0, 40))
+    assert enough.records(close, 20) < 1e-6, "what differs by little hardly leads to something much better"
+    assert enough.records(far, 20) > 0.3
+
+
+def test_a_fixed_number_of_trials_is_as_good_as_itself():
+    searches = [[found(np.ones(40), np.linspace(3, 0, 40) * (1 + seed)) for seed in range(5)] for _ in range(2)]
+    for trials in (10, 25, 40):
+        assert enough.difference(searches, np.full((2, 5), trials)) == pytest.approx((0, 0, 0), abs=1e-9)
+    clever = np.array([[10, 20, 30, 35, 40]] * 2)  # longer where more is to be gained
+    by, _, high = enough.difference(searches, clever)
+    assert by < 0
+    assert high < 0.2
+
+
+def test_a_search_of_a_table_draws_the_baseline_first_and_nothing_twice(folder, monkeypatch):
+    monkeypatch.setattr(enough, "MOST", 12)
+    one = enough.searched(load(folder), 0)
+    assert len({tuple(point) for point in one.points}) == 24
+    assert len(one.losses) == len(one.regret) == 12
+    assert (one.regret >= 0).all()
+    assert one.points[0] == pytest.approx([0, 0, 1, 0, 0])

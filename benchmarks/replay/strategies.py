@@ -144,7 +144,7 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
     space, rng = table.space, random.Random(seed)
     draws, rule = strategy.draws(table, seed), strategy.rule(space)
     places, curves = [0], [rng.choice(one.curves) for one in table.configurations]
-    left, trials = list(range(1, len(table.configurations))), [_begin(table, 0, 0)]
+    left, trials = list(range(1, len(table.configurations))), [begin(table, 0, 0)]
     spent_s, best, current = 0.0, (math.inf, math.inf), trials[0]
     while True:
         # ---- one more point
@@ -176,11 +176,12 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
             if name is None:
                 places.append(place := draws.draw(left))
                 left.remove(place)
-                trials.append(_begin(table, len(trials), place))
+                trials.append(begin(table, len(trials), place))
             current = next(trial for trial in trials if trial.name == (name or trials[-1].name))
 
 
-def _begin(table: Table, number: int, place: int) -> TrialRecord:
+def begin(table: Table, number: int, place: int) -> TrialRecord:
+    """Return a trial of the configuration at that place, before its first point."""
     one = table.configurations[place]
     return TrialRecord(f"t{number:04d}", number, dict(one.config), dict(one.knobs), one.fingerprint)
 

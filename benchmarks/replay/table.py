@@ -80,13 +80,13 @@ class Table:
         for dimension in self.space.dimensions:
             name = dimension.name
             if name in first and name in second and dimension.choices is None:
-                total += (_position(dimension, first[name]) - _position(dimension, second[name])) ** 2
+                total += (position(dimension, first[name]) - position(dimension, second[name])) ** 2
             else:
                 total += first.get(name) != second.get(name)
         return total
 
 
-def _position(dimension: Dimension, value: float) -> float:
+def position(dimension: Dimension, value: float) -> float:
     """Return where a value lies in its range, from 0 to 1."""
     scale = math.log if dimension.log else float
     return float((scale(value) - scale(dimension.low)) / (scale(dimension.high) - scale(dimension.low)))

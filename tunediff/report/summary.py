@@ -149,8 +149,9 @@ def _best(evidence: Evidence) -> dict[str, Any]:
     block |= {f"{role}_{label}": values[f"{role}_value"] for role in ("best", "baseline")}
     if evidence.compared is not None:
         block["means_over"] = f"{len(values['best_values'])} seeds"
-    elif (many := len(values["baseline_values"])) > 1:
-        block["baseline_is"] = f"mean of its {many} runs"
+    else:
+        runs = {role: len(values[f"{role}_values"]) for role in ("best", "baseline")}
+        block |= {f"{role}_is": f"mean of its {many} runs" for role, many in runs.items() if many > 1}
     return block
 
 
