@@ -30,7 +30,7 @@ SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "searc
 DEFAULT = "digits.yaml"
 TRIALS_WITH_NOISE = 6
 """Trials from which a search runs its baseline twice, unless its file says otherwise."""
-TRIALS_WITH_RERUNS, RERUN_SHARE = 24, 8
+TRIALS_WITH_RERUNS, RERUN_SHARE = 32, 8
 """Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see docs/search.md."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
 """Budget and confirmation of a search for which only a workload's file is given."""
