@@ -82,7 +82,7 @@ def test_rules_that_use_early_points_are_faster_where_these_tell_all(folder):
     table = load(folder)
     medians = {
         name: np.median([replay(table, STRATEGIES[name], seed) for seed in range(15)])
-        for name in ("random", "one point each, then the best", "pause, random")
+        for name in ("random", "one point each, then the best", "promotion, random", "pause")
     }
     random = medians.pop("random")
     assert all(median < 0.7 * random for median in medians.values())
@@ -107,8 +107,8 @@ def test_ratio_compares_medians_and_never_is_infinite():
 
 @pytest.mark.training  # in processes of their own
 def test_command_prints_a_table_of_ratios(folder, capsys):
-    assert main([str(folder), "--seeds", "2", "--processes", "2", "--only", "pause, random"]) == 0
-    assert re.search(r"\| pause, random +\| \d\.\d\d \(", capsys.readouterr().out)
+    assert main([str(folder), "--seeds", "2", "--processes", "2", "--only", "promotion, random"]) == 0
+    assert re.search(r"\| promotion, random +\| \d\.\d\d \(", capsys.readouterr().out)
 
 
 def test_recorded_configurations_begin_with_the_baseline_and_differ(folder):

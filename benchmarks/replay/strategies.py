@@ -19,9 +19,11 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from benchmarks.replay.table import Table, load
+from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning.allocation import AllocationRule, BestOfGroup, Decision, default_rule, loss
+from tunediff.tuning.curve_model import propose
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC
@@ -32,11 +34,11 @@ class AtRandom:
     """Draws the configurations of a table in random order."""
 
     def __init__(self, table: Table, seed: int) -> None:
-        self._random = random.Random(seed)
+        self._random, self._table = random.Random(seed), table
 
-    def draw(self, left: list[int]) -> int:
-        """Return one of the places that are left."""
-        return self._random.choice(left)
+    def draw(self, left: list[int], wanted: Values | None = None) -> int:
+        """Return one of the places that are left: the nearest one to what is wanted."""
+        return self._random.choice(left) if wanted is None else self._table.nearest(wanted, left)
 
     def report(self, trial: TrialRecord) -> None:
         """Take a new point of a trial, or its end."""
@@ -52,10 +54,10 @@ class Sampled:
         self._draw, self._trials = Draw(table.space.dimensions), list[optuna.Trial]()
         self.draw([0])  # the baseline is tried first
 
-    def draw(self, left: list[int]) -> int:
-        """Return one of the places that are left."""
-        place = left[0]
-        if len(left) > 1:
+    def draw(self, left: list[int], wanted: Values | None = None) -> int:
+        """Return one of the places that are left: the nearest one to what is wanted, or to what the sampler draws."""
+        place = left[0] if wanted is None else self._table.nearest(wanted, left)
+        if len(left) > 1 and wanted is None:
             place = self._table.nearest(self._draw(drawn := self._study.ask()), left)
             self._study.tell(drawn, state=TrialState.FAIL)  # it was not run
         self._study.enqueue_trial(to_params(self._table.configurations[place].knobs))
@@ -110,6 +112,8 @@ class Strategy:
     rule: Callable[[SearchSpace], AllocationRule]
     sampler: Callable[[int], BaseSampler] | None = None
     """Makes Optuna's sampler from a seed; None: random order."""
+    models: bool = False
+    """Whether a model of curves draws new configurations as soon as it can (`curve_model.propose`)."""
 
     def draws(self, table: Table, seed: int) -> Any:
         """Return what draws configurations."""
@@ -130,8 +134,9 @@ STRATEGIES: dict[str, Strategy] = {
     "TPE + ASHA": Strategy(Stopping, _tpe),
     "ours + ASHA": Strategy(Stopping, default_sampler),
     "one point each, then the best": Strategy(BestOfGroup),
-    "pause, random": Strategy(default_rule),
-    "pause": Strategy(default_rule, default_sampler),
+    "promotion, random": Strategy(default_rule),
+    "promotion, ours": Strategy(default_rule, default_sampler),
+    "pause": Strategy(default_rule, default_sampler, models=True),
 }
 
 
@@ -142,6 +147,7 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
     says. The baseline is trained first, to its end. One trial at a time.
     """
     space, rng = table.space, random.Random(seed)
+    seeded = dataclasses.replace(space, seed=seed)
     draws, rule = strategy.draws(table, seed), strategy.rule(space)
     places, curves = [0], [rng.choice(one.curves) for one in table.configurations]
     left, trials = list(range(1, len(table.configurations))), [begin(table, 0, 0)]
@@ -174,7 +180,8 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
                     return math.inf
                 name = min(paused, key=lambda trial: (loss(space, trial), trial.number)).name
             if name is None:
-                places.append(place := draws.draw(left))
+                wanted = propose(seeded, trials, len(trials)) if strategy.models else None
+                places.append(place := draws.draw(left, wanted))
                 left.remove(place)
                 trials.append(begin(table, len(trials), place))
             current = next(trial for trial in trials if trial.name == (name or trials[-1].name))

@@ -214,6 +214,8 @@ class OptunaProposer:
         for attempt in range(REDRAWS + RANDOM_REDRAWS):
             if self._draws_left <= 0 or (attempt == 0 and self._tried.used_up()):
                 return None
+            if attempt == 0:
+                self._enqueue_proposal()
             if attempt == REDRAWS:
                 self.study.optuna.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
             trial = self.study.optuna.ask()
@@ -231,6 +233,13 @@ class OptunaProposer:
                 return spec
             self._skip(spec, why)
         return None
+
+    def _enqueue_proposal(self) -> None:
+        """Put the point of the model of curves into the queue, if it has one and no point of the file waits."""
+        if self.pausing is None or self.study.trials(TrialState.WAITING):
+            return
+        if (point := self.pausing.propose(self._next)) is not None:
+            self.study.enqueue(point)
 
     def _new_config(self, trial: Trial, point: Values) -> Systems | None:
         """Return the configuration of a point, validated; None, after Optuna knows, if it is impossible or known."""

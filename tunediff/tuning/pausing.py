@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunediff.analysis.following import Following
+from tunediff.config import Values
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import CHECKPOINT, End, TrialRecord
 from tunediff.search_space import SearchSpace
+from tunediff.tuning import curve_model
 from tunediff.tuning.allocation import AllocationRule, Decision, default_rule, loss, runs_through
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -62,6 +64,10 @@ class Pausing:
     def next_trial(self, may_draw: bool) -> str | None:
         """Return the name of the paused trial that continues on a free slot; None: none does; see `AllocationRule`."""
         return self._rule.next_trial(self._records(), may_draw)
+
+    def propose(self, number: int) -> Values | None:
+        """Return the knobs of a new configuration by the curves of all trials, see `curve_model.propose`."""
+        return curve_model.propose(self._space, self._records(), number)
 
     def left(self, name: str) -> float:
         """Return the share of its budget that a paused trial has not spent, from 0 to 1."""
