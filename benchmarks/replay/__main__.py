@@ -13,8 +13,8 @@ Rules, the same for all strategies:
 - A trial that failed costs what it trained. Pausing and continuing cost nothing.
 
 Random search, TPE (Optuna's defaults), TPE with Ray Tune's ASHA from half of the budget, ours with the same, «one
-point each, then the best of six» (arXiv 2307.15422), ASHA as published, which pauses and promotes, with random draws and
-ours, and `early_stopping: pause`: the same with draws by a model of curves.
+point each, then the best of six» (arXiv 2307.15422), ASHA as published, which pauses and promotes, with random draws
+and ours, and `early_stopping: pause`: the same with draws by a model of curves.
 """
 
 from __future__ import annotations

@@ -131,10 +131,14 @@ def test_new_configurations_lie_where_curves_end_low():
 
 
 def test_paused_trials_teach_where_curves_do_not_cross():
-    ended = [trial(0, curve(by_lr(0.003)), lr=0.003), trial(1, curve(by_lr(0.1)), lr=0.1)]
-    paused = [trial(i, curve(by_lr(lr), 1), lr=lr) for i, lr in enumerate(LRS, 2)]
-    drawn = [point["optimizer.lr"] for point in chosen(ended + paused)]
-    assert np.median(drawn) == pytest.approx(0.02, rel=1.0)
+    ended = [trial(i, curve(by_lr(lr)), lr=lr) for i, lr in enumerate((0.001, 0.003, 0.1))]
+    lrs = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
+    paused = [trial(i, curve(by_lr(lr), 1), lr=lr) for i, lr in enumerate(lrs, 10)]
+    by_ends, by_all = (
+        np.median([point["optimizer.lr"] for point in chosen(of)]) for of in ([*ended, trial(9, [9.0])], ended + paused)
+    )
+    assert by_ends > 0.06, "the best end is that of the largest rate"
+    assert 0.01 < by_all < 0.04
 
 
 def test_first_points_count_for_little_where_curves_cross():

@@ -10,6 +10,7 @@ from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.tuning import curve_model
 from tunediff.tuning.allocation import Decision, default_rule
 
 POINTS = 4
@@ -259,3 +260,26 @@ def test_default_rule_finishes_the_best_and_ends_the_search(search):
     assert ended["t0004"] == "ok"
     assert set(ended.values()) == {"ok", "pruned"}
     assert turns < 9 * POINTS
+
+
+def test_new_configurations_are_those_of_the_model_of_curves_also_after_a_resume(search, tmp_path):
+    lr = {"low": 1e-4, "high": 1e-2, "log": True}
+    one = search(search={"optimizer.lr": lr}, budget={"per_trial": "3s", "trials": 8})
+    while (name := one.suggest()) != "t0005":
+        one.run(9.0 - int(name[1:]))
+    proposed = curve_model.propose(one.searcher.proposer.space, record.read_trials(tmp_path), 5)
+    assert proposed is not None
+    assert one.suggestion["optimizer.lr"] == proposed["optimizer.lr"]
+    one.again()
+    assert (one.suggest(), one.suggestion["optimizer.lr"]) == ("t0005", proposed["optimizer.lr"])
+
+
+def test_points_of_the_search_file_go_before_the_model(search):
+    one = search(first=[{"loader.batch_size": size} for size in (64, 128, 256, 16, 32)], budget=SEARCH["budget"])
+    drawn = []
+    for _ in range(8):
+        if one.suggest() == "FINISHED":
+            break
+        drawn.append(one.suggestion["loader.batch_size"])
+        one.run(2.0)
+    assert set(drawn) >= {64, 128, 256, 16}

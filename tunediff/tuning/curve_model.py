@@ -33,7 +33,7 @@ START = 4
 """Trials before the model draws."""
 CANDIDATES = 200
 """Random configurations among which the model chooses."""
-FITTED, KNOWN = 100, 400
+FITTED, KNOWN = 100, 300
 """Most points that the parameters are fitted to, and that forecasts know: a decision takes less than 0.1 s."""
 ITERATIONS = 15
 COMMON_SD, COMMON_DECAY = 2.0, 3.0
