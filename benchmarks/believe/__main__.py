@@ -17,7 +17,7 @@ Rules:
 - Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.candidates` chooses, until
   `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
   `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
-- Reruns: searches of 24 and 40 trials, the baseline twice among them, without and with the reruns that
+- Reruns: searches of 18 to 40 trials, the baseline twice among them, without and with the reruns that
   `tuning.reruns.next_rerun` chooses; these replace trials. "one": one configuration is better, and drawn before the
   reruns; "tenth": each is with one chance in ten, so that what is not drawn any more may have been one. Any that is
   better may be named.
@@ -53,7 +53,6 @@ from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.search_space.reading import RERUN_SHARE
 from tunediff.tuning.reruns import next_rerun
 
 MOST = 12
@@ -281,6 +280,9 @@ def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) 
 GAIN = 2.0
 """Of a configuration that is better."""
 PLANTED_AS = ("none", "one", "tenth")
+RACES = ((18, 0), (26, 8), (24, 0), (24, 3), (40, 0), (40, 5))
+"""Trials and how many of them are reruns. The first two have sixteen configurations each: eight reruns and one finalist
+take as many runs in all as no rerun and three finalists."""
 
 
 @functools.cache
@@ -422,9 +424,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name != "confirmed":  # its seeds have three configurations at most
             rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
         if name not in ("confirmed", "heavy"):
-            for planted, trials, share in itertools.product(PLANTED_AS, (24, 40), (0, 1 / RERUN_SHARE)):
+            for planted, (trials, reruns) in itertools.product(PLANTED_AS, RACES):
                 own = np.random.default_rng(args.seed)
-                found = confirmed(source, args.races, trials, int(trials * share), planted, own)
+                found = confirmed(source, args.races, trials, reruns, planted, own)
                 rows += [{"noise": name, **row} for row in found]
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
