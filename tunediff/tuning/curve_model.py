@@ -127,19 +127,19 @@ class CurveModel:
 
 
 def propose(space: SearchSpace, trials: Sequence[TrialRecord], number: int) -> Values | None:
-    """Return the knobs of a new configuration, trial `number`; None: too little is known for a model.
+    """Return the knobs of a new configuration, trial `number`; None: too little is observed for a model.
 
     Of random configurations that were not tried, it is the one with the highest expected improvement over the best
     finished loss. The answer depends on the arguments only.
     """
-    known = [trial for trial in trials if trial.points or _failed(trial)]
-    if space.cost is not None or not space.dimensions or len(known) < START:
+    observed = [trial for trial in trials if trial.points or _failed(trial)]
+    if space.cost is not None or not space.dimensions or len(observed) < START:
         return None
     # ---- what was observed: the points at which trials pause, and the last one; a failure counts as a bad end
     last = space.baseline.evaluation.points
     rungs = sorted({*(2**i for i in range(last.bit_length())), last})
     rows, failed = list[tuple[TrialRecord, int, float]](), list[TrialRecord]()
-    for trial in sorted(known, key=lambda trial: (-len(trial.points), -trial.number)):  # the longest curves first
+    for trial in sorted(observed, key=lambda trial: (-len(trial.points), -trial.number)):  # the longest curves first
         own = losses(space, trial)
         if _failed(trial) or not all(map(math.isfinite, own)):
             failed.append(trial)
