@@ -51,6 +51,21 @@ def test_few_steps_are_counted_without_waiting_for_a_gpu_at_each(device, reading
     assert reads[0] == pytest.approx(readings, rel=0.1)
 
 
+@pytest.mark.parametrize(("device", "readings"), [("cpu", 112), ("cuda", 28)])
+def test_a_short_budget_of_seconds_does_not_make_a_gpu_wait_at_every_step(device, readings):
+    """8 s of steps of 72 ms, which is 1 % of them: at most half a second between two readings, and it stops on time."""
+    now, reads = [0.0], [0]
+    clock, pace = paced(Budget(seconds=8.0), now, reads, World(0, 1, torch.device(device)))
+    with clock.part("train"):
+        for stop in (0.5, 1.0):
+            pace.aim(stop)
+            while not pace.reached:
+                now[0] += 0.072
+                pace.step(8)
+            assert stop * 8.0 <= clock.train_s < stop * 8.0 + 0.072
+    assert reads[0] == pytest.approx(readings, rel=0.15)
+
+
 def test_between_two_readings_progress_is_extrapolated_but_never_beyond_the_stop():
     now = [0.0]
     clock, pace = paced(Budget(seconds=100.0), now)

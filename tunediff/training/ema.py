@@ -22,6 +22,7 @@ class Ema:
     def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
+        self._mine, self._theirs, self._model = list(self.model.parameters()), list(model.parameters()), model
 
     def decay(self, progress: float, delta: float) -> float:
         """Return the share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
@@ -42,9 +43,16 @@ class Ema:
     @torch.no_grad()
     def blend(self, model: nn.Module, share: float) -> None:
         """Replace this share of the average by the weights; buffers are copied."""
-        torch._foreach_lerp_(_here(self.model), [parameter.float() for parameter in _here(model)], share)
+        mine, theirs = self._pairs(model)
+        torch._foreach_lerp_(mine, [parameter.float() for parameter in theirs], share)
+
+    def _pairs(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """Return this rank's part of each parameter, of the average and of `model`, and copy the buffers."""
+        if model is not self._model:  # walking over the modules takes the host as long as the average
+            self._theirs, self._model = list(model.parameters()), model
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
+        return [_local(one) for one in self._mine], [_local(one) for one in self._theirs]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averaged network's state; its tensors are not copied."""
@@ -70,22 +78,16 @@ class ScheduleFreeAverage(Ema):
     def update(self, model: nn.Module, progress: float = 1.0, delta: float = 0.0) -> None:
         """Take over the optimizer's average; buffers are copied."""
         states, beta1 = self.optimizer.state, self.optimizer.param_groups[0]["betas"][0]
-        y = [parameter.float() for parameter in _here(model)]
-        z = [_local(states.get(one, {}).get("z", one)).float() for one in model.parameters()]
-        torch._foreach_copy_(_here(self.model), torch._foreach_lerp(y, z, 1 - 1 / beta1))
-        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(buffer)
+        mine, y = self._pairs(model)
+        y = [parameter.float() for parameter in y]
+        z = [_local(states.get(one, {}).get("z", one)).float() for one in self._theirs]
+        torch._foreach_copy_(mine, torch._foreach_lerp(y, z, 1 - 1 / beta1))
 
 
 def average(section: knobs.Ema, optimizer: torch.optim.Optimizer, model: nn.Module) -> Ema:
     """Return the average of the weights that is evaluated and exported: the optimizer's own where it has one."""
     own = type(optimizer).__name__ == "AdamWScheduleFree"
     return ScheduleFreeAverage(optimizer, model) if own else Ema(section, model)
-
-
-def _here(model: nn.Module) -> list[Tensor]:
-    """Return this rank's part of each parameter."""
-    return [_local(parameter) for parameter in model.parameters()]
 
 
 def _local(tensor: Tensor) -> Tensor:

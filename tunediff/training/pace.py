@@ -15,7 +15,7 @@ class Pace:
     Each rank asking its own clock would stop at its own step and leave the others waiting in a collective. Rank 0's
     clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
     for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
-    On a GPU 1 % counts of seconds alone: of few steps it would be each of them, and the host could never run ahead.
+    On a GPU it is half a second alone: 1 % of a short budget would be every step, and the host could never run ahead.
 
     Steps may slow down suddenly, such as after those whose batches were ready. So the steps between two readings at
     most double from one reading to the next, and a process that trains alone also looks at its clock after every step,
@@ -98,17 +98,18 @@ class Pace:
         if self._per_step <= 0.0:
             return 1
         ahead = [(self._stop - self.progress) / self._per_step]
-        if self._budget.seconds is not None or self._world.device.type == "cpu":
+        if self._world.device.type == "cpu":
             ahead.append(0.01 / self._per_step)
         if self._s_per_step > 0.0:
             ahead.append(0.5 / self._s_per_step)
         return max(1, math.floor(min(ahead)))
 
     def _seconds_ahead(self) -> float:
-        """Return half a second, 1 % of the budget, or what is left until the stop."""
+        """Return half a second, what is left until the stop, or on a CPU 1 % of the budget."""
         if (seconds := self._budget.seconds) is None:
             return 0.5
-        return min(0.5, 0.01 * seconds, max(0.0, self._stop * seconds - self.train_s))
+        part = 0.01 * seconds if self._world.device.type == "cpu" else 0.5
+        return min(0.5, part, max(0.0, self._stop * seconds - self.train_s))
 
     def position(self) -> dict[str, float]:
         """Return training seconds, samples and steps as of the last reading."""
