@@ -33,6 +33,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -61,25 +62,39 @@ def run(jobs: list[Job]) -> dict[str, list[dict[str, float]]]:
         processes[-1].start()
         theirs.close()
     rounds_by_label: dict[str, list[dict[str, float]]] = {label: [] for label in pipes}
-    for number in range(jobs[0].rounds + 1):
-        order = list(pipes)
-        shift = number % max(1, len(order))
-        for label in [*order[shift:], *order[:shift]]:  # nobody always follows the same contender
-            try:
-                pipes[label].send("go")
-                answer = pipes[label].recv()
-            except (EOFError, BrokenPipeError):
-                answer = {"error": "its process ended without a word"}
-            if "error" in answer:
-                print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
-                del pipes[label], rounds_by_label[label]
-                continue
-            if number > 0:
-                rounds_by_label[label].append(answer)
-        print(f"round {number} of {jobs[0].rounds} done", file=sys.stderr, flush=True)
+    try:
+        for number in range(jobs[0].rounds + 1):
+            _round(number, pipes, rounds_by_label)
+            print(f"round {number} of {jobs[0].rounds} done", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: what follows is of the rounds that all contenders have", file=sys.stderr)
+        for process in processes:
+            process.terminate()
+        whole = min(map(len, rounds_by_label.values()), default=0)
+        rounds_by_label = {label: rounds[:whole] for label, rounds in rounds_by_label.items() if whole}
     for process in processes:
         process.join(timeout=30)
     return rounds_by_label
+
+
+def _round(number: int, pipes: dict[str, Connection], rounds_by_label: dict[str, list[dict[str, float]]]) -> None:
+    """Let every contender have its turn; one that fails is told and left out."""
+    order = list(pipes)
+    shift = number % max(1, len(order))
+    for label in [*order[shift:], *order[:shift]]:  # nobody always follows the same contender
+        begun = time.monotonic()
+        try:
+            pipes[label].send("go")
+            answer = pipes[label].recv()
+        except (EOFError, BrokenPipeError):
+            answer = {"error": "its process ended without a word"}
+        if "error" in answer:
+            print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
+            del pipes[label], rounds_by_label[label]
+        elif number > 0:
+            rounds_by_label[label].append(answer)
+        else:
+            print(f"{label} is ready after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -97,6 +98,7 @@ class Turns:
 
 def contend(job: Job, pipe: Connection) -> None:
     """A contender's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     try:
         world, turns = alone(), Turns(pipe, job)
         config = cfg.from_dict(cfg.nest(job.config), "job")

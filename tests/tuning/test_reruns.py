@@ -181,3 +181,13 @@ def test_the_headline_says_that_the_value_is_a_mean(make):
     for number, value in enumerate((5.0, 3.0, 4.0, 9.0, 3.2, 3.4, 4.0, 4.0)):
         ended(searcher, value, number)
     assert "is 3.2, the mean of 3 runs" in headline(evidence.Evidence(read(searcher)))
+
+
+def test_the_headline_compares_with_the_mean_of_the_baselines_runs(make):
+    from tunediff.report.headline import headline
+
+    searcher = make(**SEARCH | {"noise": 2, "reruns": 3})
+    for number, value in enumerate((5.0, 5.5, 1.0, 4.0, 9.0, 1.2, 1.4, 5.6)):
+        ended(searcher, value, number)
+    told = headline(evidence.Evidence(read(searcher)))
+    assert "the 5.25 of the baseline (t0000) (mean of 2 runs)" in told, told
