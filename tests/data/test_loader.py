@@ -381,6 +381,13 @@ def test_all_tensors_of_a_batch_are_moved(kind: Any) -> None:
     assert (moved["x"][0].device.type, moved["x"][1], moved["n"]) == ("meta", "name", 3)
 
 
+def test_data_on_a_device_are_refused_unless_resident() -> None:
+    with pytest.raises(
+        ConfigError, match="loader.resident: False is not allowed: the data lie on meta, .*allowed: true"
+    ):
+        build(config(), numbered().to("meta"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("resident", [True, False])

@@ -193,3 +193,38 @@ def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
         assert seen == pytest.approx([k / steps for k in range(steps)])
         assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
         assert outcome.points[-1].train_s == pytest.approx(10.0)
+
+
+class Replayed(torch.autograd.Function):
+    """As a CUDA graph does: every call returns the same memory, which the next one overwrites."""
+
+    BUFFER = torch.zeros(())
+
+    @staticmethod
+    def forward(context, loss):
+        return Replayed.BUFFER.copy_(loss).detach()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_loss_that_a_cuda_graph_returns_is_kept(monkeypatch, own):
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for number, batch in enumerate(trial.batches((INPUTS, TARGETS))):
+            loss = Replayed.apply(0.0 * loss_of(net, batch) + float(number))
+            if own:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                trial.record_step(loss, optimizer)
+            else:
+                trial.step(loss, optimizer)
+
+    config = toy(compile__mode="reduce-overhead", evaluation__points=1)
+    outcome = train(config, samples=2000 * config.loader.batch_size, body=body)
+    assert outcome.points[-1].loss == pytest.approx(1000.5), "the mean of 1 to 2000; number 0 is the warm-up"

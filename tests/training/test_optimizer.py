@@ -188,3 +188,21 @@ def test_another_optimizer_keeps_what_means_the_same_in_it():
     changed = cfg.override(config, {"optimizer.name": "muon"})
     assert cfg.differences(changed, config) == {"optimizer.name": "muon"}
     assert cfg.override(config, cfg.differences(changed, config)) == changed
+
+
+@pytest.mark.parametrize("implementation", ["for_loop", "foreach", "fused"])
+def test_sgd_begins_without_momentum_where_loss_scaling_skips_its_first_step(implementation):
+    section = Sgd(lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, implementation=implementation)
+    module, scaler = nn.Module(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    module.weight = nn.Parameter(torch.zeros(8))
+    optimizer = adam.build(section, 128, module)
+    torch.use_deterministic_algorithms(True)  # memory that nobody has filled is NaN then
+    try:
+        for factor in (math.inf, 1.0, 1.0):
+            scaler.scale((module.weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(module.weight.detach(), torch.full((8,), -0.1 * (1.0 + 1.9)))

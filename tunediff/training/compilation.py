@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tunediff.config.systems import CUDA_GRAPHS, Compile
@@ -44,6 +44,10 @@ class Compilation:
             block.compile(mode=mode, dynamic=dynamic)  # in place: names and state stay
         self._parts = [(block, "_compiled_call_impl") for block in modules]
         return model
+
+    def kept(self, loss: Tensor) -> Tensor:
+        """Return a loss, detached, to read later: the next run of a CUDA graph overwrites what this one returned."""
+        return loss.detach().clone() if self._options.mode in CUDA_GRAPHS else loss.detach()
 
     def warm_ups(self, device: str) -> int:
         """Return the steps until all is compiled: the second run of a CUDA graph records it, the third replays it."""

@@ -50,7 +50,7 @@ class Ema:
         """Return this rank's part of each parameter, of the average and of `model`, and copy the buffers."""
         if model is not self._model:  # walking over the modules takes the host as long as the average
             self._theirs, self._model = list(model.parameters()), model
-        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):  # a network may make new ones
             mine.copy_(buffer)
         return [_local(one) for one in self._mine], [_local(one) for one in self._theirs]
 

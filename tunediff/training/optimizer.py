@@ -32,7 +32,11 @@ def build(
     if isinstance(section, knobs.Sgd):
         divided = any(hasattr(parameter, "to_local") for parameter in network.parameters())
         options["fused"] = options["fused"] and not divided  # torch 2.15 has no fused SGD for them
-        return torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **options)
+        sgd = torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **options)
+        if options["fused"] and section.momentum:  # which torch 2.15 leaves unfilled where loss scaling skips a step
+            for parameter in (one for group in sgd.param_groups for one in group["params"]):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     options["betas"] = (0.9, section.beta2)
     if isinstance(section, knobs.Muon):
         return Muon(groups, section.momentum, **options)

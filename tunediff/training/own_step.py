@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ class OwnStep:
     """Sum of the losses, before loss scaling."""
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Callable[[Tensor], Tensor]) -> None:
+        """`kept`: see `Compilation.kept`."""
+        self._kept = kept
         self._watching = contextlib.ExitStack()
         self._unscaled = dict[int, tuple[Tensor, Tensor]]()
 
@@ -41,7 +43,7 @@ class OwnStep:
         unscaled = self._unscaled  # by the id of a scaled loss, which is held: no other tensor gets its id
 
         def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
-            loss = unscaled.pop(id(tensor), (tensor, tensor))[1].detach()
+            loss = self._kept(unscaled.pop(id(tensor), (tensor, tensor))[1])
             self.loss = loss if self.loss is None else self.loss + loss
             backward(tensor, *args, **options)  # type: ignore[no-untyped-call]
 

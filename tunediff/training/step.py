@@ -29,6 +29,7 @@ class OptimizerStep:
         self.updated = False
         self.stepped = False
         """Whether the workload has called `step` for this batch."""
+        self._listed: tuple[nn.Module, list[nn.Parameter]] | None = None
 
     def begin(self) -> None:
         """Begin the next optimizer step."""
@@ -53,7 +54,7 @@ class OptimizerStep:
         session.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
         session.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._add_loss(share.detach())
+        self._add_loss(session.compilation.kept(share))
         session.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
@@ -94,7 +95,7 @@ class OptimizerStep:
         except ValueError as error:
             raise session.mistake(str(error)) from None
         for loss in by_optimizer.values():
-            self._add_loss(loss.detach() / self.accumulation)
+            self._add_loss(session.compilation.kept(loss) / self.accumulation)
         session.phases.switch(None)
 
     def _add_loss(self, share: Tensor) -> None:
@@ -111,11 +112,17 @@ class OptimizerStep:
             session.world.average_gradients(beside)
             scaler.unscale_(optimizer)
             if clip_norm is not None and session.model is not None:
-                session.strategy.clip(session.model.parameters(), clip_norm)
+                session.strategy.clip(self._parameters(session.model), clip_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
         self._finish(optimizer.param_groups[0]["lr"])
+
+    def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the model's parameters, listed once: walking over its modules takes a step's time from the host."""
+        if self._listed is None or self._listed[0] is not model:
+            self._listed = model, list(model.parameters())
+        return self._listed[1]
 
     def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
         """Update the weights of several optimizers, counted as one step."""
@@ -160,7 +167,7 @@ class OptimizerStep:
             needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.record_step(loss)"
             raise self.session.mistake(needs)
         self._mark_updated("record_step")
-        self.loss = loss.detach()
+        self.loss = self.session.compilation.kept(loss)
         self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
 
     def _finish(self, learning_rate: float) -> None:
