@@ -141,6 +141,39 @@ def test_paused_trials_teach_where_curves_do_not_cross():
     assert 0.01 < by_all < 0.04
 
 
+@pytest.mark.parametrize("fall", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("spread", [0.5, 0.03])
+def test_a_steep_fall_of_all_curves_does_not_hide_what_ends_differ_by(fall, spread):
+    """Logarithms of the losses fall by `fall` in all curves, and ends differ by `spread`."""
+    rng, trials, space = np.random.default_rng(0), [], dataclasses.replace(SPACE, dimensions=(LR,))
+    for number in range(16):
+        lr, until_end = 10 ** rng.uniform(-3, -1), 1 - np.log2(range(1, POINTS + 1 if number < 6 else 2)) / 2
+        noise = 0.1 * rng.standard_normal() + 0.03 * rng.standard_normal(len(until_end))
+        values = np.exp(fall * until_end + spread * (math.log10(lr / 0.02) ** 2 + noise))
+        trials.append(dataclasses.replace(trial(number, values), drawn={"optimizer.lr": lr}))
+    drawn = [propose(space, trials, number)["optimizer.lr"] for number in range(100, 105)]
+    assert np.median(abs(np.log10(np.array(drawn) / 0.02))) < 0.2
+
+
+def test_trials_that_end_alike_are_no_random_draws():
+    """Accuracies of rates near 0.02 are all 1 in the end."""
+    space, trials = dataclasses.replace(SPACE, mode="max"), []
+    for number, lr in enumerate((0.0012, 0.01, 0.015, 0.02, 0.03, 0.1)):
+        reached = 1.25 - 0.5 * abs(math.log10(lr / 0.02))
+        values = [min(1.0, reached - 0.3 / i) for i in range(1, POINTS)] + [min(1.0, reached)]
+        trials.append(trial(number, values, lr=lr))
+    drawn = [propose(space, trials, number)["optimizer.lr"] for number in range(100, 109)]
+    assert sum(0.005 < lr < 0.06 for lr in drawn) > 6
+
+
+def test_a_model_that_cannot_be_computed_leaves_the_draw_to_the_study(monkeypatch):
+    def singular(self, *columns):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(CurveModel, "fit", singular)
+    assert propose(SPACE, [trial(i, curve(by_lr(lr)), lr=lr) for i, lr in enumerate(LRS)], 6) is None
+
+
 def test_first_points_count_for_little_where_curves_cross():
     """Small rates lead at the first point, and large ones in the end."""
     trials = []
@@ -193,11 +226,39 @@ def test_two_objectives_are_left_to_the_sampler():
 # ------------------------------------------------------------------------------------------------------------ comparable
 def test_comparable_losses_keep_their_order_and_draw_poor_ones_in():
     losses = np.array([1.0, 2.0, 3.0, 1e9])
-    values = comparable(losses, np.full(4, POINTS), "min")
+    at_end, finished = np.full(4, POINTS), np.full(4, True)
+    values = comparable(losses, at_end, finished, "min")
     assert list(np.argsort(values)) == [0, 1, 2, 3]
     assert values[3] - values[2] < 10 * (values[2] - values[1])
-    accuracies = comparable(np.array([-0.9, -0.8, -0.7, -0.1]), np.full(4, POINTS), "max")
+    accuracies = comparable(np.array([-0.9, -0.8, -0.7, -0.1]), at_end, finished, "max")
     assert list(np.argsort(accuracies)) == [0, 1, 2, 3]
+
+
+def test_comparable_losses_are_without_the_curve_that_all_share():
+    """The paused trials, here the worse ones, do not tell what is shared."""
+    ends = np.array([1.0, 1.1, 1.2, 2.0])
+    runs, at = np.repeat(np.arange(4), 3)[:10], np.tile([1, 2, 4], 4)[:10]  # the last trial has its first point only
+    flat, falling = (comparable(ends[runs] * fall, at, runs < 3, "min") for fall in (1.0, np.exp(3.0 / at)))
+    assert falling == pytest.approx(flat)
+    assert list(falling[3:6]) == pytest.approx([0, 0, 0]), "the middle one of those that have ended"
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0, 0, 0, 0, 0, 0, -0.2, -0.3, -0.4, -0.6],  # two finished trials, the first points all equal
+        [-0.4, -0.5, -0.1, -0.2, -0.3, -0.4, -0.6, -0.7, -1.0, -1.0],
+        [-0.5] * 10,
+    ],
+)
+def test_equal_losses_do_not_blow_up_the_scale(losses):
+    at, finished = np.array([1] * 6 + [2, 2, 4, 4]), np.array([True] * 2 + [False] * 4 + [True] * 4)
+    assert abs(comparable(np.array(losses, float), at, finished, "max")).max() < 20
+
+
+def test_poor_losses_stay_behind_where_the_better_half_is_equal():
+    values = comparable(np.array([-1.0, -1.0, -1.0, -0.7, -0.5]), np.full(5, POINTS), np.full(5, True), "max")
+    assert values[4] > values[3] > values[0] + 0.5
 
 
 def test_fit_knows_its_limits():

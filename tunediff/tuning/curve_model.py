@@ -37,8 +37,11 @@ FITTED, KNOWN = 100, 300
 """Most points that the parameters are fitted to, and that forecasts know: a decision takes less than 0.1 s."""
 ITERATIONS = 15
 COMMON_SD, COMMON_DECAY = 2.0, 3.0
-"""Standard deviation of the curve that all share, and the doublings of time over which half of it is forgotten."""
+"""Of what `comparable` leaves of the curve that all share: standard deviation, and the doublings of time over which half
+of it is forgotten."""
 JITTER = 1e-8
+LEAST_SPREAD = 0.05
+"""Least spread that losses are divided by, as a share of a typical one: equal losses have none."""
 
 
 class CurveModel:
@@ -145,9 +148,12 @@ def propose(space: SearchSpace, trials: Sequence[TrialRecord], number: int) -> V
             failed.append(trial)
         rows += [(trial, rung, own[rung - 1]) for rung in rungs if rung <= len(own) and math.isfinite(own[rung - 1])]
     rows, failed = rows[:KNOWN], failed[: KNOWN // 4]
-    if not any(point == last for _, point, _ in rows):
+    ended = {trial.name for trial, point, _ in rows if point == last}
+    if not ended:
         return None
-    values = comparable(np.array([value for *_, value in rows]), np.array([point for _, point, _ in rows]), space.mode)
+    points = np.array([point for _, point, _ in rows])
+    finished = np.array([trial.name in ended for trial, *_ in rows])
+    values = comparable(np.array([value for *_, value in rows]), points, finished, space.mode)
     best = min(value for value, (_, point, _) in zip(values, rows, strict=True) if point == last)
     rows += [(trial, last, math.inf) for trial in failed]
     values = np.concatenate([values, np.full(len(failed), values.max() + 1)])
@@ -159,29 +165,41 @@ def propose(space: SearchSpace, trials: Sequence[TrialRecord], number: int) -> V
     if not candidates:
         return None
     columns = [trial.drawn for trial, *_ in rows], [trial.number for trial, *_ in rows], [point for _, point, _ in rows]
-    mean, sd = CurveModel(space.dimensions, last).fit(*columns, values).forecast(candidates)
+    try:
+        mean, sd = CurveModel(space.dimensions, last).fit(*columns, values).forecast(candidates)
+    except np.linalg.LinAlgError:  # rounding errors: the study draws
+        return None
     return candidates[int(np.argmax(expected_improvement(mean, sd, best)))]
 
 
-def comparable(losses: Numbers, points: NDArray[np.int_], mode: str) -> Numbers:
-    """Return losses whose differences compare: logarithms where all are positive, poor ones drawn in, scaled by the
-    spread at the latest point.
+def comparable(losses: Numbers, points: NDArray[np.int_], finished: NDArray[np.bool_], mode: str) -> Numbers:
+    """Return losses whose differences compare: logarithms where all are positive, without the curve that all trials
+    share, poor ones drawn in, scaled by the spread at the latest point.
 
-    At each point, what is behind the median counts by the logarithm of that distance, in spreads of the better half.
+    `points`: of each loss, its point; `finished`: whether its trial has all points. At each point, what is behind the
+    median counts by the logarithm of that distance, in spreads of the better half.
     """
     values = np.log(losses) if mode == "min" and (losses > 0).all() else losses.astype(float)
-    drawn_in = values.copy()
-    for point in np.unique(points):
-        own = values[points == point]
-        if len(own) > 2:
-            middle = np.median(own)
-            spread = 1.2 * math.sqrt(np.mean((own[own <= middle] - middle) ** 2)) + 1e-9
-            behind = np.log1p(np.maximum(own - middle, 0) / spread) * spread
-            drawn_in[points == point] = np.minimum(own, middle + behind)
-    latest = drawn_in[points == points.max()]
-    scales = [np.std(drawn_in[points == point]) for point in np.unique(points) if (points == point).sum() > 2]
-    scale = float(np.std(latest) if len(latest) > 2 else scales[-1] if scales else np.std(drawn_in))
-    return np.asarray((drawn_in - np.median(latest)) / max(scale, 1e-9))
+    at_points = [points == point for point in np.unique(points)]  # the latest point is the last one
+    # ---- subtract the shared curve, which may fall by many times of what ends differ by. Only finished trials tell it:
+    # the paused ones are a selection, another one at each point
+    for at in at_points:
+        values[at] -= np.median(values[at & finished] if (at & finished).any() else values[at])
+
+    # ---- draw poor losses in; where the better half is equal, by a small spread instead of none
+    middles = [np.median(values[at]) for at in at_points]
+    better = [values[at][values[at] <= middle] - middle for at, middle in zip(at_points, middles, strict=True)]
+    spreads = [1.2 * math.sqrt(np.mean(own**2)) for own in better]
+    least = LEAST_SPREAD * (max(spreads) or float(np.std(values)) or 1.0)
+    for at, middle, spread in zip(at_points, middles, np.maximum(spreads, least), strict=True):
+        if at.sum() > 2:
+            behind = np.log1p(np.maximum(values[at] - middle, 0) / spread) * spread
+            values[at] = np.minimum(values[at], middle + behind)
+
+    # ---- scale by the latest point with three losses that are not all equal
+    groups = [values[at] for at in at_points if at.sum() > 2 and np.ptp(values[at]) > 0]
+    scale = max(float(np.std(groups[-1] if groups else values)), LEAST_SPREAD * float(np.std(values)))
+    return np.asarray(values / (scale or 1.0))
 
 
 def expected_improvement(mean: Numbers, sd: Numbers, best: float) -> Numbers:
