@@ -1,17 +1,21 @@
 """Trials that pause and continue, without a cluster: what a search proposes, and what it leaves on disk."""
 
+import math
+import shutil
 import types
 
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import end, study
+from tests.tuning.asked import FILE, end, pool, study
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.tuning import curve_model
+from tunediff.tuning import curve_model, experiment, warm_start
 from tunediff.tuning.allocation import Decision, default_rule
+from tunediff.tuning.loop import Searcher
+from tunediff.tuning.optuna_proposer import OptunaProposer
 
 POINTS = 4
 SEARCH = {
@@ -272,6 +276,30 @@ def test_new_configurations_are_those_of_the_model_of_curves_also_after_a_resume
     assert one.suggestion["optimizer.lr"] == proposed["optimizer.lr"]
     one.again()
     assert (one.suggest(), one.suggestion["optimizer.lr"]) == ("t0005", proposed["optimizer.lr"])
+
+
+def test_model_of_curves_reads_the_trials_of_a_warm_start(make, tmp_path):
+    """It draws where they were best from the second trial on, and goes on without them once they are gone."""
+    lr = {"low": 1e-4, "high": 1e-2, "log": True}
+    content = {key: value for key, value in FILE.items() if key != "first"} | {"search": {"optimizer.lr": lr}}
+    content |= {"early_stopping": "pause", "budget": {"per_trial": "3s", "trials": 9}}
+    space = search_space.parse(content, "x.yaml")
+    folder = tmp_path / "earlier"
+    experiment.create(folder, space, content)
+    earlier = Searcher(OptunaProposer(space, folder), pool())
+    earlier.proposer.pausing = None  # each one ends
+    while isinstance(suggestion := earlier.suggest("a"), dict):
+        end(earlier, suggestion, "a", value=1 + math.log10(suggestion["optimizer.lr"] / 2e-3) ** 2)
+    changes = content | {"first": None, "warm_start": str(folder)}
+    searcher = make(**changes)
+    end(searcher, searcher.suggest("a"), "a", value=3.0)
+    reused = warm_start.reused_trials(searcher.proposer.space, "cpu")
+    assert len(reused) == 9
+    assert [trial.number for trial in reused] == [-number for number in range(1, 10)]
+    expected = curve_model.propose(searcher.proposer.space, [*reused, *record.read_trials(tmp_path)], 1)
+    assert searcher.suggest("b")["optimizer.lr"] == expected["optimizer.lr"]
+    shutil.rmtree(folder)
+    assert make(**changes).suggest("c")["trial"] == "t0001"
 
 
 def test_points_of_the_search_file_go_before_the_model(search):

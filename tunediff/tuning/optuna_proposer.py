@@ -60,8 +60,10 @@ class OptunaProposer:
         self._started, self._spent_s = time.monotonic(), spent_s
         self._durations: list[float] = []
         self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
-        self.pausing = Pausing(space, experiment) if space.early_stopping == "pause" else None
+        self.pausing: Pausing | None = None
         """The paused trials; None: this search pauses none."""
+        if space.early_stopping == "pause":
+            self.pausing = Pausing(space, experiment, priors=warm_start.reused_trials(space, device))
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)

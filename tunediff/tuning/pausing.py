@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tunediff.analysis.following import Following
@@ -26,10 +26,13 @@ from tunediff.tuning.trial_spec import TrialSpec
 class Pausing:
     """Asks a rule which trials pause and continue, and keeps those that are paused."""
 
-    def __init__(self, space: SearchSpace, experiment: Path, rule: AllocationRule | None = None) -> None:
-        """`experiment`: the folder of the search."""
+    def __init__(
+        self, space: SearchSpace, experiment: Path, rule: AllocationRule | None = None,
+        priors: Sequence[TrialRecord] = (),
+    ) -> None:  # fmt: skip
+        """`experiment`: the folder of the search; `priors`: `warm_start.reused_trials`, which the model reads too."""
         self._space, self._experiment, self._rule = space, experiment, rule or default_rule(space)
-        self._following = Following(experiment)
+        self._following, self._priors = Following(experiment), priors
         self._specs: dict[str, TrialSpec] = {}
 
     @property
@@ -67,7 +70,7 @@ class Pausing:
 
     def propose(self, number: int) -> Values | None:
         """Return the knobs of a new configuration by the curves of all trials, see `curve_model.propose`."""
-        return curve_model.propose(self._space, self._records(), number)
+        return curve_model.propose(self._space, [*self._priors, *self._records()], number)
 
     def left(self, name: str) -> float:
         """Return the share of its budget that a paused trial has not spent, from 0 to 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,6 +60,23 @@ def prior_trials(space: SearchSpace, folder: Path, device: str = "cpu") -> list[
         doubts += environment.differences(trial.environment, device)
         priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return priors
+
+
+def reused_trials(space: SearchSpace, device: str) -> list[TrialRecord]:
+    """Return the trials of the earlier search whose results are reused: named by their origin, numbered -1, -2, … from
+    the best one on, and with the knobs that this space searches as what was drawn.
+
+    Empty without an earlier search, and if it cannot be read any more: a search goes on without it.
+    """
+    if space.warm_start is None:
+        return []
+    with contextlib.suppress(ConfigError, OSError):
+        priors = [prior for prior in prior_trials(space, Path(space.warm_start), device) if prior.counts]
+        return [
+            dataclasses.replace(prior.trial, name=prior.origin, number=-number, drawn=prior.point)
+            for number, prior in enumerate(priors, 1)
+        ]
+    return []
 
 
 def describe(space: SearchSpace, device: str) -> str:
