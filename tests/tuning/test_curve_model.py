@@ -193,6 +193,51 @@ def test_failures_are_not_drawn_again():
     assert before > 0.07 > after
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        End("error", "its driver died", process_died=True),
+        End("oom", memory={"total_mib": 80_000.0, "demand_mib": 20_000.0, "others_mib": 70_000.0}),
+    ],
+)
+def test_failures_that_are_not_the_configurations_are_left_out(end):
+    trials = [trial(i, curve(2 - 0.1 * i), lr=lr) for i, lr in enumerate(LRS)]
+    failed = [trial(10 + i, [], "error", lr=lr) for i, lr in enumerate((0.07, 0.08, 0.085, 0.09))]
+    assert chosen([*trials, *(dataclasses.replace(one, end=end) for one in failed)]) == chosen(trials)
+
+
+def test_fit_reads_every_point_however_many_trials_there_are(monkeypatch):
+    """Each of 70 trials has three points in a row."""
+    fitted, original = [], CurveModel.negative_log_posterior
+
+    def noted(self, parameters, distances, same, levels, values):
+        fitted.append(levels)
+        return original(self, parameters, distances, same, levels, values)
+
+    monkeypatch.setattr(CurveModel, "negative_log_posterior", noted)
+    propose(SPACE, [trial(i, curve(by_lr(lr)), lr=lr) for i, lr in enumerate(np.geomspace(0.001, 0.1, 70))], 100)
+    assert [(fitted[0] == level).sum() > 20 for level in (0, 1, 2)] == [True] * 3
+    assert len(fitted[0]) == curve_model.FITTED
+
+
+def test_choices_of_numbers_are_ordered_by_value_wherever_the_file_lists_them():
+    sizes = Dimension("loader.batch_size", choices=(128, 32, 64))
+    configurations = [knobs(size=size) for size in (32, 64, 128)]
+    assert curve_model._distances([sizes], configurations[:1], configurations)[0, 0] == pytest.approx([0, 0.25, 1])
+
+
+def test_draws_of_a_range_with_steps_are_the_values_that_a_file_lists():
+    steps = Dimension("optimizer.lr", low=0.1, high=0.7, step=0.1)
+    drawn = {steps.suggest(curve_model._Random(str(seed))) for seed in range(100)}
+    assert drawn == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7}
+    space = dataclasses.replace(SPACE, dimensions=(steps,))
+    lrs = (0.1, 0.2, 0.1 + 2 * 0.1, 0.4, 0.5, 0.6)  # Optuna draws 0.30000000000000004
+    trials = [
+        dataclasses.replace(trial(i, curve(abs(lr - 0.3) + 1)), drawn={"optimizer.lr": lr}) for i, lr in enumerate(lrs)
+    ]
+    assert propose(space, trials, 6) == {"optimizer.lr": 0.7}
+
+
 def test_knobs_under_a_condition_are_drawn_and_compared_where_they_apply():
     ends = {None: 2.0, 2.0: 1.2, 4.0: 1.0, 16.0: 1.8}
     trials = [

@@ -93,6 +93,12 @@ class End:
         return others > 0.25 * total and others > 0.5 * demand
 
     @property
+    def external_cause(self) -> bool:
+        """Return whether it failed because a process died or others held the memory: that says nothing about its
+        configuration."""
+        return self.process_died or self.crowded_out
+
+    @property
     def explained(self) -> End:
         """Return the same end, whose reason names other processes if they crowded it out."""
         if not self.crowded_out:

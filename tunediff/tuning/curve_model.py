@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ FITTED, KNOWN = 100, 300
 """Most points that the parameters are fitted to, and that forecasts know: a decision takes less than 0.1 s."""
 ITERATIONS = 15
 COMMON_SD, COMMON_DECAY = 2.0, 3.0
-"""Of what `comparable` leaves of the curve that all share: standard deviation, and the doublings of time over which half
-of it is forgotten."""
+"""Of what `comparable` leaves of the curve that all share: standard deviation, and the doublings of time over which
+half of it is forgotten."""
 JITTER = 1e-8
 LEAST_SPREAD = 0.05
 """Least spread that losses are divided by, as a share of a typical one: equal losses have none."""
@@ -62,7 +63,8 @@ class CurveModel:
 
         self._knobs, self._runs = knobs, np.asarray(runs)
         self._levels, self._values = np.log2(np.asarray(points, float)), values
-        some = np.arange(0, len(values), math.ceil(len(values) / FITTED))
+        # A fixed random part: every k-th one could leave out a point, because each trial has its points in a row
+        some = np.sort(np.random.default_rng(0).permutation(len(values))[:FITTED])
         bounds = list(zip(self._mean - 4 * self._sd, self._mean + 4 * self._sd, strict=True))
         found = optimize.minimize(
             self.negative_log_posterior, self._mean, self._observed(some), jac=True, method="L-BFGS-B", bounds=bounds,
@@ -160,8 +162,9 @@ def propose(space: SearchSpace, trials: Sequence[TrialRecord], number: int) -> V
 
     # ---- the candidate that promises most
     random_draws, draw = _Random(f"{space.seed} {number}"), Draw(space.dimensions)
-    tried = [trial.drawn for trial in trials]
-    candidates = [knobs for knobs in (draw(random_draws) for _ in range(CANDIDATES)) if knobs not in tried]
+    tried = [_without_rounding(trial.drawn) for trial in trials]
+    candidates = [draw(random_draws) for _ in range(CANDIDATES)]
+    candidates = [knobs for knobs in candidates if _without_rounding(knobs) not in tried]
     if not candidates:
         return None
     columns = [trial.drawn for trial, *_ in rows], [trial.number for trial, *_ in rows], [point for _, point, _ in rows]
@@ -211,7 +214,8 @@ def expected_improvement(mean: Numbers, sd: Numbers, best: float) -> Numbers:
 
 
 def _failed(trial: TrialRecord) -> bool:
-    return trial.end is not None and trial.end.status not in ("ok", "pruned")
+    """Return whether a trial failed by its configuration."""
+    return trial.end is not None and trial.end.status not in ("ok", "pruned") and not trial.end.external_cause
 
 
 def _common(gap: Numbers) -> Numbers:
@@ -225,7 +229,7 @@ def _distances(dimensions: Sequence[Dimension], first: Sequence[Values], second:
     """
     both = []
     for dimension in dimensions:
-        a, b = (np.array([_position(dimension, values) for values in side]) for side in (first, second))
+        a, b = (_positions(dimension, side) for side in (first, second))
         applies, other_applies = ~np.isnan(a)[:, None], ~np.isnan(b)
         gaps = (np.nan_to_num(a)[:, None] - np.nan_to_num(b)) ** 2
         gaps = gaps if _ordered(dimension) else (gaps > 0).astype(float)
@@ -239,15 +243,21 @@ def _ordered(dimension: Dimension) -> bool:
     return dimension.choices is None or len(numbers) == len(dimension.choices) > 2
 
 
-def _position(dimension: Dimension, values: Values) -> float:
-    """Return where a knob's value lies, from 0 to 1 for ordered ones; NaN: it does not apply."""
-    if dimension.name not in values:
-        return math.nan
-    value = values[dimension.name]
-    if dimension.choices is not None:
-        return dimension.choices.index(value) / max(1, len(dimension.choices) - 1)
-    scale = math.log if dimension.log else float
-    return float((scale(value) - scale(dimension.low)) / ((scale(dimension.high) - scale(dimension.low)) or 1.0))
+def _positions(dimension: Dimension, configurations: Sequence[Values]) -> Numbers:
+    """Return where a knob's values lie, from 0 to 1 for ordered ones; NaN: it does not apply."""
+    name, choices = dimension.name, dimension.choices
+    if choices is not None:
+        places = sorted(choices) if _ordered(dimension) else list(choices)  # a file may list numbers in any order
+        most = max(1, len(places) - 1)
+        return np.array([places.index(own[name]) / most if name in own else math.nan for own in configurations])
+    values = np.array([own.get(name, math.nan) for own in configurations], float)
+    scale = np.log if dimension.log else np.asarray
+    return np.asarray((scale(values) - scale(dimension.low)) / ((scale(dimension.high) - scale(dimension.low)) or 1.0))
+
+
+def _without_rounding(values: Values) -> Values:
+    """Return knobs whose equal values are equal: Optuna's steps lead to 0.30000000000000004, a file lists 0.3."""
+    return {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in values.items()}
 
 
 class _Random:
@@ -261,7 +271,8 @@ class _Random:
 
     def suggest_float(self, name: str, low: float, high: float, step: float | None = None, log: bool = False) -> float:
         if step is not None:
-            return low + step * self._random.randint(0, round((high - low) / step))
+            index = self._random.randint(0, round((high - low) / step))
+            return min(high, float(Decimal(str(low)) + index * Decimal(str(step))))  # 0.3, as a file lists it
         if log:
             return min(high, max(low, math.exp(self._random.uniform(math.log(low), math.log(high)))))
         return self._random.uniform(low, high)

@@ -110,8 +110,7 @@ class SearchStudy:
             self.optuna.tell(trial, values)
         elif trial_record.status == "pruned":
             self.optuna.tell(trial, state=TrialState.PRUNED)
-        elif (end := trial_record.end) is not None and (end.process_died or end.crowded_out):
-            # Its processes died, or others held the memory: that says nothing about the configuration.
+        elif trial_record.end is not None and trial_record.end.external_cause:
             self.optuna.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
