@@ -82,6 +82,16 @@ def test_what_knobs_set_is_refused():
         train(config(), body=lambda trial: TrialAccelerator(trial, mixed_precision="bf16"))
 
 
+def test_chained_schedulers_are_refused():
+    def body(trial):
+        optimizer = torch.optim.SGD(network(trial.knobs).parameters(), 0.01)
+        parts = [torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        TrialAccelerator(trial, schedule_steps=STEPS).prepare(torch.optim.lr_scheduler.ChainedScheduler(parts))
+
+    with pytest.raises(WorkloadError, match="ChainedScheduler is not allowed .* allowed: SequentialLR"):
+        train(config(), body=body)
+
+
 def of_a_rank(world):
     found = []
     outcome = trained(found, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))

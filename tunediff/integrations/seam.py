@@ -19,6 +19,12 @@ class BudgetScheduler:
     """
 
     def __init__(self, scheduler: Any, total: int, trial: Trial) -> None:
+        """Raises `WorkloadError` for a scheduler that does not count its steps, such as ChainedScheduler."""
+        if not hasattr(scheduler, "last_epoch"):
+            raise trial.engine.mistake(
+                f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since it has no "
+                "last_epoch; allowed: SequentialLR, LambdaLR or another single scheduler of torch.optim.lr_scheduler"
+            )
         self._scheduler, self._total, self._trial = scheduler, total, trial
 
     def step(self, *_: Any) -> None:
