@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,8 +24,8 @@ KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Tag of an experiment that lets the pages show trainings instead of traces."""
 MOST_PARAMS, MOST_METRICS = 100, 1000
 """What one request may hold."""
-LONGEST = 500
-"""Characters of a parameter that every store takes."""
+LONGEST, LONGEST_NAME = 500, 250
+"""Characters of a parameter, and of any name, that every store takes."""
 
 
 class MlflowRuns:
@@ -40,7 +41,7 @@ class MlflowRuns:
     def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
         opened = self._opened(run)
         metrics = [
-            Metric(name, value, round(1000 * run.at(point)), point.samples)
+            Metric(_allowed(name), value, round(1000 * run.at(point)), point.samples)
             for point in points
             for name, value in numbers(point).items()
         ]
@@ -48,7 +49,8 @@ class MlflowRuns:
             self._client.log_batch(opened, metrics=metrics[begin : begin + MOST_METRICS])
         for name, path in pictures.items():
             step, when = (points[-1].samples, round(1000 * run.at(points[-1]))) if points else (0, None)
-            self._client.log_image(opened, Image.open(path), key=name, step=step, timestamp=when)
+            key = re.sub(r"[^\w.\- ]", "_", name, flags=re.ASCII)  # a part of a file name there
+            self._client.log_image(opened, Image.open(path), key=key, step=step, timestamp=when)
         if end is not None:
             self._end(opened, end)
 
@@ -61,8 +63,8 @@ class MlflowRuns:
         values = {name: value for name, value in words.items() if is_number(value)}
         texts = {name: str(value) for name, value in words.items() if name not in values and value not in ("", None)}
         self._client.log_batch(
-            opened, metrics=[Metric(name, float(value), when, 0) for name, value in values.items()],
-            tags=[RunTag(name, value) for name, value in texts.items()],
+            opened, metrics=[Metric(_allowed(name), float(value), when, 0) for name, value in values.items()],
+            tags=[RunTag(_allowed(name), value) for name, value in texts.items()],
         )  # fmt: skip
         for path in end.files:
             self._client.log_artifact(opened, str(path))
@@ -91,7 +93,15 @@ class MlflowRuns:
         if run.kind != "search" and (parent := self._runs.get(run.search_id) or self._find(run.search_id)):
             tags["mlflow.parentRunId"] = parent
         begun = self._client.create_run(self._experiment, round(1000 * run.started), tags, run.name)
-        params = [Param(name, str(value)[:LONGEST]) for name, value in run.config.items()]
+        params = [Param(_allowed(name), str(value)[:LONGEST]) for name, value in run.config.items()]
         for begin in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(begun.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return str(begun.info.run_id)
+
+
+def _allowed(name: str) -> str:
+    """Return a name with `_` for what MLflow refuses in names of metrics, parameters and tags: `recall@5`."""
+    name = re.sub(r"[^\w.\-/ :]", "_", name)[:LONGEST_NAME]
+    # MLflow may use it as a path, which must not have another form: `a//b`, `../a`
+    is_path = all(part.strip(".") for part in name.split("/")) and not name.startswith("..")
+    return name if is_path else re.sub(r"[./]", "_", name)
