@@ -32,9 +32,11 @@ class Remembers:
 
     def __init__(self):
         self.sent, self.fault, self.closed = [], None, False
+        self.faulty = None
+        """Name of the only run that fails; None: all fail."""
 
     def send(self, run, points, pictures, end):
-        if self.fault is not None:
+        if self.fault is not None and self.faulty in (None, run.name):
             raise self.fault
         self.sent.append((run.name, [point.index for point in points], end and end.status))
         self.run, self.pictures, self.end = run, pictures, end
@@ -122,6 +124,18 @@ def test_a_service_that_fails_is_named_once_and_gets_everything_later(folder, sp
     service.fault = None
     assert sending.sync(last=True)
     assert len(service.sent) == 3
+
+
+def test_a_run_that_is_refused_does_not_block_the_others(folder, space, service, monkeypatch):
+    said, service.fault, service.faulty = [], ValueError("bad name"), "t0000"
+    with monkeypatch.context() as slow:
+        slow.setattr(tracker, "FAILING_S", -1.0)
+        assert not make(folder, service).sync()
+    assert [name for name, *_ in service.sent] == ["night"]
+    assert not make(folder, service, said).sync({"best_trial": "t0000"}, last=True)
+    assert [name for name, *_ in service.sent] == ["night", "t0001", "night"]
+    assert service.closed
+    assert len(said) == 1
 
 
 def test_runs_of_a_comparison_name_their_side(folder, space, service):
@@ -317,6 +331,25 @@ def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, tmp_p
     assert (search_run.data.tags["best_trial"], search_run.data.metrics["speedup"]) == ("t0001", 1.5)
     assert {item.path for item in client.list_artifacts(search_run.info.run_id)} == {"report.html"}
     assert client.list_artifacts(trial.info.run_id, "images")
+
+
+@pytest.mark.training
+def test_mlflow_takes_names_that_it_does_not_allow(folder, space, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.chdir(tmp_path)
+    metrics = {"recall@5": 0.5, "../loss": 1.0, "a//b": 2.0, "psnr/y": 3.0, "x" * 300: 4.0}
+    place = searches.write(folder, space, 1, {"optimizer.lr": 1e-2}, CURVE, found=metrics)
+    Image.new("L", (8, 8)).save(place / "drawn: @5.png")
+    assert send_all(folder, "mlflow", {"recall@5": 0.5, "best@5": "t0001"})
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("tunediff")
+    runs = {run.info.run_name: run.data for run in client.search_runs([experiment.experiment_id])}
+    names = {"recall_5", "___loss", "a__b", "psnr/y", "x" * 250}
+    assert names <= runs["t0001"].metrics.keys()
+    assert runs["night"].metrics["recall_5"] == 0.5
+    assert runs["night"].tags["best_5"] == "t0001"
 
 
 @pytest.mark.training

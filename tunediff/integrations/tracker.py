@@ -26,6 +26,8 @@ from tunediff.integrations.services import Run, RunEnd, Service
 from tunediff.tuning import sessions
 
 SENT = "tracking.jsonl"
+FAILING_S = 5.0
+"""Seconds that trials may take to fail before the others are left for later: a refusal is quick, a timeout is not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,26 +86,41 @@ class Tracker:
         """
 
         def send() -> None:
-            self._send_all(verdict)
+            refused = self._send_all(verdict)
             if last:
                 self._service.close()
+            if refused is not None:
+                raise refused
 
         return self._attempts.attempt(send, last)
 
-    def _send_all(self, verdict: Mapping[str, Any] | None) -> None:
-        folder = self._facts.folder
+    def _send_all(self, verdict: Mapping[str, Any] | None) -> Exception | None:
+        """Send every run that has something new; return the first error of a trial, which does not block the others.
+
+        Raises the error of a service that seems to be gone; see `FAILING_S`.
+        """
+        folder, failing_s = self._facts.folder, 0.0
+        refused: Exception | None = None
         if (training := read_trial(folder)) is not None:  # of `tunediff train`, whose folder is that of one run
             self._send_trial(folder, dataclasses.replace(training, name=folder.name), "training")
-            return
+            return None
         for place in [folder, *sessions.confirming_folders(folder)]:
             following = self._followed.setdefault(place, Following(place))
             following.read()
             for trial in following.trials:
-                self._send_trial(place, trial)
+                begun = time.monotonic()
+                try:
+                    self._send_trial(place, trial)
+                except Exception as error:
+                    failing_s += time.monotonic() - begun
+                    if failing_s > FAILING_S:
+                        raise
+                    refused = refused or error
         if verdict is not None:
             report = folder / "report.html"
             end = RunEnd("ok", "", time.time(), verdict, (report,) if report.exists() else ())
             self._service.send(self._search(), [], _pictures(folder), end)
+        return refused
 
     def _send_trial(self, place: Path, trial: TrialRecord, kind: str = "trial") -> None:
         """Send what is new of a trial of the search in `place`. Each restart from the first step is a run of its own.
