@@ -219,6 +219,18 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over_at_once(here
     StorageLock(here).take()
 
 
+def test_the_lock_of_a_machine_with_the_same_name_is_kept(here, elsewhere_running):
+    """Neither another machine nor another container is asked whether its process runs here."""
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    written = json.loads(elsewhere_running.read_text()) | {"host": socket.gethostname(), "pid": killed.pid}
+    table = written.pop("process_table", "")
+    for there in ({}, {"process_table": "another-boot pid:[4026531836]"}, {"process_table": f"{table}0"}):
+        elsewhere_running.write_text(json.dumps(written | there))
+        with pytest.raises(ConfigError, match="night is run by"):
+            StorageLock(here).take()
+
+
 def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_running, tmp_path, monkeypatch):
     said, lock = [], json.loads(elsewhere_running.read_text())
     copier = Copier(CopyFacts(here, lock["token"]), said.append)

@@ -6,6 +6,7 @@ every minute, and removed at the end. One that is older belongs to a machine tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -41,11 +42,13 @@ class Holder:
     """Differs between any two that have held the lock."""
     time: float
     """Unix time at which the lock was written, by the clock of the host."""
+    process_table: str = ""
+    """Where `pid` is a process; see `_process_table`."""
 
     @property
     def gone(self) -> bool:
         """Return whether it was a process of this machine that has ended."""
-        if self.host != socket.gethostname():
+        if (self.host, self.process_table) != (socket.gethostname(), _process_table()):
             return False
         try:
             return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
@@ -105,7 +108,7 @@ class StorageLock:
             created = psutil.Process(self._process).create_time()
         except psutil.NoSuchProcess:  # killed a moment ago
             created = 0.0
-        holder = Holder(socket.gethostname(), self._process, created, self._token, time.time())
+        holder = Holder(socket.gethostname(), self._process, created, self._token, time.time(), _process_table())
         make_folder(self._system, self._address, self._path.rpartition("/")[0])
         self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode())
         self._written = time.monotonic()
@@ -133,6 +136,17 @@ class StorageLock:
             f"or stop it. If that machine is gone, this works after {text.seconds(STALE_S)} without a sign of it, or "
             f"now {option}without the object {self._address}/{self._run.name}/{NAME}"
         )
+
+
+def _process_table() -> str:
+    """Return what two process tables differ in: the boot of the machine and the namespace of a container; '' if unknown.
+
+    Host names do not tell: machines that are copies of one image, and containers, may share them.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def _named(holder: Holder) -> str:
