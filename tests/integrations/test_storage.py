@@ -22,6 +22,7 @@ from tunediff.report import __main__ as report
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
 FILE = searches.FILE | {"budget": {"per_trial": "20s", "trials": 2}}
+SETTLE_S = 1e-6
 
 
 @pytest.fixture
@@ -29,6 +30,28 @@ def bucket(tmp_path, monkeypatch):
     """An address; its copy is a folder."""
     monkeypatch.chdir(tmp_path)
     return f"file://{tmp_path}/bucket/prefix"
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """No start waits long for another one."""
+    monkeypatch.setattr(remote_lock, "SETTLE_S", SETTLE_S)
+
+
+def settling(monkeypatch, then):
+    """Call `then` in the first wait of a start for another one; return a list that gets the waits."""
+    waits, sleep = [], time.sleep
+
+    def wait(seconds):
+        if seconds != SETTLE_S:  # of another thread
+            sleep(seconds)
+        else:
+            waits.append(seconds)
+            if len(waits) == 1:
+                then()
+
+    monkeypatch.setattr(remote_lock.time, "sleep", wait)
+    return waits
 
 
 @pytest.fixture
@@ -202,6 +225,22 @@ def test_two_processes_of_one_machine_do_not_run_one_search(here):
         StorageLock(here).take()
 
 
+def test_of_two_starts_at_once_one_has_the_lock(here, monkeypatch):
+    """The second one has found no holder before the first one wrote, and writes while the first one waits."""
+    first, second = StorageLock(here), StorageLock(here)
+
+    def start():
+        with monkeypatch.context() as before:
+            before.setattr(second, "_is_free", lambda force: True)
+            second.take()
+
+    waits = settling(monkeypatch, start)
+    with pytest.raises(ConfigError, match=rf"night is run by .* \(process {os.getpid()}\)"):
+        first.take()
+    assert len(waits) == 2
+    assert second._holder().token == second.token
+
+
 def test_a_lock_that_was_not_written_again_is_taken_over(here, elsewhere_running):
     os.utime(elsewhere_running, (time.time() - 120,) * 2)
     with pytest.raises(ConfigError, match=r"last heard of 2m\d\ds ago.*this works after 5m00s without a sign of it"):
@@ -351,6 +390,27 @@ def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
     with pytest.raises(ConfigError, match="night is run by"):
         monkeypatch.setattr(remote_lock, "STALE_S", 300.0)
         StorageLock(folder).take()
+
+
+@pytest.mark.training
+def test_a_service_gives_the_lock_to_one_of_two_starts(service, monkeypatch):
+    """Both have found no holder. S3 refuses to create a second object; the emulator of Google's service does not."""
+    folder = remote.local(f"{service.scheme}://bucket/prefix").absolute() / "contested"
+    first, second = StorageLock(folder), StorageLock(folder)
+    is_free = second._is_free
+
+    def none_at_first(force):
+        monkeypatch.setattr(second, "_is_free", is_free)
+        return True
+
+    monkeypatch.setattr(second, "_is_free", none_at_first)
+    waits = settling(monkeypatch, second.take)
+    with pytest.raises(ConfigError, match="contested is run by"):
+        first.take()
+        second.take()
+    winner, loser = (first, second) if service.scheme == "s3" else (second, first)
+    assert len(waits) == (0 if service.scheme == "s3" else 2)
+    assert loser._holder().token == winner.token
 
 
 @pytest.mark.training

@@ -28,6 +28,10 @@ REFRESH_S = 60.0
 """Seconds after which the lock is written again."""
 STALE_S = 300.0
 """Seconds after which a lock that was not written again is no obstacle."""
+SETTLE_S = 3.0
+"""Seconds after which a lock that was not created in one step is read again: by then another start has written its."""
+_CONDITIONAL = ("s3", "s3a", "gs", "gcs")
+"""Protocols whose services create an object only if there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +82,11 @@ class StorageLock:
         `force`: take it all the same; None: the command has no such option, and the message does not name it.
         """
         try:
-            holder = self._holder()
-            age_s = self._age_s(holder) if holder is not None else 0.0
-            if holder is not None and not (force or holder.gone or age_s > STALE_S):
-                raise ConfigError(self._busy(holder, age_s, "" if force is None else "with --force, or "))
-            self._write()
-            if (holder := self._holder()) is not None and holder.token != self._token:  # both started at once
+            if not (self._is_free(force) and self._create()):
+                self._is_free(force)  # or another process has created it meanwhile
+                self._write()
+                time.sleep(SETTLE_S)  # who has found no holder at the same time writes now: the last one holds it
+            if (holder := self._holder()) is not None and holder.token != self._token:
                 raise ConfigError(self._busy(holder, 0.0, ""))
         except ConfigError:
             raise
@@ -103,14 +106,40 @@ class StorageLock:
         if (holder := self._holder()) is not None and holder.token == self._token:
             self._system.rm_file(self._path)
 
-    def _write(self) -> None:
+    def _is_free(self, force: bool | None) -> bool:
+        """Return whether there is no lock. Raises `ConfigError` for one that another process holds."""
+        if (holder := self._holder()) is None:
+            return True
+        age_s = self._age_s(holder)
+        if not (force or holder.gone or age_s > STALE_S or holder.token == self._token):
+            raise ConfigError(self._busy(holder, age_s, "" if force is None else "with --force, or "))
+        return False
+
+    def _create(self) -> bool:
+        """Write the lock if there is none, in one step; return whether that is certain.
+
+        Servers that imitate S3 or Google's service may ignore the condition: then they write it a second time as well.
+        """
+        if self._address.partition("://")[0] not in _CONDITIONAL:
+            return False
+        written = False
+        try:
+            self._write(mode="create")
+            written = True
+            self._write(mode="create")
+        except Exception:  # there is a lock, or the service does not know the condition
+            return written
+        return False
+
+    def _write(self, **how: str) -> None:
+        """Write the lock; `how`: options of the file system's `pipe_file`."""
         try:
             created = psutil.Process(self._process).create_time()
         except psutil.NoSuchProcess:  # killed a moment ago
             created = 0.0
         holder = Holder(socket.gethostname(), self._process, created, self._token, time.time(), _process_table())
         make_folder(self._system, self._address, self._path.rpartition("/")[0])
-        self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode())
+        self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode(), **how)
         self._written = time.monotonic()
 
     def _holder(self) -> Holder | None:
@@ -139,7 +168,7 @@ class StorageLock:
 
 
 def _process_table() -> str:
-    """Return what two process tables differ in: the boot of the machine and the namespace of a container; '' if unknown.
+    """Return what two process tables differ in, the boot of the machine and a container's namespace; '' if unknown.
 
     Host names do not tell: machines that are copies of one image, and containers, may share them.
     """
