@@ -295,6 +295,39 @@ def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_runnin
     assert not elsewhere_running.exists()
 
 
+def test_the_lock_is_written_again_during_one_long_upload(here, elsewhere_running, monkeypatch):
+    lock, push, times = json.loads(elsewhere_running.read_text()), remote.push, []
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.05)
+
+    def slow(*args):
+        before, end = elsewhere_running.stat().st_mtime_ns, time.monotonic() + 20
+        while elsewhere_running.stat().st_mtime_ns == before and time.monotonic() < end:
+            time.sleep(0.01)
+        times.extend([before, elsewhere_running.stat().st_mtime_ns])
+        push(*args)
+
+    monkeypatch.setattr(remote, "push", slow)
+    copier = Copier(CopyFacts(here, lock["token"]), print)
+    copier.keep_lock()
+    assert copier.sync(last=True)
+    assert times[1] > times[0]
+    assert not elsewhere_running.exists()
+
+
+def test_a_lost_lock_is_said_although_a_failure_was_said_before(here, elsewhere_running, monkeypatch):
+    said, push = [], remote.push
+    copier = Copier(CopyFacts(here, json.loads(elsewhere_running.read_text())["token"]), said.append)
+    monkeypatch.setattr(remote, "push", lambda *_: 1 / 0)
+    assert not copier.sync(last=True)
+    monkeypatch.setattr(remote, "push", push)
+    StorageLock(here).take(force=True)
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
+    assert not copier.sync(last=True)
+    assert not copier.sync(last=True)
+    assert len(said) == 2
+    assert "is run by" in said[1]
+
+
 class S3:
     """A real server with a bucket, which can be stopped and started again."""
 

@@ -12,8 +12,10 @@ import datetime
 import json
 import os
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,17 @@ class Holder:
             return True
 
 
+class LostLockError(RuntimeError):
+    """Another process has taken the lock."""
+
+
 class StorageLock:
-    """The lock of one run. Its methods raise what the service raises."""
+    """The lock of one run. Its methods raise what the service raises; `refresh` and `release` may come from threads."""
 
     def __init__(self, run: Path, token: str | None = None) -> None:
         """`token`: of the lock that the parent of this process has taken; None: this process takes it."""
         self._run, self._token, self._written = run, token or uuid.uuid4().hex, time.monotonic()
+        self._guard, self._released = threading.Lock(), threading.Event()
         self._process = os.getpid() if token is None else os.getppid()
         self._address = str(address_of(run.parent))
         self._system, self._root = connect(self._address)
@@ -94,17 +101,36 @@ class StorageLock:
             raise ConfigError(f"--storage: {self._address} cannot be locked: {short_error(error)}") from None
 
     def refresh(self) -> None:
-        """Write the lock again if it is time. Raises RuntimeError if another process has taken it."""
-        if time.monotonic() - self._written < REFRESH_S:
-            return
-        if (holder := self._holder()) is not None and holder.token != self._token:
-            raise RuntimeError(f"{self._run.name} is run by {_named(holder)} now, and is not copied from here any more")
-        self._write()
+        """Write the lock again if it is time. Raises `LostLockError` if another process has taken it."""
+        with self._guard:
+            if self._released.is_set() or time.monotonic() - self._written < REFRESH_S:
+                return
+            if (holder := self._holder()) is not None and holder.token != self._token:
+                now = f"{self._run.name} is run by {_named(holder)} now"
+                raise LostLockError(f"{now}, and is not copied from here any more")
+            self._write()
+
+    def keep(self, lost: Callable[[LostLockError], object]) -> None:
+        """Refresh the lock in a thread until it is released, whatever this one does; call `lost` if it is lost."""
+
+        def refresh() -> None:
+            while not self._released.wait(REFRESH_S):
+                try:
+                    self.refresh()
+                except LostLockError as error:
+                    lost(error)
+                    return
+                except Exception:  # of the service, which may be back the next time
+                    continue
+
+        threading.Thread(target=refresh, daemon=True).start()
 
     def release(self) -> None:
-        """Remove the lock, unless another process has taken it."""
-        if (holder := self._holder()) is not None and holder.token == self._token:
-            self._system.rm_file(self._path)
+        """Remove the lock, unless another process has taken it. It is not written again."""
+        with self._guard:
+            if (holder := self._holder()) is not None and holder.token == self._token:
+                self._system.rm_file(self._path)
+            self._released.set()
 
     def _is_free(self, force: bool | None) -> bool:
         """Return whether there is no lock. Raises `ConfigError` for one that another process holds."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunediff.core import remote
-from tunediff.core.remote_lock import StorageLock
+from tunediff.core.remote_lock import LostLockError, StorageLock
 from tunediff.core.trial_record import JOURNAL
 from tunediff.integrations import companion
 from tunediff.integrations.companion import Attempts, Companion, Facts, Say
@@ -55,13 +55,28 @@ class Copier:
         self._folder, self._lock = facts.folder, StorageLock(facts.folder, facts.token)
         option = f"--storage {remote.address_of(facts.folder.parent)}"
         self._attempts = Attempts(option, "the search goes on, and is copied later", say, facts.late_s)
+        self._say, self._option, self._lost = say, option, False
+
+    def keep_lock(self) -> None:
+        """Keep the lock fresh while files are copied: one upload may take longer than a lock is believed."""
+        self._lock.keep(self._note_lost)
 
     def sync(self, last: bool = False) -> bool:
         """Copy; return whether everything is copied."""
-        return self._attempts.attempt(lambda: self._copy(last), last)
+        return not self._lost and self._attempts.attempt(lambda: self._copy(last), last) and not self._lost
+
+    def _note_lost(self, error: LostLockError) -> None:
+        """Say once that another machine runs it, also where a failure of the service was said before."""
+        if not self._lost:
+            self._lost = True
+            self._say(f"{self._option}: {error}")
 
     def _copy(self, last: bool) -> None:
-        self._lock.refresh()
+        try:
+            self._lock.refresh()
+        except LostLockError as error:
+            self._note_lost(error)
+            return
         if any(self._folder.glob(f"trials/*/{JOURNAL}")) or (self._folder / JOURNAL).exists():
             remote.push(self._folder, last)
         if last:
@@ -73,6 +88,7 @@ def main() -> None:
     say = companion.begin()
     facts = CopyFacts.of(sys.argv[1])
     copier = Copier(facts, say)
+    copier.keep_lock()
     companion.follow(lambda _, last: copier.sync(last), facts.patience_s)
 
 
