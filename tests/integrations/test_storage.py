@@ -328,6 +328,39 @@ def test_a_lost_lock_is_said_although_a_failure_was_said_before(here, elsewhere_
     assert "is run by" in said[1]
 
 
+def test_resume_reads_what_was_copied_until_it_has_the_lock(here, bucket, monkeypatch):
+    """The machine that ran it ends between the check of `--resume` and the start."""
+    from tunediff.api import search_run, search_setup
+    from tunediff.api.search_setup import SearchOptions
+    from tunediff.core.progress import EventLines
+
+    remote.push(here)
+    request = search_setup.requested(options := SearchOptions(resume="night", storage=remote.local(bucket)))
+    copy = remote.Path(bucket.removeprefix("file://")) / "night"
+    searches.write(copy, request.space, 1, {"optimizer.lr": 1e-2}, CURVE)
+    (copy / "search.yaml").write_text((copy / "search.yaml").read_text().replace("trials: 2", "trials: 3"))
+    started = []
+
+    def run(folder, space, *_):
+        started.append((space.budget.trials, [trial.status for trial in read_trials(folder)]))
+
+    monkeypatch.setattr(search_run, "_run", run)
+    monkeypatch.setattr(search_run, "_write_tables", lambda *_: None)
+    monkeypatch.setattr(search_run, "log_exceptions", lambda *_: None)
+    search_run.run(request, options, EventLines())
+    assert started == [(3, ["ok", "ok"])]
+    assert "end" in (copy / "trials/t0001/journal.jsonl").read_text()
+
+
+def test_a_fetch_that_fails_leaves_no_lock(here, tmp_path):
+    def fetch():
+        raise ConfigError("refused")
+
+    with pytest.raises(ConfigError, match="refused"), copied(here, print, "", fetch=fetch):
+        pass
+    assert not (tmp_path / "bucket/prefix/night" / remote_lock.NAME).exists()
+
+
 class S3:
     """A real server with a bucket, which can be stopped and started again."""
 

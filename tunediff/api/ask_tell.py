@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -100,17 +100,26 @@ class AskTellStudy:
     Several trials may be under way, also in threads. Only one process at a time has the study.
     """
 
-    def __init__(self, folder: Path, space: SearchSpace) -> None:
-        """Made by `open_study`; takes the folder's lock."""
-        if space.early_stopping == "pause":  # whoever runs the trials has no way to continue one
-            space = dataclasses.replace(space, early_stopping="none")
-        self.folder, self.space = folder, space
+    def __init__(self, folder: Path, space: SearchSpace, reread: Callable[[], SearchSpace] | None = None) -> None:
+        """Made by `open_study`; takes the folder's lock.
+
+        `reread`: fetches what another machine has written at the address, and returns the space again.
+        """
+
+        def fetch() -> None:
+            nonlocal space
+            space = space if reread is None else reread()
+
+        self.folder = folder
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(remote.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
-            stack.enter_context(copier.copied(folder, log.warning, again))
+            stack.enter_context(copier.copied(folder, log.warning, again, fetch=fetch))
+            if space.early_stopping == "pause":  # whoever runs the trials has no way to continue one
+                space = dataclasses.replace(space, early_stopping="none")
+            self.space = space
             settings = tracking.settings(space)
             stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
             before_s = sessions.all_spent_s(folder)
@@ -282,4 +291,7 @@ def open_study(
         elif journals.sessions(request.folder) and not search_setup.is_asked(request.folder):
             again = text.command("search", "--resume", request.folder.name, storage=place)
             raise ConfigError(f"{name}: is a search that runs its trials itself, and stays one: {again}")
-        return AskTellStudy(request.folder, space)
+        resumed = request.content is None
+        return AskTellStudy(
+            request.folder, space, (lambda: search_setup.reread(request.folder, options)) if resumed else None
+        )

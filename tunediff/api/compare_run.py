@@ -47,7 +47,7 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        copier.copied(folder, lines.aside.say, again, options.force),
+        copier.copied(folder, lines.aside.say, again, options.force, lambda: new or compare_setup.resume(options)),
         tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
         shown,
     ):

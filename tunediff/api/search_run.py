@@ -46,10 +46,16 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
     if new:
         say = functools.partial(lines.aside.say, timed=False)
         space, planned = search_setup.create(request, options, say, lines.quiet)
+
+    def fetch() -> None:
+        nonlocal space
+        if not new:
+            space = search_setup.reread(request.folder, options)
+
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
-        copier.copied(request.folder, lines.aside.say, _again(request.folder), options.force) as copying,
+        copier.copied(request.folder, lines.aside.say, _again(request.folder), options.force, fetch) as copying,
         tracking.tracked(
             request.folder, space.track, space.metric, tracking.settings(space), lines.aside.say
         ) as tracked,

@@ -209,6 +209,15 @@ def _resumed(options: SearchOptions) -> SearchRequest:
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
+    space = reread(folder, options)
+    if warning := experiment.foreign(folder):
+        log.warning(warning)
+    return SearchRequest(folder, space)
+
+
+def reread(folder: Path, options: SearchOptions) -> SearchSpace:
+    """Fetch what is new at the address of an earlier search, and return its space. Raises `ConfigError`."""
+    remote.pull(folder)
     for place in (folder, *sessions.confirming_folders(folder)):
         for trial in record.read_trials(place):
             if not trial.finished:
@@ -220,10 +229,7 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     fits = options.total is None or search_space.duration_s(options.total, "--total") >= spent_s
     cli.allow(fits, "--total", options.total, f"at least {math.ceil(spent_s)}s, which are spent")
     track = {"track": options.track} if options.track is not None else {}
-    space = experiment.reopen(folder, _limits(options), keep=not options.dry_run, others=track)
-    if warning := experiment.foreign(folder):
-        log.warning(warning)
-    return SearchRequest(folder, space)
+    return experiment.reopen(folder, _limits(options), keep=not options.dry_run, others=track)
 
 
 def _new(options: SearchOptions) -> SearchRequest:

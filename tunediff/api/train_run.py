@@ -94,11 +94,12 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     try:
         if main:
             remote.check(request.folder.parent)
-            remote.pull(request.folder, heavy=True)
         with contextlib.ExitStack() as beside:
             if main:
                 objective = cfg.of(request.config).objective.name
-                beside.enter_context(copier.copied(request.folder, lines.aside.say, again))
+                beside.enter_context(
+                    copier.copied(request.folder, lines.aside.say, again, fetch=lambda: _fetch(request))
+                )
                 beside.enter_context(
                     tracking.tracked(request.folder, request.track, objective, {}, lines.aside.say, "train")
                 )
@@ -106,6 +107,12 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     except KeyboardInterrupt:
         again = "interrupted; the same command again resumes from the last checkpoint"
         raise KeyboardInterrupt(again) from None
+
+
+def _fetch(request: TrainRequest) -> None:
+    """Fetch what is at the address of the training. Raises `ConfigError` if that is another one."""
+    remote.pull(request.folder, heavy=True)
+    _check(request.config, request.budget, request.folder, request.initial)
 
 
 def _folder(options: TrainOptions) -> Path:

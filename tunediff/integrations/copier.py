@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunediff.core import remote
@@ -28,11 +28,14 @@ class CopyFacts(Facts):
 
 
 @contextlib.contextmanager
-def copied(folder: Path, say: Say, again: str, force: bool | None = None) -> Iterator[Companion | None]:
+def copied(
+    folder: Path, say: Say, again: str, force: bool | None = None, fetch: Callable[[], object] = lambda: None
+) -> Iterator[Companion | None]:
     """Copy what runs in `folder`, where its storage has an address, under the lock of that.
 
-    `again`: the command that copies what is left; `force`: see `StorageLock.take`. Raises `ConfigError` if another
-    machine runs it.
+    `again`: the command that copies what is left; `force`: see `StorageLock.take`; `fetch`: called under the
+    lock, before anything is copied, to fetch what another machine has written since this one read. Raises
+    `ConfigError` if another machine runs it, and what `fetch` raises.
     """
     if (address := remote.address_of(folder.parent)) is None:
         yield None
@@ -40,6 +43,11 @@ def copied(folder: Path, say: Say, again: str, force: bool | None = None) -> Ite
     unfinished = f"not everything is copied; it is in {folder}, and this copies it: {again}"
     lock = StorageLock(folder)
     lock.take(force)
+    try:
+        fetch()
+    except BaseException:
+        lock.release()
+        raise
     facts, output = CopyFacts(folder, lock.token, patience_s=600.0), Path(os.devnull)
     process = Companion(__name__, facts, output, say, f"--storage {address}", unfinished)
     try:
