@@ -115,7 +115,9 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
     results, better = evidence.results, evidence.better(best)
     runs = len(evidence.runs(best))
     value = evidence.values.get(best.name, 0.0)
-    of_base = evidence.values.get(base.name, base.value(results.metric)) if base is not None else None
+    of_base, over_runs = base.value(results.metric) if base is not None else None, ""
+    if base is not None and runs > 1 and (runs_of_base := len(evidence.runs(base))) > 1:  # a mean with a mean
+        of_base, over_runs = evidence.values.get(base.name, of_base), f" (mean of {runs_of_base} runs)"
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
     mean = f", the mean of {runs} runs" if runs > 1 else ""
     reached = f"after {spent} its {_label(results)} is {number(value)}{mean}"
@@ -126,8 +128,6 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
     if base is None or of_base is None or (results.ratios and not of_base):
         return [*parts, ("; the baseline's result has no ratio to compare it with.", "")]
     itself = (f"the baseline ({base.name})", "baseline")
-    runs_of_base = len(evidence.runs(base))
-    over_runs = f" (mean of {runs_of_base} runs)" if runs_of_base > 1 else ""
     if not better:
         which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
         return [*parts, (f" beside the {rounded(of_base)} of ", ""), itself, (f"{over_runs}: {which}.", "")]
