@@ -308,12 +308,17 @@ def test_a_server_that_never_answers_is_named_once_and_left(folder, space, monke
     assert "--resume night" in caplog.text
 
 
-@pytest.mark.training
-def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """The package, with an empty store in a database."""
     pytest.importorskip("alembic")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.chdir(tmp_path)
+    return pytest.importorskip("mlflow")
+
+
+@pytest.mark.training
+def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, mlflow):
     assert send_all(folder, "mlflow", {"best_trial": "t0000"})
     finished(folder, space)
     assert send_all(folder, "mlflow", {"best_trial": "t0001", "speedup": 1.5})
@@ -334,11 +339,7 @@ def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, tmp_p
 
 
 @pytest.mark.training
-def test_mlflow_takes_names_that_it_does_not_allow(folder, space, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("alembic")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.chdir(tmp_path)
+def test_mlflow_takes_names_that_it_does_not_allow(folder, space, mlflow):
     metrics = {"recall@5": 0.5, "../loss": 1.0, "a//b": 2.0, "psnr/y": 3.0, "x" * 300: 4.0}
     place = searches.write(folder, space, 1, {"optimizer.lr": 1e-2}, CURVE, found=metrics)
     Image.new("L", (8, 8)).save(place / "drawn: @5.png")

@@ -190,4 +190,4 @@ def test_the_headline_compares_with_the_mean_of_the_baselines_runs(make):
     for number, value in enumerate((5.0, 5.5, 1.0, 4.0, 9.0, 1.2, 1.4, 5.6)):
         ended(searcher, value, number)
     told = headline(evidence.Evidence(read(searcher)))
-    assert "the 5.25 of the baseline (t0000) (mean of 2 runs)" in told, told
+    assert "the 5.25 of the baseline (t0000), the mean of 2 runs" in told, told

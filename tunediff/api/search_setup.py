@@ -209,7 +209,7 @@ def _resumed(options: SearchOptions) -> SearchRequest:
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
-    space = reread(folder, options)
+    space = _reopened(folder, options)
     if warning := experiment.foreign(folder):
         log.warning(warning)
     return SearchRequest(folder, space)
@@ -218,6 +218,11 @@ def _resumed(options: SearchOptions) -> SearchRequest:
 def reread(folder: Path, options: SearchOptions) -> SearchSpace:
     """Fetch what is new at the address of an earlier search, and return its space. Raises `ConfigError`."""
     remote.pull(folder)
+    return _reopened(folder, options)
+
+
+def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
+    """Return the space of an earlier search, with checkpoints of unfinished trials fetched. Raises `ConfigError`."""
     for place in (folder, *sessions.confirming_folders(folder)):
         for trial in record.read_trials(place):
             if not trial.finished:

@@ -55,9 +55,9 @@ def build(
         tensor_source = to_device(tensor_source, device)
         made = (select(tensor_source, order.indices(number)) for number in itertools.count(start))
     else:
-        places = {str(column.device) for column in columns(source)} - {"cpu"}
+        places = sorted({str(column.device) for column in columns(source)} - {"cpu"})
         where = f"loader.resident: False is not allowed: the data lie on {', '.join(places)}, not in host memory"
-        refuse(bool(places), f"{where}; allowed: true, or tensors that a loader can read")
+        refuse(bool(places), f"{where}; allowed: true, or tensors in host memory")
         made = _Loaded(source if tensor_source is None else tensor_source, loader, order, device, start, collate)
     return Batches(made, order, device, start, loader.non_blocking, prepare)
 

@@ -66,7 +66,7 @@ class Copier:
         self._say, self._option, self._lost = say, option, False
 
     def keep_lock(self) -> None:
-        """Keep the lock fresh while files are copied: one upload may take longer than a lock is believed."""
+        """Keep the lock fresh while files are copied: one upload may take longer than a lock stays fresh."""
         self._lock.keep(self._note_lost)
 
     def sync(self, last: bool = False) -> bool:

@@ -117,7 +117,7 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
     value = evidence.values.get(best.name, 0.0)
     of_base, over_runs = base.value(results.metric) if base is not None else None, ""
     if base is not None and runs > 1 and (runs_of_base := len(evidence.runs(base))) > 1:  # a mean with a mean
-        of_base, over_runs = evidence.values.get(base.name, of_base), f" (mean of {runs_of_base} runs)"
+        of_base, over_runs = evidence.values.get(base.name, of_base), f", the mean of {runs_of_base} runs"
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
     mean = f", the mean of {runs} runs" if runs > 1 else ""
     reached = f"after {spent} its {_label(results)} is {number(value)}{mean}"

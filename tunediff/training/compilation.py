@@ -45,7 +45,7 @@ class Compilation:
         self._parts = [(block, "_compiled_call_impl") for block in modules]
         return model
 
-    def kept(self, loss: Tensor) -> Tensor:
+    def detach(self, loss: Tensor) -> Tensor:
         """Return a loss, detached, to read later: the next run of a CUDA graph overwrites what this one returned."""
         return loss.detach().clone() if self._options.mode in CUDA_GRAPHS else loss.detach()
 

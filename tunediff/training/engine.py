@@ -54,7 +54,7 @@ class Engine(Session):
         """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as `Session` has it."""
         super().__init__(*args, **options)
         self.checkpoint_every_s = checkpoint_every_s
-        self.step, self.own_step = OptimizerStep(self, self.count_step), OwnStep(self.compilation.kept)
+        self.step, self.own_step = OptimizerStep(self, self.count_step), OwnStep(self.compilation.detach)
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self.training = True

@@ -18,9 +18,9 @@ class OwnStep:
     """Sum of the losses, before loss scaling."""
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self, kept: Callable[[Tensor], Tensor]) -> None:
-        """`kept`: see `Compilation.kept`."""
-        self._kept = kept
+    def __init__(self, detach: Callable[[Tensor], Tensor]) -> None:
+        """`detach`: see `Compilation.detach`."""
+        self._detach = detach
         self._watching = contextlib.ExitStack()
         self._unscaled = dict[int, tuple[Tensor, Tensor]]()
 
@@ -43,7 +43,7 @@ class OwnStep:
         unscaled = self._unscaled  # by the id of a scaled loss, which is held: no other tensor gets its id
 
         def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
-            loss = self._kept(unscaled.pop(id(tensor), (tensor, tensor))[1])
+            loss = self._detach(unscaled.pop(id(tensor), (tensor, tensor))[1])
             self.loss = loss if self.loss is None else self.loss + loss
             backward(tensor, *args, **options)  # type: ignore[no-untyped-call]
 

@@ -54,7 +54,7 @@ class OptimizerStep:
         session.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
         session.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._add_loss(session.compilation.kept(share))
+        self._add_loss(session.compilation.detach(share))
         session.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
@@ -95,7 +95,7 @@ class OptimizerStep:
         except ValueError as error:
             raise session.mistake(str(error)) from None
         for loss in by_optimizer.values():
-            self._add_loss(session.compilation.kept(loss) / self.accumulation)
+            self._add_loss(session.compilation.detach(loss) / self.accumulation)
         session.phases.switch(None)
 
     def _add_loss(self, share: Tensor) -> None:
@@ -119,7 +119,7 @@ class OptimizerStep:
         self._finish(optimizer.param_groups[0]["lr"])
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the model's parameters, listed once: walking over its modules takes a step's time from the host."""
+        """Return the model's parameters, listed once: in every step the host would walk over its modules."""
         if self._listed is None or self._listed[0] is not model:
             self._listed = model, list(model.parameters())
         return self._listed[1]
@@ -167,7 +167,7 @@ class OptimizerStep:
             needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.record_step(loss)"
             raise self.session.mistake(needs)
         self._mark_updated("record_step")
-        self.loss = self.session.compilation.kept(loss)
+        self.loss = self.session.compilation.detach(loss)
         self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
 
     def _finish(self, learning_rate: float) -> None:
