@@ -105,7 +105,7 @@ def _figures_are_not_rendered(request, monkeypatch):
 
 
 TRAINING = {
-    "doctor", "evaluation", "profiling", "training", "users", "workloads", "test_budget", "test_commands", "test_distributed",
+    "doctor", "evaluation", "integrations", "profiling", "training", "users", "workloads", "test_budget", "test_commands", "test_distributed",
     "test_documentation", "test_evaluate", "test_evaluating", "test_examples", "test_map", "test_peers", "test_profile",
     "test_sample", "test_starting", "test_tuned", "test_worker",
 }  # fmt: skip
@@ -115,6 +115,13 @@ LONGEST = (
     "api/test_cluster.py", "users/test_mistakes.py", "tuning/test_users.py", "training/test_ranks.py", "doctor/test_doctor.py",
 )  # fmt: skip
 """Files that start first: two with a Ray cluster wait beside two that compute."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not read, for the unit tier alone, what cannot be of it."""
+    if config.getoption("-m") == "unit":
+        return bool({*collection_path.relative_to(config.rootpath).with_suffix("").parts} & TRAINING) or None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -69,9 +69,9 @@ class Muon(torch.optim.AdamW):
             stacked = torch.cat([updates[index].reshape(group["matrices"], *shape) for index in members])
             length = 0.2 * math.sqrt(max(shape))
             steps = torch.split(orthogonalized(stacked), group["matrices"])
-            for index, step in zip(members, steps, strict=True):
-                parameter = parameters[index]
-                parameter.add_(step.reshape(parameter.shape), alpha=-group["lr"] * length)
+            targets = [parameters[index] for index in members]
+            shaped = [step.reshape(target.shape) for step, target in zip(steps, targets, strict=True)]
+            torch._foreach_add_(targets, shaped, alpha=-group["lr"] * length)
 
 
 def _by_shape(updates: tuple[Tensor, ...] | list[Tensor], count: int) -> dict[tuple[int, int], list[int]]:

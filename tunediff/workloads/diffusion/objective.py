@@ -30,25 +30,25 @@ class Objective:
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
         """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from the sampler."""
-        return factor * self.weighting.weights(t) * self._scale
+        return factor * self._weights[t] * self._scale
 
     def learn(self, t: Tensor, errors: Tensor) -> Tensor | None:
         """Let sampler and weighting learn from the mean squared errors [b] at t [b].
 
         Returns the loss of a learned weighting, else None.
         """
-        self.sampler.update(t, errors, self.weighting.weights(t))
+        self.sampler.update(t, errors, self._weights[t])
         return self.weighting.own_loss(t, errors)
 
     def refresh(self) -> None:
-        """Update the scale, once a step, if sampler or weighting has changed."""
+        """Update weights and scale, once a step, if sampler or weighting has changed."""
         if self.weighting.learned or self.sampler.mass() is not self._mass:
             self._follow()
 
     def _follow(self) -> None:
-        """Compute the scale from the present p(t) and w(t)."""
-        self._mass = self.sampler.mass()
-        self._scale = (1 / (self._mass * self.weighting.weights(self._all)).sum()).float()
+        """Compute the present w(t) [T], and the scale from it and p(t)."""
+        self._mass, self._weights = self.sampler.mass(), self.weighting.weights(self._all)
+        self._scale = (1 / (self._mass * self._weights).sum()).float()
 
     def effective_weight(self) -> Tensor:
         """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.
