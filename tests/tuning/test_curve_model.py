@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
+import optuna
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
@@ -227,13 +228,14 @@ def test_choices_of_numbers_are_ordered_by_value_wherever_the_file_lists_them():
 
 
 def test_draws_of_a_range_with_steps_are_the_values_that_a_file_lists():
-    steps = Dimension("optimizer.lr", low=0.1, high=0.7, step=0.1)
-    drawn = {steps.suggest(curve_model._Random(str(seed))) for seed in range(100)}
-    assert drawn == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7}
+    steps, listed = Dimension("optimizer.lr", low=0.1, high=0.7, step=0.1), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for draws in ([curve_model._Random(str(seed)) for seed in range(100)], [study.ask() for _ in range(100)]):
+        assert sorted({steps.suggest(draw) for draw in draws}) == listed
     space = dataclasses.replace(SPACE, dimensions=(steps,))
-    lrs = (0.1, 0.2, 0.1 + 2 * 0.1, 0.4, 0.5, 0.6)  # Optuna draws 0.30000000000000004
     trials = [
-        dataclasses.replace(trial(i, curve(abs(lr - 0.3) + 1)), drawn={"optimizer.lr": lr}) for i, lr in enumerate(lrs)
+        dataclasses.replace(trial(i, curve(abs(lr - 0.3) + 1)), drawn={"optimizer.lr": lr})
+        for i, lr in enumerate(listed[:-1])
     ]
     assert propose(space, trials, 6) == {"optimizer.lr": 0.7}
 

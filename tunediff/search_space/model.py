@@ -8,6 +8,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, cast
 
 from tunediff import config as cfg
@@ -73,7 +74,12 @@ class Dimension:
             labels = {as_param(choice): choice for choice in self.choices}
             return labels[trial.suggest_categorical(self.name, list(labels))]
         if not self.whole:
-            return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+            value = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+            if self.step is None:
+                return value
+            low, step = Decimal(str(self.low)), Decimal(str(self.step))
+            # 0.3, as a file lists it: Optuna's sum is 0.30000000000000004.
+            return min(self.high, float(low + round((value - self.low) / self.step) * step))
         return trial.suggest_int(self.name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
 
     @property

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -162,9 +161,9 @@ def propose(space: SearchSpace, trials: Sequence[TrialRecord], number: int) -> V
 
     # ---- the candidate that promises most
     random_draws, draw = _Random(f"{space.seed} {number}"), Draw(space.dimensions)
-    tried = [_without_rounding(trial.drawn) for trial in trials]
+    tried = [trial.drawn for trial in trials]
     candidates = [draw(random_draws) for _ in range(CANDIDATES)]
-    candidates = [knobs for knobs in candidates if _without_rounding(knobs) not in tried]
+    candidates = [knobs for knobs in candidates if knobs not in tried]
     if not candidates:
         return None
     columns = [trial.drawn for trial, *_ in rows], [trial.number for trial, *_ in rows], [point for _, point, _ in rows]
@@ -255,11 +254,6 @@ def _positions(dimension: Dimension, configurations: Sequence[Values]) -> Number
     return np.asarray((scale(values) - scale(dimension.low)) / ((scale(dimension.high) - scale(dimension.low)) or 1.0))
 
 
-def _without_rounding(values: Values) -> Values:
-    """Return knobs whose equal values are equal: Optuna's steps lead to 0.30000000000000004, a file lists 0.3."""
-    return {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in values.items()}
-
-
 class _Random:
     """Draws values as `Draw` asks an Optuna trial for them, uniformly."""
 
@@ -271,8 +265,7 @@ class _Random:
 
     def suggest_float(self, name: str, low: float, high: float, step: float | None = None, log: bool = False) -> float:
         if step is not None:
-            index = self._random.randint(0, round((high - low) / step))
-            return min(high, float(Decimal(str(low)) + index * Decimal(str(step))))  # 0.3, as a file lists it
+            return min(high, low + step * self._random.randint(0, round((high - low) / step)))
         if log:
             return min(high, max(low, math.exp(self._random.uniform(math.log(low), math.log(high)))))
         return self._random.uniform(low, high)
