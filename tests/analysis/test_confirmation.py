@@ -315,6 +315,37 @@ def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
     assert not confirmation.confirm(found, analysis.read(folder)).over
 
 
+def fail(folder, name, status="timeout"):
+    """Let a run have ended without a result."""
+    journal = folder / "trials" / name / "journal.jsonl"
+    end = json.loads(journal.read_text().splitlines()[-1]) | {"status": status}
+    journal.write_text("\n".join([*journal.read_text().splitlines()[:-1], json.dumps(end)]) + "\n")
+
+
+def test_a_baseline_that_fails_in_between_confirms_nothing_and_takes_nothing_from_the_leader(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    ends = lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0) * noise(size, seed)  # noqa: E731
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:6]), ends)
+    fail(folder, "t0003", "error")
+    told = confirmation.confirm(found, analysis.read(folder))
+    assert (told.over, told.settled, told.winner) == (True, False, None)
+    ahead = "loader.batch_size=64 was the best finalist in the search."
+    assert sentences(told)[0] == f"Nothing is confirmed: the baseline ended as error on the new seed 1001. {ahead}"
+    assert found.changed(evidence.read(found).best)["loader.batch_size"] == 64
+
+
+def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_others(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0), confirm={"of": 2, "seeds": 3})
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, wanted, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0) * noise(size, seed))
+    fail(folder, "t0008")
+    told = confirmation.confirm(found, analysis.read(folder))
+    assert told.winner.changed == {"loader.batch_size": 64}
+    assert told.compared.others[1].difference.verdict == statistics.TOO_FEW
+    assert not confirming.pending(found.folder, found.space)
+
+
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))
@@ -403,6 +434,7 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
         ({"confirm": {"budgets": ["1x", "17x"]}}, "budgets[1]: '17x' is not allowed; allowed: 1x, 2x, … 16x, rising"),
+        ({"confirm": {"budgets": []}}, "confirm: budgets: [] is not allowed; allowed: rising ones, the first 1x"),
         ({"confirm": {"budgets": ["2x"]}}, "confirm: budgets: [2] is not allowed; allowed: rising ones, the first 1x"),
         ({"confirm": {"budgets": ["1x", "4x", "4x"]}}, "allowed: rising ones, the first 1x, e.g. [1x, 4x]"),
         ({"confirm": {"budgets": ["1x", "4x"]}, "objective": "samples_per_s"}, "has no curve that goes on"),

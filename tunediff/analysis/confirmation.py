@@ -91,8 +91,17 @@ class Confirmation:
     @property
     def over(self) -> bool:
         """Return whether no further seed is needed: it is decided, or the baseline or all rivals have failed."""
-        failures = [any(map(failed, group.runs)) for group in self.compared.groups]
-        return self.look.over or failures[0] or (len(failures) > 1 and all(failures[1:]))
+        return self.look.over or self.baseline_failure is not None or self._rivals_failed
+
+    @property
+    def baseline_failure(self) -> TrialRecord | None:
+        """Return the first run of the baseline that failed."""
+        return next(filter(failed, self.compared.baseline.runs if self.compared.baseline is not None else ()), None)
+
+    @property
+    def _rivals_failed(self) -> bool:
+        failures = [any(map(failed, group.runs)) for group in self.compared.others]
+        return bool(failures) and all(failures)
 
     @property
     def primary(self) -> Group | None:
@@ -103,8 +112,7 @@ class Confirmation:
     def winner(self) -> Group | None:
         """Return the configuration that is significantly better than the baseline; None: there is none.
 
-        That is the search's leader, unless another one that is significantly better than the baseline is
-        also significantly better than the leader.
+        That is the search's leader if it is; then another one only if it is significantly better than the leader too.
         """
         better = [group for group in self.compared.others if group.difference.verdict == BETTER]
         best, primary = self._best(better), self.primary
@@ -124,8 +132,9 @@ class Confirmation:
 
     @property
     def settled(self) -> bool:
-        """Return whether these runs have ended with a result for the baseline."""
-        return self.over and self.compared.baseline is not None and bool(self.compared.baseline.done)
+        """Return whether these runs have ended and leave the baseline as it is, unless there is a `winner`."""
+        done = self.compared.baseline is not None and bool(self.compared.baseline.done)
+        return done and (self.look.over or self._rivals_failed)
 
     def _best(self, groups: list[Group]) -> Group | None:
         return min(groups, key=lambda group: self.search.loss(float(np.mean(self.values(group)))), default=None)
@@ -170,7 +179,11 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     compared = compare(runs, metric)
     if compared.baseline is None:
         return Confirmation(search, compared, Look([], 0, runs.space.seeds, "open", search.ratios))
-    test = look(compared.values, runs.space.seeds, search.falls, search.ratios)
+    values = compared.values
+    for row, group in enumerate(compared.groups):
+        if group.changed and any(map(failed, group.runs)):
+            values[row] = math.nan  # it is out, and the others' rounds count without it
+    test = look(values, runs.space.seeds, search.falls, search.ratios)
     against = [Difference(verdict=BASELINE), *test.differences]
     groups = [replace(group, difference=difference) for group, difference in zip(compared.groups, against, strict=True)]
     return Confirmation(search, replace(compared, groups=groups, ratios=test.ratios, resolution=test.resolution), test)

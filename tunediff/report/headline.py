@@ -75,8 +75,12 @@ def of_confirmation(confirmation: Confirmation) -> str:
     noise = f"better than the baseline by more than the noise on {len(confirmation.values(group))} new seeds"
     if confirmation.winner is not None:
         return f"{group.name} wins: {noise}."
+    ahead = f"{group.name} was the best finalist in the search."
+    if (failure := confirmation.baseline_failure) is not None and not confirmation.settled:
+        seed = failure.config["seed"]
+        return f"Nothing is confirmed: the baseline ended as {failure.status} on the new seed {seed}. {ahead}"
     stays = ": the baseline stays" if confirmation.settled else ""
-    return f"No finalist is {noise}{stays}. {group.name} was the best finalist in the search."
+    return f"No finalist is {noise}{stays}. {ahead}"
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:

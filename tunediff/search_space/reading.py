@@ -300,7 +300,7 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
 def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
     """Raise `ConfigError` unless the budgets of the confirming runs rise from 1x, and longer ones can be judged."""
     budgets, place = [int(times[:-1]) for times in confirm.budgets], f"{space.source}: confirm: budgets"
-    rising = budgets[0] == 1 and budgets == sorted(set(budgets))
+    rising = budgets[:1] == [1] and budgets == sorted(set(budgets))
     refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
     endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
     refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
