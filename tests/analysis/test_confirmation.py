@@ -93,6 +93,9 @@ def test_other_finalists_get_another_folder(tmp_path):
     folder, wanted = confirming.prepare(analysis.read(found.folder))
     assert folder.name == "confirm-2"
     assert [point["loader.batch_size"] for point in wanted.candidates[:3]] == [128, 512, 64]
+    assert confirmation.latest(analysis.read(found.folder)) == folder
+    better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=9.0, seconds={})
+    assert confirmation.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
 
 
 def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):

@@ -1,5 +1,6 @@
 """Trials that the caller runs: what is proposed, what is written, and what is refused."""
 
+import numpy as np
 import pytest
 
 import tunediff
@@ -129,6 +130,27 @@ def test_reports_say_when_early_stopping_would_end_a_trial(study, rule):
         stopped = stops.index(True)
         one.tell(trials[stopped], status="pruned")
         assert one.search.trials()["status"].tolist()[stopped] == "pruned"
+
+
+def test_more_reports_than_evaluation_points_are_judged_too(study):
+    with study("early_stopping: asha\n") as one:
+        trials = [one.ask() for _ in range(6)]
+        stops = [[trial.report(float(i), time_s=n) for n in range(1, 20)] for i, trial in enumerate(trials)]
+        assert any(map(any, stops))
+
+
+def test_a_result_is_a_finite_number_of_any_library(study):
+    with study() as one:
+        trial = one.ask()
+        trial.report(0.4)
+        with pytest.raises(
+            tunediff.TunediffError, match="value: nan is not allowed; allowed: with status='ok' a finite"
+        ):
+            one.tell(trial, float("nan"), status="ok")
+        with pytest.raises(tunediff.TunediffError, match="value: '0.5' is not allowed; allowed: a number"):
+            one.tell(trial, "0.5")
+        one.tell(trial, np.float32(0.5), loss=np.int64(3))
+        assert one.search.trials()["error"].tolist() == [0.5]
 
 
 def test_a_study_and_a_search_do_not_go_on_with_each_other(study, tmp_path, capsys):

@@ -2,16 +2,19 @@
 
 import html
 import json
+import math
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.json_schemas import validate
 from tests.report.test_evidence import GRID, curve, searched, told
 from tests.searches import FILE, make, night, noisy, write
 from tunediff import analysis, cli, search
-from tunediff.report import context
+from tunediff.api import search_run
+from tunediff.report import context, result_json
 from tunediff.report.files import Files
 from tunediff.report.headline import headline
 from tunediff.report.sections import won
@@ -109,6 +112,26 @@ def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path, capsys):
     assert block["best_value"] == block["baseline_value"] == pytest.approx(2.1)
     assert "best_FD (classifier): 2.1\n" in text
     assert "baseline_is: mean of its 2 runs\n" in text
+
+
+def test_small_numbers_of_tables_keep_their_digits():
+    table = pd.DataFrame({"p": [1.23456789e-11, math.nan], "runs": [3, 4], "name": ["a", None]})
+    rows = [{"p": 1.23456789e-11, "runs": 3, "name": "a"}, {"p": None, "runs": 4, "name": None}]
+    assert json.loads(json.dumps(result_json.records(table))) == rows
+
+
+def test_a_trial_ahead_of_the_baselines_mean_alone_is_compared_with_that(tmp_path):
+    found = search_run.read(noisy(tmp_path / "night", repeats=(6.5,), others=(4.5, 7, 8), baseline=4.0))
+    assert "is ahead: after 20 training seconds its FD (classifier) is 4.5 beside the 5.25 of the baseline" in headline(
+        found
+    )
+    assert "the mean of 2 runs" in headline(found)
+
+
+def test_a_baseline_whose_first_run_alone_failed_is_compared_with(tmp_path, capsys):
+    found = search_run.read(noisy(tmp_path / "night", repeats=(2.0, 2.1), curve=(), status="error"))
+    assert found.results.no_baseline(found.best) == ""
+    assert "below the 2 of the baseline (t0001). It is as good" in headline(found)
 
 
 def test_json_has_no_nan(capsys):

@@ -118,6 +118,10 @@ REFUSED = [
     (changed(fixed={"data.name": "cifar10", "data.split": "all", "loader.workers": 1.0}), "loader.workers: 1.0 is not allowed"),
     (changed(budget={"per_trial": "20s", "trials": 8, "total": None}), "x.yaml: budget: total: None is not allowed"),
     (changed(fixed={1: 2}), "x.yaml: fixed: 1 is not allowed as a key; allowed: a word"),
+    (
+        changed(fixed={"seed": 2**31 - 500}, confirm={"of": 1}),
+        "x.yaml: confirm: seed: 2147484159 is not allowed; allowed: a whole number of at least 0",
+    ),
     (changed(warm_start=7), "x.yaml: warm_start: 7 is not allowed; allowed: a string"),
     (gridded(warm_start="night"), "x.yaml: warm_start: 'night' is not allowed; it belongs to search:; grid: draws nothing"),
     (changed(final={"evaluation.points": 2}), "x.yaml: final: evaluation.points: is not allowed; allowed: evaluation.images, "),

@@ -126,6 +126,15 @@ def test_a_raised_limit_draws_again_and_keeps_the_share(make):
     assert after.suggest("more") == "FINISHED"
 
 
+def test_a_lowered_limit_counts_reruns_that_were_made(make):
+    before = make(**SEARCH)
+    for number, value in enumerate((5.0, 3.0, 4.0, 9.0, 3.0, 3.0)):
+        ended(before, value, number)
+    after = make(**SEARCH | {"budget": {"per_trial": "3s", "trials": 7}, "reruns": 0})
+    assert ended(after, 5.0, 6) is not None
+    assert after.suggest("more") == "FINISHED"
+
+
 @pytest.mark.parametrize(("trials", "reruns"), [(31, 0), (32, 4), (40, 5)])
 def test_every_eighth_trial_is_a_rerun_from_32_on(trials, reruns):
     content = FILE | {"budget": {"per_trial": "3s", "trials": trials}}

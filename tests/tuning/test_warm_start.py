@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import re
+import shutil
 
 import optuna
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from tests.helpers import KilledError
 from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
 from tunediff import search, search_space
+from tunediff.api import search_setup
+from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.core import environment
 from tunediff.report import plan
@@ -135,6 +139,19 @@ def test_a_start_says_how_much_is_believed(make, earlier):
 def test_dry_run_says_how_much_a_warm_start_reuses(make, earlier, tmp_path):
     planned = plan.values(make(**EARLIER, warm_start=str(earlier)).proposer.space, tmp_path, {})
     assert "warm start: 4 of 4 results of earlier are reused" in plan.lines(planned)
+
+
+def test_a_search_goes_on_where_the_earlier_one_is_gone(make, earlier, tmp_path):
+    file = tmp_path / "night.yaml"
+    file.write_text(json.dumps(FILE | {"warm_start": earlier.name}))
+    with pytest.raises(ConfigError, match=f"{file}: warm_start: {earlier.name}: no such search in "):
+        search_setup.prepare(SearchOptions(words=(str(file),), storage=tmp_path / "elsewhere"))
+    request = search_setup.prepare(SearchOptions(words=(str(file),), name="new", storage=earlier.parent))
+    assert request.space.warm_start == str(earlier)
+    experiment.create(request.folder, request.space, request.content)
+    shutil.rmtree(earlier)
+    resumed = search_setup.prepare(SearchOptions(resume="new", storage=earlier.parent, trials=20))
+    assert resumed.space.budget.trials == 20
 
 
 def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):

@@ -16,15 +16,13 @@ import numpy as np
 import pandas as pd
 
 from tunediff import analysis
+from tunediff import config as cfg
 from tunediff.analysis import Results, failed, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BASELINE, BETTER, Difference, mean, sd
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
-
-SEED_OFFSET = 1000
-"""Offset from the baseline's seed to the first confirming seed: no trial of the search may have used these seeds."""
 
 
 def folder_name(number: int) -> str:
@@ -201,10 +199,13 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
 
 
 def latest(results: Results) -> Path | None:
-    """Return the folder of the newest confirming runs; None if there are none."""
-    newest, number = None, 1
+    """Return the folder of the confirming runs of the present finalists, else of the newest; None: there are none."""
+    newest, number, settings = None, 1, results.space.confirm
+    present = content(results, settings.of, settings.seeds, {})["trials"] if settings is not None else None
     while (folder := results.folder / folder_name(number)).exists():
         newest, number = folder, number + 1
+        if cfg.read_yaml(folder / "search.yaml").get("trials") == present:
+            break
     return newest
 
 

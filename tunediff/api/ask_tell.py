@@ -167,12 +167,16 @@ class AskTellStudy:
         Raises `TunediffError` for what is not allowed; the trial then goes on.
         """
         with self._checked(trial):
-            status = status or ("ok" if value is None or math.isfinite(value) else "nan")
+            value = _plain(value)
+            cli.allow(value is None or isinstance(value, int | float), "value", value, "a number")
+            finite = value is None or math.isfinite(value)
+            cli.allow(finite or status != "ok", "value", value, "with status='ok' a finite number")
+            status = status or ("ok" if finite else "nan")
             allowed = [name for name in STATUSES if name != "skipped"]
             cli.allow(status in allowed, "status", status, ", ".join(allowed))
             last = trial._points[-1] if trial._points else None
             repeated = last is not None and value == last[self.space.metric] and time_s is None and not measured
-            if value is not None and math.isfinite(value) and not repeated:
+            if value is not None and finite and not repeated:
                 self._report(trial, value, time_s, measured)
             self._end(trial, status, reason)
 
@@ -205,6 +209,7 @@ class AskTellStudy:
 
     def _report(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
         with self._checked(trial):
+            value, time_s, measured = _plain(value), _plain(time_s), {name: _plain(measured[name]) for name in measured}
             trial._points.append(point := self._point(trial, value, time_s, measured))
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
@@ -243,6 +248,11 @@ class AskTellStudy:
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
         if self._rule is not None and last is not None:
             self._rule.on_trial_complete(None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]})
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of numpy or torch as one of Python; anything else as it is."""
+    return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
 def _for_tune(trial: AskedTrial) -> Any:

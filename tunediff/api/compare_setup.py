@@ -17,7 +17,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.analysis import confirmation, pairs
+from tunediff.analysis import pairs
 from tunediff.config import ConfigError, Systems
 from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
@@ -26,6 +26,7 @@ from tunediff.integrations import tracking
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
+from tunediff.search_space.model import SEED_OFFSET
 from tunediff.training import probe
 from tunediff.tuning import resources
 
@@ -188,7 +189,7 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
     else:
         name = words[0]
     config: Systems = cfg.named(Path(name), words[1:], "command line")
-    return cfg.override(config, {"seed": config.seed + confirmation.SEED_OFFSET})
+    return cfg.override(config, {"seed": config.seed + SEED_OFFSET})
 
 
 def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
@@ -247,6 +248,8 @@ def _refuse_pointless(
 
     `device`: None where it is not known.
     """
+    for config in sides:
+        cfg.override(config, {"seed": config.seed + most - 1}, where=f"the last of {most} pairs", check=False)
     one, two = (cfg.of(config).objective for config in sides)
     if one != two:
         raise ConfigError(
@@ -266,7 +269,7 @@ def _refuse_pointless(
         hint = f"change a knob, or its seed by at least {most} to see the noise"
         raise ConfigError(f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}")
     if 0 < abs(seed_distance) < most:
-        seed, allowed = sides[1].seed - confirmation.SEED_OFFSET, f"A's, or at least {most} away from it"
+        seed, allowed = sides[1].seed - SEED_OFFSET, f"A's, or at least {most} away from it"
         raise ConfigError(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds; allowed: {allowed}"
         )

@@ -252,9 +252,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     words = [word for word in options.words if "=" in word]
     content, inferred = _content(path, words, options.address)
     content = _confirmed_by(options.confirm, content)
-    if options.warm_start is not None:
-        earlier = search_space.folder_of(options.warm_start, storage)
-        content["warm_start"] = str(search_space.of_search(earlier).parent)
+    _warm_start(options.warm_start, content, str(path), storage)
     asked = {"track": options.track, "early_stopping": options.early_stopping}
     content |= {key: value for key, value in asked.items() if value is not None}
     narrowed = search_space.narrow(content, str(path), path.parent, words)
@@ -284,6 +282,17 @@ def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lin
             consequence = f"what {path.name} says of it is not searched"
             log.info("%s is fixed at %s by the command line; %s", name, value, consequence)
     return content, True
+
+
+def _warm_start(asked: str | None, content: Lines, source: str, storage: Path) -> None:
+    """Name the earlier search, by the option or in the file, by its absolute path. Raises `ConfigError`."""
+    name, where = (asked, "--warm-start") if asked is not None else (content.get("warm_start"), f"{source}: warm_start")
+    if not isinstance(name, str):  # absent, or refused with the file's other lines
+        return
+    try:
+        content["warm_start"] = str(search_space.of_search(search_space.folder_of(name, storage)).parent)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _name(path: Path) -> str:

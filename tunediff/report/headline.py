@@ -120,7 +120,9 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
     runs = len(evidence.runs(best))
     value = evidence.values.get(best.name, 0.0)
     of_base, over_runs = base.value(results.metric) if base is not None else None, ""
-    if base is not None and runs > 1 and (runs_of_base := len(evidence.runs(base))) > 1:  # a mean with a mean
+    runs_of_base = len(evidence.runs(base))
+    behind = of_base is not None and results.loss(value) >= results.loss(of_base)  # though it is ahead of the mean
+    if base is not None and runs_of_base > 1 and (runs > 1 or behind):
         of_base, over_runs = evidence.values.get(base.name, of_base), f", the mean of {runs_of_base} runs"
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
     mean = f", the mean of {runs} runs" if runs > 1 else ""

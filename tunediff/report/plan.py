@@ -67,11 +67,21 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
         "data": measured.get("data", []), "advice": cost.advice(),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates], "skipped": skipped(space),
-        "notes": [*share.notes, *filter(None, [warm_start.describe(space, machine.device)])],
+        "notes": [*share.notes, *filter(None, [_warm(space, folder, machine.device)])],
     }  # fmt: skip
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _warm(space: SearchSpace, folder: Path, device: str) -> str:
+    """Return `warm_start.describe`; '' for a search that has begun, where the earlier one is gone since."""
+    try:
+        return warm_start.describe(space, device)
+    except ConfigError:
+        if not (folder / "search.yaml").is_file():
+            raise
+        return ""
 
 
 def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:

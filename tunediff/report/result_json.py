@@ -20,7 +20,9 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
+from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.journal import to_json
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import verdicts
 from tunediff.report.headline import headline
@@ -132,8 +134,8 @@ def effects(difference: Difference, ratios: bool) -> dict[str, float | None]:
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table in JSON types; missing values are None."""
-    rows: list[dict[str, Any]] = json.loads(table.to_json(orient="records"))
-    return rows
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    return [json.loads(to_json(text.finite(row))) for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------------------ its parts

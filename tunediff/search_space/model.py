@@ -23,6 +23,8 @@ SHOWN = 20
 """Most choices of a knob that are shown."""
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget."""
+SEED_OFFSET = 1000
+"""Offset from the baseline's seed to the first confirming seed: no trial of the search may have used these seeds."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
 MOST_RUNS = 3

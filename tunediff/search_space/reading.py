@@ -20,7 +20,7 @@ from tunediff.config import ConfigError, Lines, Metric
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
-from tunediff.search_space.model import MOST_RUNS, RATE, SearchBudget, SearchSpace
+from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, RATE, SEED_OFFSET, SearchBudget, SearchSpace
 from tunediff.search_space.points import planned, spread
 from tunediff.search_space.sections import COSTS, Budget, Confirm, File, Objective, RunOptions, checked
 
@@ -162,6 +162,9 @@ def parse(
     space = dataclasses.replace(space, reruns=_reruns(file.reruns, space))
     last = max(noise, MOST_RUNS if space.reruns else 1) - 1
     cfg.override(baseline, {"seed": baseline.seed + last}, where=f"{source}: noise", check=False)
+    if space.confirm is not None:
+        last = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
+        cfg.override(baseline, {"seed": baseline.seed + last}, where=f"{source}: confirm", check=False)
     return space
 
 

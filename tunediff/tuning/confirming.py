@@ -16,7 +16,7 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
-from tunediff.search_space.model import LONGER_SEEDS
+from tunediff.search_space.model import LONGER_SEEDS, SEED_OFFSET
 from tunediff.tuning import experiment, sessions
 from tunediff.tuning.dashboard import Listener
 
@@ -41,7 +41,7 @@ def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
         if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
             return folder, space
         number += 1
-    content |= {"base": "baseline.yaml", "fixed": {"seed": results.space.baseline.seed + confirmation.SEED_OFFSET}}
+    content |= {"base": "baseline.yaml", "fixed": {"seed": results.space.baseline.seed + SEED_OFFSET}}
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 

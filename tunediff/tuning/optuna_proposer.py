@@ -182,7 +182,8 @@ class OptunaProposer:
 
     @property
     def _draws_left(self) -> int:
-        return self.space.budget.trials - self.space.reruns - self._draws
+        trials = self.space.budget.trials  # it may have been lowered since
+        return min(trials - self.space.reruns - self._draws, trials - self._next)
 
     def _rerun(self) -> TrialSpec | None:
         """Return another run of a leading configuration; None: there were enough, or none has a result yet."""

@@ -118,7 +118,8 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         """Return whether the rule may stop a trial with these drawn knobs after this point."""
         if runs_through(self._space, values):
             return False
-        if (index := int(result.get("index", 0))) >= self._space.baseline.evaluation.points:
+        index, points = int(result.get("index", 0)), self._space.baseline.evaluation.points
+        if index == points or result.get("fraction", 1.0) >= 1:  # whoever asks for trials may report more points
             return False
         falls, rate = self._space.mode == "min", self._space.metric == RATE
         return not self._values[index].within_noise(float(result["objective"]), falls, falls or rate)
