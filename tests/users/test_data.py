@@ -1,10 +1,14 @@
 """What a user's training may learn from: tensors, data sets with and without a length, items of any shape, loaders."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data._utils import worker
 
 from tests.helpers import CPU, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin
@@ -203,6 +207,25 @@ def test_a_stream_is_shared_out_over_ranks():
 
     parts = [[number for _, _, number in _Dealt(Stream(10), rank, 3)] for rank in range(3)]
     assert parts == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+def test_a_stream_that_divides_itself_is_not_divided_twice(monkeypatch):
+    from tunediff.data.loader import _Dealt
+
+    class DividedStream(Stream):
+        """As the example of torch's documentation."""
+
+        def __iter__(self):
+            info = get_worker_info()
+            own, loaders = (info.id, info.num_workers) if info is not None else (0, 1)
+            yield from itertools.islice(super().__iter__(), own, None, loaders)
+
+    parts = []
+    for process in range(2):
+        monkeypatch.setattr(worker, "_worker_info", SimpleNamespace(id=process, num_workers=2))
+        parts.append([number for _, _, number in _Dealt(DividedStream(10), 0, 1)])
+        assert get_worker_info().id == process, "collate functions still see their process"
+    assert parts == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 
 
 def test_blocks_that_nobody_names_cannot_be_checkpointed():

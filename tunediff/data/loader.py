@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
+from torch.utils.data._utils import worker
 
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
@@ -216,6 +217,21 @@ def _row(source: Any, index: int) -> Any:
     return tuple(part[index] for part in source) if isinstance(source, tuple) else source[index]
 
 
+def _undivided(source: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of a stream that cannot see its loader process: it would divide itself a second time."""
+    items = None
+    while True:
+        info, worker._worker_info = worker._worker_info, None
+        try:
+            items = iter(source) if items is None else items
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            worker._worker_info = info
+        yield item
+
+
 class _Dealt(IterableDataset[Any]):
     """The items of a stream that belong to this process: every n-th of them, by rank and loader process."""
 
@@ -225,7 +241,7 @@ class _Dealt(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         loaders, own = (info.num_workers, info.id) if info is not None else (1, 0)
-        return itertools.islice(iter(self._source), self._rank * loaders + own, None, self._ranks * loaders)
+        return itertools.islice(_undivided(self._source), self._rank * loaders + own, None, self._ranks * loaders)
 
 
 class _Stream(IterableDataset[Any]):
