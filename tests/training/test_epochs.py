@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
+from tunediff.training.feed import RepeatingLoader
 
 DATA = TensorDataset(INPUTS, TARGETS)
 STEPS = 14
@@ -105,6 +106,25 @@ def test_resume_restores_the_generator_of_a_sampler(tmp_path):
     trained([], run=run([]), folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 9))
     assert_equal(weights(trained([], run=run(again), folder=tmp_path)), whole)
     assert again[-1] == found[-1]
+
+
+@pytest.mark.parametrize("trained", [2, 5])
+def test_resume_with_persistent_loader_processes_keeps_the_order(trained):
+    """They draw a seed when they start, and not in later passes."""
+
+    def order(feed, count):
+        return [feed.move(feed.fetch())[0].tolist() for _ in range(count)]
+
+    def feed(position=None):
+        loader = DataLoader(TensorDataset(torch.arange(12)), 3, shuffle=True, num_workers=1, persistent_workers=True)
+        return RepeatingLoader(loader, torch.device("cpu"), position=position)
+
+    whole = feed()
+    order(whole, trained)
+    position, drawn = whole.position, torch.get_rng_state()
+    expected = order(whole, 5)
+    torch.set_rng_state(drawn)
+    assert order(feed(position), 5) == expected
 
 
 def test_a_resume_before_a_shorter_batch_counts_samples_as_before(tmp_path):

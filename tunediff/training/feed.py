@@ -79,6 +79,10 @@ class RepeatingLoader:
             self._fetched = dataclasses.replace(position, epoch=position.epoch - 1)
             return
         with randomness.forked():
+            # Persistent loader processes draw a seed when they start, and not at the beginning of a later pass.
+            loader = getattr(self._batches, "base_dataloader", self._batches)  # which accelerate wraps
+            if position.epoch > 0 and getattr(loader, "persistent_workers", False):
+                iter(loader)
             _set_generators(self._batches, position.generators)
             set_epoch(self._batches, position.epoch)
             self._now = iter(self._batches)
