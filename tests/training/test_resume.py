@@ -73,6 +73,46 @@ def test_the_warm_up_leaves_everything_as_it_was(amp):
     assert outcome.model[1].num_batches_tracked == STEPS
 
 
+def test_copied_state_has_the_same_types_and_shares_nothing():
+    Pair = collections.namedtuple("Pair", ["first", "rest"])
+    before = {
+        "milestones": collections.Counter([3, 5]),
+        "seen": {1},
+        "pair": Pair(torch.ones(1), [collections.deque([2])]),
+    }
+    after = state.copied(before)
+    before["milestones"][3] = 7
+    before["seen"].add(2)
+    before["pair"].first.zero_()
+    before["pair"].rest[0].append(3)
+    assert after == {
+        "milestones": collections.Counter([3, 5]),
+        "seen": {1},
+        "pair": Pair(torch.ones(1), [collections.deque([2])]),
+    }
+    assert [type(value) for value in after.values()] == [collections.Counter, set, Pair]
+
+
+def test_schedulers_in_sequence_go_on_after_warm_up_and_resume(tmp_path):
+    def body(trial):
+        net, optimizer = begin(trial)
+        of = torch.optim.lr_scheduler
+        parts = [of.LinearLR(optimizer, 0.1, 1.0, 2), of.MultiStepLR(optimizer, [2, 4], 0.1)]
+        trial.keep(scheduler=(scheduler := of.SequentialLR(optimizer, parts, [2])))
+        trial.evaluate_with(lambda: error(net))
+        for batch in trial.batches((INPUTS, TARGETS)):
+            if not trial.warming_up:
+                rates.append(optimizer.param_groups[0]["lr"] / trial.knobs.lr)
+            trial.step(loss_of(net, batch), optimizer)
+            scheduler.step()
+
+    rates = []
+    with pytest.raises(KilledError):
+        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=body, observer=Dies())
+    train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=body)
+    assert rates == pytest.approx([0.1, 0.55, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
+
+
 def test_a_training_of_one_step_learns_from_one_step():
     net = weights(train(toy(lr=1e-12), samples=8))
     torch.manual_seed(0)

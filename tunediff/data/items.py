@@ -5,10 +5,11 @@ Items and random numbers of a step depend on seed and step alone, not on the num
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +115,14 @@ class Order:
 @functools.lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(mix("epoch", seed, epoch)))
+
+
+def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Mapping[Any, Any]:
+    """Return a mapping of the same type with `change(value)` for each value; a dictionary if it cannot be written."""
+    changed = copy.copy(mapping) if isinstance(mapping, MutableMapping) else dict[Any, Any](mapping)
+    for key, value in mapping.items():
+        changed[key] = change(value)
+    return changed
 
 
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:

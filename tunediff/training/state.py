@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from tunediff.core.files import write_atomically
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
-from tunediff.data.items import mix
+from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
 
 
@@ -106,12 +107,14 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def copied(state: Any) -> Any:
-    """Return a copy in host memory of nested dictionaries and lists of tensors."""
+    """Return a copy of a state that shares nothing with it: containers of the same types, tensors in host memory."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, Mapping):
-        return {key: copied(value) for key, value in state.items()}
-    return type(state)(map(copied, state)) if isinstance(state, list | tuple) else state
+        return with_values(state, copied)
+    if isinstance(state, list | tuple):
+        return getattr(type(state), "_make", type(state))(map(copied, state))
+    return copy.deepcopy(state)
 
 
 # -------------------------------------------------------------------------------------------------------------- files
