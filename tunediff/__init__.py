@@ -15,7 +15,7 @@ from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while t
 # isort: split
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric, Quantity
-from tunediff.core.errors import TunediffError
+from tunediff.core.errors import EvaluationStoppedError, TunediffError
 
 if TYPE_CHECKING:
     from tunediff.api.ask_tell import AskedTrial, AskTellStudy, open_study
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol", "File", "Fixed", "Metric",
-    "PairedComparison", "ProfileResult", "Quantity", "Range", "Search", "Training", "Trial", "TunediffError",
-    "load_model", "open_search", "open_study", "run_comparison", "run_profile", "run_search", "run_training",
+    "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol", "EvaluationStoppedError", "File",
+    "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search", "Training", "Trial",
+    "TunediffError", "load_model", "open_search", "open_study", "run_comparison", "run_profile", "run_search",
+    "run_training",
 ]  # fmt: skip
 _LAZY = {
     "training.trial": ["Trial"],

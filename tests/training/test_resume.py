@@ -28,6 +28,7 @@ from tests.helpers import (
 )
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
 from tunediff.core.clock import Budget
+from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import hardware, state, trial
 from tunediff.training.engine import Engine
@@ -347,7 +348,7 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
             judged.append(1)
             if len(judged) == 1:
                 assert trial.should_stop()
-                raise TimeoutError
+                raise EvaluationStoppedError
             return error(net)
 
         trial.evaluate_with(judge)
@@ -375,6 +376,22 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
     assert told.points[0].loss == pending["loss"] > 0
     assert told.points[0].samples_per_s == pending["samples_per_s"] > 0
     assert_equal(weights(again), weights(train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS)))))
+
+
+def test_a_timeout_in_an_evaluation_is_an_error():
+    """Of a connection, say. It is no request to stop."""
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        trial.evaluate_with(judge)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+
+    def judge():
+        raise TimeoutError("the read operation timed out")
+
+    with pytest.raises(TimeoutError, match="the read operation timed out"):
+        train(toy(), samples=IMAGES, evaluates=True, body=body)
 
 
 def test_open_ended_trains_past_its_budget_until_asked_and_goes_on(tmp_path):

@@ -5,5 +5,9 @@ class TunediffError(Exception):
     """What a command of tunediff prints after `error:`; raised by every call of the Python interface."""
 
 
+class EvaluationStoppedError(TunediffError):
+    """Raised on all ranks by an evaluation that ends early because `trial.should_stop()` is true on one of them."""
+
+
 class UserCodeError(TunediffError):
     """The code of a user's workload has raised an error; the message is its traceback."""

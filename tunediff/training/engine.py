@@ -15,6 +15,7 @@ from torch import nn
 
 from tunediff.config import of
 from tunediff.core import text
+from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
@@ -266,7 +267,7 @@ class Engine(Session):
             with self.clock.part("evaluation"):
                 try:
                     values = self.judge()
-                except TimeoutError:  # asked to stop: it will be measured when the training goes on
+                except EvaluationStoppedError:  # asked to stop: it will be measured when the training goes on
                     self.training = False
             if not self.training:
                 checkpoints.save(self, pending=point)

@@ -115,7 +115,11 @@ class Trial:
         return self.engine.strategy.replicas
 
     def should_stop(self) -> bool:
-        """Return whether this rank was asked to stop; a long evaluation may then raise TimeoutError, on all ranks."""
+        """Return whether this rank was asked to stop.
+
+        A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike:
+        `if trial.world.any(trial.should_stop()): raise …`. The evaluation comes again when the training goes on.
+        """
         return self.engine.observer.asks_to_stop()
 
     # ------------------------------------------------------------------------------------------------- before training

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.helpers import ranks
 from tests.workloads.diffusion.conftest import Identity
 from tunediff.config import ConfigError, baseline, override
+from tunediff.core.errors import EvaluationStoppedError
 from tunediff.data import images
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
@@ -159,7 +160,7 @@ def test_diverged_model(digits: Images, config: Any, identity: Any) -> None:
 
 def test_deadline(digits: Images, config: Any, identity: Any) -> None:
     answers = iter([False, True])
-    with pytest.raises(TimeoutError, match="stopped after 44 of 130 images"):
+    with pytest.raises(EvaluationStoppedError, match="stopped after 44 of 130 images"):
         judge(config, digits)(network, identity, should_stop=lambda: next(answers))
 
 

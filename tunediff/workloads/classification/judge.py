@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.progress import Progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import Images, in_unit_range
@@ -33,7 +34,7 @@ class Judge:
     def __call__(self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Return `accuracy`, the share classified right, and `validation_loss`, the mean cross-entropy in nats.
 
-        In float32 and evaluation mode. Raises, on all ranks at once, `NotFiniteError`, and TimeoutError if
+        In float32 and evaluation mode. Raises, on all ranks at once, `NotFiniteError`, and `EvaluationStoppedError` if
         `should_stop()` was true before all images were classified.
         """
         world, count, size = self._world, len(self._labels), self._batch_size
@@ -49,7 +50,7 @@ class Judge:
             for start in range(0, count, world.size * size):
                 work.more(world.size * size * (start > 0))
                 if world.any(should_stop()):
-                    raise TimeoutError(f"evaluation stopped after {start} of {count} images")
+                    raise EvaluationStoppedError(f"evaluation stopped after {start} of {count} images")
                 rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)
                 logits, labels = self._logits(model, rows.clamp(max=count - 1))
                 rows = rows[rows < count].to(world.device)

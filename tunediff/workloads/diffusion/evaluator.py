@@ -58,7 +58,7 @@ class Evaluator:
         `predict`: a network in evaluation mode.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
-        TimeoutError if `should_stop()` was true before all images were drawn.
+        `EvaluationStoppedError` if `should_stop()` was true before all images were drawn.
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
