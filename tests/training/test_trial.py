@@ -187,6 +187,21 @@ def test_progress_and_stride_follow_the_budget():
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
 
 
+def test_progress_stays_at_its_end_after_the_budget_of_an_open_ended_training():
+    seen = []
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            if not trial.warming_up:
+                seen.append(trial.progress)
+            trial.step(loss_of(net, batch), optimizer)
+
+    told = Told(stop=lambda told: told.steps >= 2 * STEPS)
+    train(toy(), samples=IMAGES, open_ended=True, observer=told, body=body)
+    assert seen == pytest.approx([min(1.0, k / STEPS) for k in range(2 * STEPS)])
+
+
 # ------------------------------------------------------------------------------------------------------------- points
 def test_what_judging_reserved_is_not_what_training_holds(monkeypatch):
     names, looks = ("peak_memory_mib", "peak_reserved_mib", "peak_host_memory_mib"), itertools.count(1)

@@ -45,8 +45,9 @@ class Pace:
 
     @property
     def schedule(self) -> float:
-        """Return the fraction of the training there is time for, 0 to 1, which learning rate and EMA follow.
+        """Return the fraction of the training there is time for, which learning rate and EMA follow.
 
+        It is 0 to 1, and above 1 after the budget of an open-ended training: averages go on, learning rates stay.
         Charged compile seconds shorten the training; they must not skip its warm-up.
         """
         start = self._start or 0.0

@@ -58,7 +58,7 @@ class Trial:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        """What runs the training; no workload needs it."""
+        """What runs the training; a workload rarely needs it."""
         self.config: Systems = engine.config
         """Every knob, those of the system included."""
         self.knobs: Any = engine.knobs
@@ -80,8 +80,8 @@ class Trial:
 
     @property
     def progress(self) -> float:
-        """Return the fraction of the training that there is time for, 0 to 1, for schedules."""
-        return self.engine.pace.schedule
+        """Return the fraction of the training that there is time for, for schedules: 0 to 1, also without a budget."""
+        return min(1.0, self.engine.pace.schedule)
 
     @property
     def stride(self) -> float:

@@ -74,9 +74,10 @@ def train(trial: Trial) -> None:
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
         with trial.phase("ema"):
-            ema.update(unet, trial.progress, trial.stride)
+            trained = trial.engine.pace.schedule  # their half-lives grow after an open-ended training's budget too
+            ema.update(unet, trained, trial.stride)
             if snapshots is not None:
-                snapshots.update(unet, trial.progress, trial.stride)
+                snapshots.update(unet, trained, trial.stride)
         with trial.phase("sampler"):
             sampler.after_step(errors_at)
             objective.refresh()
