@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -379,6 +380,24 @@ def test_all_tensors_of_a_batch_are_moved(kind: Any) -> None:
     moved = to_device({"x": parts, "n": 3}, torch.device("meta"))
     assert isinstance(moved["x"], kind)
     assert (moved["x"][0].device.type, moved["x"][1], moved["n"]) == ("meta", "name", 3)
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch as tokenizers of transformers make it."""
+
+    def to(self, device: torch.device) -> Encoding:
+        self.data = {name: value.to(device) for name, value in self.data.items()}
+        return self
+
+
+def test_a_batch_on_the_device_has_the_type_that_it_had() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = OrderedDict(encoding=Encoding(ids=torch.ones(2)), packed=packed, lengths=defaultdict(list, a=torch.ones(1)))
+    moved = to_device(batch, torch.device("meta"))
+    assert [type(part) for part in (moved, *moved.values())] == [OrderedDict, Encoding, type(packed), defaultdict]
+    tensors = moved["encoding"]["ids"], moved["packed"].data, moved["lengths"]["a"]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert batch["encoding"]["ids"].device.type == "cpu", "the batch itself stays, for the next step of the warm-up"
 
 
 def test_data_on_a_device_are_refused_unless_resident() -> None:

@@ -126,11 +126,17 @@ def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Map
 
 
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """Return the content with all tensors in tuples, lists and dictionaries on the device."""
+    """Return the content with all tensors in tuples, lists and mappings on the device; what has a `to` moves itself."""
     if isinstance(content, Tensor):
         return content.to(device, non_blocking=non_blocking)
+    if type(content) not in (dict, list, tuple) and hasattr(content, "to"):
+        content = copy.copy(content)  # transformers' BatchEncoding changes itself
+        try:
+            return content.to(device, non_blocking=non_blocking)
+        except TypeError:  # it takes a device alone
+            return content.to(device)
     if isinstance(content, Mapping):
-        return {key: to_device(value, device, non_blocking) for key, value in content.items()}
+        return with_values(content, lambda value: to_device(value, device, non_blocking))
     if isinstance(content, tuple | list):
         parts = [to_device(part, device, non_blocking) for part in content]
         return type(content)(*parts) if hasattr(content, "_fields") else type(content)(parts)
