@@ -13,6 +13,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search, search_space
 from tunediff.config import ConfigError, code
+from tunediff.config.code import WorkloadError
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
@@ -247,6 +248,10 @@ def test_noise_is_that_of_the_whole_batch(mine):
     )
     whole, part = alone.randn_like(torch.empty(16, 3)), of_two.randn_like(torch.empty(8, 3))
     assert torch.equal(part, whole[8:])
+    whole, part = alone.randn_like(torch.empty(16, 3)), of_two.randn_like(torch.empty(1, 3))
+    assert torch.equal(part, whole[8:9]), "as many rows as the last batch of a pass has"
+    with pytest.raises(WorkloadError, match="trial.randn_like: 9 rows, and this rank's part of loader.batch_size is 8"):
+        of_two.randn_like(torch.empty(9, 3))
 
 
 def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):

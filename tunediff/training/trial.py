@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from tunediff.config import Systems, of
 from tunediff.config.script_arguments import script_arguments
+from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import hardware, losses, memory, state
@@ -295,12 +296,18 @@ class Trial:
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
-        """Return standard normal numbers of the shape of this rank's part of a batch.
+        """Return standard normal numbers of the shape of this rank's part of a batch, which may be shorter than others.
 
-        They are drawn for the whole batch from `rng`, so that the number of ranks does not change them.
+        They are drawn for the whole batch from `rng`, so that the number of ranks does not change them. Raises
+        `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a rank.
         """
-        whole = (self.shard.total, *mine.shape[1:])
-        return torch.randn(whole, generator=self.rng, device=mine.device)[self.shard.mine]
+        shard = self.shard
+        if len(mine) > shard.count:
+            many, part = text.pluralize(len(mine), "row"), "this rank's part of loader.batch_size"
+            loader = "a loader of your own takes trial.loader_options"
+            raise self.engine.mistake(f"trial.randn_like: {many}, and {part} is {shard.count}; {loader}")
+        whole = torch.randn((shard.total, *mine.shape[1:]), generator=self.rng, device=mine.device)
+        return whole[shard.mine][: len(mine)]
 
     # ------------------------------------------------------------------------------------------------------ the loop
     def batches(
