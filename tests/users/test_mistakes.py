@@ -92,6 +92,7 @@ TRAINED = [
     ("no loop", [(LOOP, "    for x, y in []:\n")], WorkloadError, r"mine.py: train\(trial\) never asked for a batch"),
     ("a loop that never steps", [("        trial.step(loss, optimizer)\n", "")], WorkloadError, r"a batch was taken and trial.step\(loss, optimizer\) not called"),
     ("a loop that is left", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        break\n")], WorkloadError, r"mine.py: train\(trial\) left its loop after"),
+    ("a pass that is not iterated", [(LOOP, "    loader = torch.utils.data.DataLoader(list(zip(X, Y)), 16)\n    for _, batches in trial.epochs(loader):\n      for x, y in loader:\n"), ("trial.step(loss, optimizer)", "loss.backward(); optimizer.step()")], WorkloadError, r"mine.py: train\(trial\): a pass of epochs\(loader\) was not iterated"),
     ("two steps for one batch", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        trial.step(F.mse_loss(net(x), y), optimizer)\n")], WorkloadError, r"mine.py: trial.step was called twice for one batch; several losses and optimizers go into one call: trial.step\(\{g_optimizer: g_loss, d_optimizer: d_loss\}\)"),
     ("a loss for each item", [("F.mse_loss(net(x), y)", "(net(x) - y)")], WorkloadError, r"mine.py: trial.step takes a loss of one number, not a tensor of shape \[16, 1\]; loss.mean\(\)"),
     ("a loss that is a number", [("F.mse_loss(net(x), y)", "F.mse_loss(net(x), y).item()")], WorkloadError, "mine.py: trial.step takes a loss of one number, not float"),

@@ -104,8 +104,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         steps = self.gradient_accumulation_steps
         own = self._loader = EpochLoader(engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1)
         own.before_step = self._follow_budget
-        while own.fill():
-            yield own.position.epoch, own
+        yield from own.passes()
 
     def _follow_budget(self) -> None:
         for scheduler in self._budget_schedulers:

@@ -73,6 +73,20 @@ class EpochLoader:
             if self.position.batches >= self._length:
                 return
 
+    def passes(self) -> Iterator[tuple[int, EpochLoader]]:
+        """Yield the number of each pass and this loader, until the budget is spent.
+
+        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same pass for ever.
+        """
+        while self.fill():
+            step = self._held[0]
+            yield self.position.epoch, self
+            if self._held and self._held[0] is step:
+                raise self._engine.mistake(
+                    "train(trial): a pass of epochs(loader) was not iterated: "
+                    "for epoch, batches in epochs(loader) needs a loop over batches, not over loader"
+                )
+
     @property
     def _length(self) -> float:
         """Return the number of batches of a pass; inf where it is not known."""

@@ -360,9 +360,7 @@ class Trial:
         """
         reseed = self.world.size > 1  # else the loop draws what it would draw alone
         loader = divided(loader, self.world, self.config.seed)
-        own = EpochLoader(self.engine, loader, samples=samples, reseed=reseed)
-        while own.fill():
-            yield own.position.epoch, own
+        yield from EpochLoader(self.engine, loader, samples=samples, reseed=reseed).passes()
 
     @property
     def loader_options(self) -> dict[str, Any]:
