@@ -48,6 +48,18 @@ class Module(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class Decay(Module):
+    """A schedule that steps with every so many batches or epochs."""
+
+    interval, frequency = "step", 1
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        how = {"scheduler": scheduler, "interval": self.interval, "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": how}
+
+
 class Data(pl.LightningDataModule):
     def train_dataloader(self):
         return DataLoader(DATA, 4, shuffle=True)
@@ -61,22 +73,23 @@ def config(**values):
     return toy(**own | values)
 
 
-def alone(steps=STEPS):
+def alone(kind=Module, **length):
     """Losses and rates by Lightning's Trainer without anything else, with the seed of `config`."""
     pl.seed_everything(0)
-    module = Module(config().knobs)
+    module = kind(config().knobs)
     trainer = pl.Trainer(
-        max_steps=steps, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+        **length or {"max_steps": STEPS}, accumulate_grad_batches=2, accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        limit_val_batches=0,
     )  # fmt: skip
     trainer.fit(module, Data())
     return module
 
 
-def trained(modules, steps=STEPS, given=None, **how):
+def trained(modules, steps=STEPS, given=None, kind=Module, options=None, **how):
     def body(trial):
-        modules.append(Module(trial.knobs))
-        fit(trial, modules[-1], Data(), max_steps=STEPS)
+        modules.append(kind(trial.knobs))
+        fit(trial, modules[-1], Data(), **options or {"max_steps": STEPS})
 
     return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
 
@@ -94,6 +107,15 @@ def test_losses_rates_and_epochs_are_those_of_lightning_alone():
     assert outcome.points[-1].metrics["error"] == pytest.approx(
         F.mse_loss(module.eval().net(INPUTS), TARGETS).item(), rel=1e-5
     )
+
+
+@pytest.mark.parametrize(("interval", "frequency"), [("step", 3), ("epoch", 2)])
+def test_rates_follow_the_frequency_of_a_scheduler(interval, frequency):
+    kind = type("Kind", (Decay,), {"interval": interval, "frequency": frequency})
+    reference, modules = alone(kind, max_epochs=4), []
+    trained(modules, 4 * 6, kind=kind, options={"max_epochs": 4})
+    assert len(set(reference.rates)) > 1
+    assert modules[0].rates[2:] == reference.rates
 
 
 def test_resume_is_exact_within_an_epoch(tmp_path):

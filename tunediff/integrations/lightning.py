@@ -9,7 +9,8 @@ def train(trial):
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class _Clock(Callback):  # type: ignore[misc]
             config.strict = False  # what a plateau is judged by is measured at points only
             total = lengths[config.interval] or -1
             if not config.reduce_on_plateau and total > 0 and hasattr(config.scheduler, "last_epoch"):
-                config.scheduler = BudgetScheduler(config.scheduler, int(total), trial)
+                steps_at = self._steps_at(config.interval, config.frequency)
+                config.scheduler = BudgetScheduler(config.scheduler, int(total), trial, steps_at=steps_at)
                 self._schedulers.append(config.scheduler)
         trial.keep(module=pl_module, loops=_Loops(trainer))
         trial.keep(**{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)})
@@ -151,6 +153,16 @@ class _Clock(Callback):  # type: ignore[misc]
         trial.keep(**{f"state{index}": part for index, part in enumerate(stateful)})
         if trial.engine.evaluation is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
+
+    def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
+        """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a scheduler."""
+        if interval != "step" or frequency == 1:
+            return [number % frequency == 0 for number in range(1, frequency + 1)]
+        # Lightning counts the batches of an epoch, and looks at their number after each optimizer step.
+        self.trainer.fit_loop.setup_data()
+        batches, accumulation = self.trainer.num_training_batches, self._trial.config.loader.accumulation
+        behind = itertools.chain(range(accumulation, batches, accumulation), [batches])
+        return [number % frequency == 0 for number in behind]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave Lightning's loop where the budget is spent."""

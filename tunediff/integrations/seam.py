@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,21 +19,26 @@ class BudgetScheduler:
     every rate is that of the framework alone.
     """
 
-    def __init__(self, scheduler: Any, total: int, trial: Trial) -> None:
-        """Raises `WorkloadError` for a scheduler that does not count its steps, such as ChainedScheduler."""
+    def __init__(self, scheduler: Any, total: int, trial: Trial, *, steps_at: Iterable[bool] = (True,)) -> None:
+        """`steps_at`: with which of so many steps the scheduler makes one of its own, over and over.
+
+        Raises `WorkloadError` for a scheduler that does not count its steps, such as ChainedScheduler.
+        """
         if not hasattr(scheduler, "last_epoch"):
             raise trial.engine.mistake(
                 f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since it has no "
                 "last_epoch; allowed: SequentialLR, LambdaLR or another single scheduler of torch.optim.lr_scheduler"
             )
         self._scheduler, self._total, self._trial = scheduler, total, trial
+        self._made = [0, *itertools.accumulate(steps_at)]
 
     def step(self, *_: Any) -> None:
         """Do nothing."""
 
     def follow(self) -> None:
         """Make the steps that the progress of the training asks for."""
-        scheduler, target = self._scheduler, int(self._trial.progress * self._total + 1e-6)
+        rounds, rest = divmod(int(self._trial.progress * self._total + 1e-6), len(self._made) - 1)
+        scheduler, target = self._scheduler, rounds * self._made[-1] + self._made[rest]
         if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR):
             scheduler.last_epoch = max(scheduler.last_epoch, target - 1)  # their rates follow from the position alone
         while scheduler.last_epoch < target:
