@@ -118,6 +118,23 @@ def test_rates_follow_the_frequency_of_a_scheduler(interval, frequency):
     assert modules[0].rates[2:] == reference.rates
 
 
+def test_a_module_that_optimizes_by_itself_makes_the_steps_of_its_schedulers():
+    class Manual(Decay):
+        automatic_optimization = False
+
+        def training_step(self, batch, index):
+            loss, optimizer = super().training_step(batch, index), self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            if index % 5 == 0:
+                self.lr_schedulers().step()
+
+    modules = []
+    trained(modules, given=config(**{"loader.accumulation": 1}), kind=Manual)
+    assert modules[0].rates[1:16] == [0.1, *[0.05] * 5, *[0.025] * 5, 0.0125, *[0.00625] * 3]
+
+
 def test_resume_is_exact_within_an_epoch(tmp_path):
     modules = []
     whole = weights(trained(modules))

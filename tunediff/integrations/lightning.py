@@ -137,7 +137,8 @@ class _Clock(Callback):  # type: ignore[misc]
         if lengths["step"] == -1 and (lengths["epoch"] or -1) > 0:
             lengths["step"] = trainer.estimated_stepping_batches
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
-        for config in trainer.lr_scheduler_configs:
+        by_itself = pl_module.automatic_optimization  # else the module makes its schedulers' steps
+        for config in trainer.lr_scheduler_configs if by_itself else ():
             config.strict = False  # what a plateau is judged by is measured at points only
             total = lengths[config.interval] or -1
             if not config.reduce_on_plateau and total > 0 and hasattr(config.scheduler, "last_epoch"):
