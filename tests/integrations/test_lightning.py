@@ -145,6 +145,71 @@ def test_resume_is_exact_within_an_epoch(tmp_path):
     assert modules[-1].epochs[-1] == modules[0].epochs[-1]
 
 
+class LateAverage(pl.Callback):
+    """Makes its state when the fit begins."""
+
+    average = None
+
+    def on_fit_start(self, trainer, module):
+        self.average = [weight.detach().clone() for weight in module.parameters()]
+
+    def on_train_batch_end(self, trainer, module, *_):
+        for average, weight in zip(self.average, module.parameters(), strict=True):
+            average.lerp_(weight.detach(), 0.1)
+
+    def state_dict(self):
+        return {} if self.average is None else {"average": self.average}
+
+    def load_state_dict(self, state):
+        self.average = state["average"]
+
+
+class ByHook(LateAverage):
+    """Has its state in Lightning's checkpoint, and what it takes the place of there."""
+
+    state_dict, load_state_dict = pl.Callback.state_dict, pl.Callback.load_state_dict
+
+    def on_save_checkpoint(self, trainer, module, checkpoint):
+        checkpoint["by_hook"], checkpoint["state_dict"] = self.average, {}
+
+    def on_load_checkpoint(self, trainer, module, checkpoint):
+        assert checkpoint["state_dict"] == {}
+        self.average = checkpoint["by_hook"]
+
+
+class Counting(Module):
+    """Counts its batches and keeps the number by hooks."""
+
+    count = 0
+
+    def training_step(self, batch, index):
+        self.count += 1
+        return super().training_step(batch, index)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["count"] = self.count + 0 * len(checkpoint["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint):
+        self.count = checkpoint["count"]
+
+
+def test_what_callbacks_and_modules_keep_for_themselves_is_resumed(tmp_path):
+    modules, callbacks = [], []
+
+    def run(**how):
+        callbacks.append([LateAverage(), ByHook()])
+        trained(modules, kind=Counting, options={"max_steps": STEPS, "callbacks": callbacks[-1]}, **how)
+
+    run()
+    run(folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 8))
+    run(folder=tmp_path)
+    assert [module.count for module in modules] == [28, 15, 28], "without those of the warm-up"
+    whole, _, resumed = callbacks
+    expected = [weight.clone() for weight in whole[0].average]
+    for callback in (*whole, *resumed):
+        assert_equal(callback.average, expected)
+
+
 def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
     def body(trial):
         fit(trial, Module(trial.knobs), Data(), precision="bf16-mixed")

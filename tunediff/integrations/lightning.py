@@ -149,9 +149,7 @@ class _Clock(Callback):  # type: ignore[misc]
         trial.keep(**{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)})
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
-        others = [callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)]
-        stateful = [part for part in (*others, trainer.datamodule) if part is not None and part.state_dict()]
-        trial.keep(**{f"state{index}": part for index, part in enumerate(stateful)})
+        trial.keep(callbacks=_Saved(trainer, pl_module))
         if trial.engine.evaluation is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 
@@ -208,6 +206,48 @@ class _Loops:
         self._epoch._results.reset()  # means over the epoch begin anew
         if (fetcher := self._fit._data_fetcher) is not None:
             fetcher.fetched = self._epoch.batch_progress.current.ready
+
+
+class _Saved:
+    """What callbacks, the data module and the module itself put into a checkpoint of Lightning, of whatever kind."""
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self._trainer, self._module = trainer, module
+        self._callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)]
+        stateful = [*self._callbacks, *([trainer.datamodule] if trainer.datamodule is not None else [])]
+        self._stateful = {getattr(part, "state_key", type(part).__qualname__): part for part in stateful}
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, weights = self._trainer, self._module.state_dict()
+        content = {"state_dict": weights, "epoch": trainer.current_epoch, "global_step": trainer.global_step}
+        for callback in self._callbacks:
+            callback.on_save_checkpoint(trainer, self._module, content)
+        self._module.on_save_checkpoint(content)
+        if content["state_dict"] is weights:
+            del content["state_dict"]  # the module is kept by itself
+        return {"states": {name: part.state_dict() for name, part in self._stateful.items()}, "hooks": content}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = _on_devices_of(self.state_dict(), state)
+        content = {"state_dict": self._module.state_dict(), **state["hooks"]}
+        self._module.on_load_checkpoint(content)
+        for callback in self._callbacks:
+            callback.on_load_checkpoint(self._trainer, self._module, content)
+        for name, part in self._stateful.items():
+            if own := state["states"][name]:  # else it had none yet; Lightning does not load that either
+                part.load_state_dict(own)
+
+
+def _on_devices_of(now: Any, state: Any) -> Any:
+    """Return `state`, from host memory, with its tensors where those of `now` are: callbacks may take them over."""
+    if isinstance(state, torch.Tensor):
+        return state.to(now.device) if isinstance(now, torch.Tensor) else state
+    if isinstance(state, Mapping) and isinstance(now, Mapping):
+        return {name: _on_devices_of(now.get(name), value) for name, value in state.items()}
+    if isinstance(state, list | tuple) and isinstance(now, list | tuple):
+        pairs = itertools.zip_longest(now[: len(state)], state)
+        return type(state)([_on_devices_of(*pair) for pair in pairs])
+    return state
 
 
 # ------------------------------------------------------------------------------------------- systems knobs as settings
