@@ -338,7 +338,8 @@ class Trial:
         """Yield the batches of a loader of one's own, over and over until the budget is spent; restarted at a resume.
 
         `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the first batch has
-        rows. The knobs of `loader` have no effect but where the loader is made of them.
+        rows. A shorter last batch counts as much, so that a budget of samples is one of steps, equal on all ranks.
+        The knobs of `loader` have no effect but where the loader is made of them.
         """
         engine = self.engine
         engine.program.on_source(engine, None, {})
