@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import os
 import sys
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
+from tunediff.config.code import WorkloadError
 from tunediff.training.feed import RepeatingLoader
 
 DATA = TensorDataset(INPUTS, TARGETS)
@@ -132,6 +134,40 @@ def test_a_resume_before_a_shorter_batch_counts_samples_as_before(tmp_path):
     trained([], folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 5))  # the sixth batch has four rows
     resumed = trained([], folder=tmp_path)
     assert (resumed.steps, resumed.samples) == (whole.steps, whole.samples) == (STEPS, 8 * STEPS)
+
+
+def leaving_out(found, most=math.inf):
+    """A loop that leaves out batches of fewer than eight rows, and all after so many steps."""
+
+    def run(trial):
+        net = network(trial.knobs)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        net = trial.prepare(net, optimizer=optimizer)
+        trial.evaluate_with(lambda: error(net))
+        for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
+            for inputs, targets in loader:
+                if len(inputs) < 8 or trial.step_count == most:
+                    continue
+                found.append(epoch)
+                optimizer.zero_grad()
+                F.mse_loss(net(inputs), targets).backward()
+                optimizer.step()
+
+    return run
+
+
+def test_a_batch_that_the_loop_leaves_out_is_not_counted(tmp_path):
+    found = []
+    whole = trained([], run=leaving_out(found))
+    assert found[1:] == [0] * 5 + [1] * 5 + [2] * 4
+    assert whole.steps == STEPS
+    trained([], run=leaving_out([]), folder=tmp_path, observer=Told(stop=lambda told: told.steps >= 5))
+    assert_equal(weights(trained([], run=leaving_out([]), folder=tmp_path)), weights(whole))
+
+
+def test_a_loop_that_leaves_out_all_batches_is_refused():
+    with pytest.raises(WorkloadError, match=r"a batch was taken and trial.step\(loss, optimizer\) not called"):
+        trained([], run=leaving_out([], most=3))
 
 
 def test_a_loader_without_length_has_epochs():

@@ -26,6 +26,9 @@ from tunediff.training.own_step import OwnStep
 from tunediff.training.session import Session
 from tunediff.training.step import OptimizerStep
 
+MOST_LEFT_OUT = 100
+"""Batches in a row of a loader of the user's own that a loop may take without a step."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -61,6 +64,8 @@ class Engine(Session):
         self.training = True
         """False once it was asked to stop."""
         self.done = False
+        self.batches_left_out = 0
+        """Batches in a row, up to the last one, that the loop took and did not train."""
         self.batches_ahead = 0
         """Batches that loader processes have finished while the clock stood still, since the last point."""
         self.batches_loaded = 0
@@ -106,7 +111,8 @@ class Engine(Session):
                 self.pace.aim(index / total)
                 while self.training and not self.pace.reached:
                     yield from self.passes()
-                    self.after_step()
+                    if not self.batches_left_out:
+                        self.after_step()
             if not self.training:
                 checkpoints.save(self)
                 break
@@ -141,9 +147,23 @@ class Engine(Session):
             self.step.record(self.own_step.loss, self.own_step.optimizer)
             if self.adopted:
                 self.program.on_passes(self)
-        if not self.step.updated:
+        if self._left_out():
+            self.batches_left_out += 1
+        elif self.step.updated:
+            self.batches_left_out = 0
+        else:
             took = "a batch was taken and trial.step(loss, optimizer) not called"
             raise self.mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
+
+    def _left_out(self) -> bool:
+        """Return whether the loop has left out this batch of its own loader, such as a shorter last one of a pass.
+
+        Several ranks may not: each could leave out others. Nor may the first batch of a training, or too many in a row:
+        a loop that never steps has no end.
+        """
+        position = self.feed.position if self.own_loader and self.world.size == 1 and self.feed is not None else None
+        may = position is not None and position.epoch >= 0 and self.batches_left_out < MOST_LEFT_OUT
+        return may and not self.step.updated and self.step.loss is None
 
     def count_step(self) -> None:
         """Count one optimizer step, which was queued on the device."""
