@@ -170,6 +170,35 @@ def test_a_loop_that_leaves_out_all_batches_is_refused():
         trained([], run=leaving_out([], most=3))
 
 
+@pytest.mark.parametrize("stopped", [2, 3, 4])
+def test_a_pass_that_is_left_early_has_ended(tmp_path, stopped):
+    def run(found):
+        def loop(trial):
+            net = network(trial.knobs)
+            optimizer = torch.optim.SGD(net.parameters(), 0.01)
+            net = trial.prepare(net, optimizer=optimizer)
+            trial.evaluate_with(lambda: error(net))
+            for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
+                for inputs, targets in loader:
+                    if not trial.warming_up:
+                        found.append((epoch, inputs))
+                    optimizer.zero_grad()
+                    F.mse_loss(net(inputs), targets).backward()
+                    optimizer.step()
+                    if trial.step_count % 3 == 2:  # of the steps before this one
+                        break
+
+        return loop
+
+    found, again = [], []
+    trained([], run=run(found), steps=7)
+    assert [epoch for epoch, _ in found] == [0, 0, 0, 1, 1, 1, 2]
+    assert not torch.equal(found[0][1], found[3][1])
+    trained([], run=run([]), steps=7, folder=tmp_path, observer=Told(stop=lambda told: told.steps >= stopped))
+    trained([], run=run(again), steps=7, folder=tmp_path)
+    assert_equal(again, found[stopped:])
+
+
 def test_a_loader_without_length_has_epochs():
     found = []
     stream = [(INPUTS[:8], TARGETS[:8])] * 3

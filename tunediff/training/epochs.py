@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,7 +16,8 @@ class EpochLoader:
     """A loader whose iterations are passes over `loader`; between two steps the engine counts, judges and saves.
 
     The first batch comes again: for the warm-up, whose step is undone. After a resume the first iteration is the
-    rest of a pass. An iteration ends early when the budget is spent. Attributes are those of `loader`.
+    rest of a pass. An iteration ends early when the budget is spent; one that is left ends its pass, but in the
+    warm-up. Attributes are those of `loader`.
     """
 
     def __init__(
@@ -69,8 +69,13 @@ class EpochLoader:
             group = self._held.pop()
             for number, batch in enumerate(group, 1):
                 self.last_of_step = number == len(group)
-                yield batch
-            if self.position.batches >= self._length:
+                try:
+                    yield batch
+                except GeneratorExit:  # the loop was left, for the next pass
+                    if not self._engine.warming_up and self.position.epoch == epoch and not self._complete:
+                        self._feed.end_pass()
+                    raise
+            if self._complete:
                 return
 
     def passes(self) -> Iterator[tuple[int, EpochLoader]]:
@@ -88,12 +93,12 @@ class EpochLoader:
                 )
 
     @property
-    def _length(self) -> float:
-        """Return the number of batches of a pass; inf where it is not known."""
+    def _complete(self) -> bool:
+        """Return whether the pass has no more batches; False where their number is not known."""
         try:
-            return len(self)
+            return self.position.batches >= len(self)
         except TypeError:
-            return math.inf
+            return False
 
     def fill(self) -> bool:
         """Have the next step's batches ready, and account for those before. Returns whether there is a step."""

@@ -52,6 +52,8 @@ class Position:
     """States of the generators when the pass was begun, global ones and the loader's: its order is drawn from them."""
     samples: int = 0
     """Rows of an item of the feed, as the training's first one had."""
+    ended: bool = False
+    """Whether the loop has left this pass before its last batch."""
 
 
 class RepeatingLoader:
@@ -88,6 +90,8 @@ class RepeatingLoader:
             self._now = iter(self._batches)
             for _ in itertools.islice(self._now, position.batches):
                 pass
+        if position.ended:
+            self._now = iter(())
 
     @property
     def samples(self) -> int:
@@ -117,6 +121,12 @@ class RepeatingLoader:
         self.position = dataclasses.replace(self.current, samples=self._samples)
         moved = [to_device(batch, self._device) for batch in group]
         return moved[0] if self._group is None else moved
+
+    def end_pass(self) -> None:
+        """Let the next batch be the first one of a new pass."""
+        self._now = iter(())
+        self.current = self._fetched = dataclasses.replace(self.current, ended=True)
+        self.position = dataclasses.replace(self.position, ended=True)
 
     def close(self) -> None:
         if self.gate is not None:
@@ -165,7 +175,7 @@ class WarmupReplay:
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
-        self.gate, self.position = feed.gate, feed.position
+        self.gate, self._start = feed.gate, feed.position
         # Copies: whoever trains may write into a batch.
         self._ahead = [*(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)), *first]
         self._replays = warm_ups * count
@@ -178,8 +188,13 @@ class WarmupReplay:
         if self._replays:
             self._replays -= 1
         else:
-            self.position = self._feed.position
+            self._start = None
         return moved
+
+    @property
+    def position(self) -> Position | None:
+        """Return where the last batch stands that was no replay; where the feed began before that."""
+        return self._start if self._start is not None else self._feed.position
 
     def close(self) -> None:
         self._feed.close()
