@@ -112,9 +112,18 @@ def test_schedule_free_average_is_judged_with_batch_statistics_of_its_own():
     inputs, norm = [], judged.get_submodule(next(n for n, m in judged.named_modules() if isinstance(m, nn.BatchNorm2d)))
     norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0].mean((0, 2, 3))))
     pixels = sets.learned(config.knobs.data).pixels
-    for batch in pixels.split(256):  # 1,438 images: all of them
-        judged(batch / 127.5 - 1)
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # 1,438 images: all of them
+    for rows in order.split(256):
+        judged(pixels[rows] / 127.5 - 1)
     torch.testing.assert_close(norm.running_mean, torch.stack(inputs).mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_statistics_are_of_all_classes_where_files_are_sorted_by_class():
+    dark, bright = (torch.full((3000, 1, 2, 2), value, dtype=torch.uint8) for value in (0, 255))
+    norm = nn.BatchNorm2d(1)
+    classification.measure_batch_statistics(norm, torch.cat([dark, bright]))
+    assert norm.running_mean.item() == pytest.approx(0, abs=0.1)
+    assert norm.running_var.item() == pytest.approx(1, abs=0.1), "every batch has both"
 
 
 def test_smoothed_labels_are_those_of_szegedy():
