@@ -130,6 +130,19 @@ def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
         models.find(str(tmp_path / "config.yaml"))
 
 
+def test_weights_of_another_configuration_are_refused_whatever_machine_it_names(tmp_path):
+    config = tiny(process__prediction="v", data__path="/data/here")
+    about = saved_weights.about(config, tmp_path, 0)
+    saved_weights.save(network(config).state_dict(), tmp_path / "best.safetensors", about)
+    for values in ({"data.path": "/data/there", "evaluation.steps": 3, "loader.workers": 2}, {}):
+        (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(config, values)))
+        assert models.find(str(tmp_path / "best.yaml")).config.process.prediction == "v"
+    (tmp_path / "best.yaml").write_text(cfg.dump(tiny(data__path="/data/here")))
+    for name in ("best.yaml", "best.safetensors"):
+        with pytest.raises(cfg.ConfigError, match=r"best.safetensors was trained with process.prediction=v; export"):
+            models.find(str(tmp_path / name))
+
+
 def test_pipelines_nested_and_flat(tmp_path):
     config = tiny(process__prediction="v")
     state = network(config).state_dict()

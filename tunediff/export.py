@@ -7,6 +7,7 @@ NAME may then also be a training folder, NAME/t0003 or a file of weights.
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import sys
 import time
@@ -25,6 +26,8 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
 from tunediff.workloads.contract import ForeignFormat
+
+log = logging.getLogger(__name__)
 
 
 @cli.guarded
@@ -73,15 +76,19 @@ def write(
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         if half_life is not None:
-            from tunediff.training.weights import save
+            from tunediff.training.weights import about, save
 
             model = models.find(str(weights.parent)).averaged(half_life)
             config = model.config
-            save(model.state(), beside, {"ema_half_life": repr(half_life)})
+            metadata = about(config, weights.parent, steps=-1)  # of no evaluation
+            save(model.state(), beside, metadata | {"ema_half_life": repr(half_life)})
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         elif weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
+        elif beside.exists():  # of an earlier export, perhaps of another trial
+            beside.unlink()
+            log.warning("%s: removed, since %s has no weights", shown_out.with_suffix(".safetensors"), trial.name)
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         out.write_text(cfg.dump(config, provenance(search, trial, out), out.parent), encoding="utf-8")
     remote.push_or_warn(out)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 from tunediff.workloads import contract
@@ -229,7 +230,29 @@ def _of_file(path: Path) -> Saved:
         raise ConfigError(f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder")
     elif not weights.is_file():
         raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
-    return Saved(cfg.load(config), weights, "weights", weights.stem, weights.parent)
+    knobs = cfg.load(config)
+    _check_trained_with(knobs, config, weights)
+    return Saved(knobs, weights, "weights", weights.stem, weights.parent)
+
+
+def _check_trained_with(config: Any, path: Path, weights: Path) -> None:
+    """Refuse weights that were trained with other knobs than those of the configuration in `path`.
+
+    Files and the sections of all workloads may differ: they are of the machine and of the evaluation. Raises
+    `ConfigError`; a file that does not say what it was trained with fits any configuration.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    about: dict[str, str] = {}
+    with contextlib.suppress(SafetensorError, OSError), safe_open(weights, "np") as file:  # reading refuses these
+        about = file.metadata() or {}
+    if about.get("fingerprint") in (None, cfg.fingerprint(config)):
+        return
+    systems, knobs = {field.name for field in dataclasses.fields(Systems)}, config.schema.knobs
+    own = {name for name, knob in knobs.items() if not knob.file and name.partition(".")[0] not in systems}
+    trained = cfg.differences(json.loads(about["config"]), config)
+    if differs := {name: value for name, value in trained.items() if name in own}:
+        raise ConfigError(f"{path}: {weights} was trained with {text.knobs(differs)}; export both again")
 
 
 def _inside(path: Path, key: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.helpers import Dies, KilledError, assert_equal, ranks, tiny, train
 from tests.json_schemas import validate
 from tests.test_models import network, search_folder
+from tunediff import config as cfg
 from tunediff import evaluate, export, models, sample
 from tunediff.config import ConfigError
 from tunediff.training import state, weights
@@ -158,6 +159,11 @@ def test_export_writes_another_average(storage, capsys):
     assert "weights: best.safetensors" in capsys.readouterr().out
     assert_equal(load_file("best.safetensors"), other(), rtol=1e-5, atol=1e-6)
     assert models.find("best.yaml").config.ema.half_life == 0.06
+    with safe_open("best.safetensors", framework="pt") as file:
+        assert (file.metadata()["ema_half_life"], "result" in file.metadata()) == ("0.06", False)
+    (storage.parent / "best.yaml").write_text(cfg.dump(tiny(model__blocks=2)))
+    with pytest.raises(ConfigError, match=r"best.safetensors was trained with ema.half_life=0.06; export"):
+        models.find("best.yaml")
     assert export.main(["night", "--ema", "0.06", "--diffusers", "--out", "pipeline"]) == 0
     assert_equal(models.find("pipeline").state(), other(), rtol=1e-5, atol=1e-6)
 
