@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from tensorboard.backend.event_processing import event_accumulator
 
 from tests import searches
@@ -750,6 +752,26 @@ def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_
     assert toy() == 0
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, [point.samples for point in trial.points]) == ("ok", 2, [40, 80])
+
+
+def test_train_refuses_a_folder_that_began_with_other_initial_weights(toy, tmp_path, capsys):
+    config = cfg.baseline("toy")
+    for name in ("first", "second"):
+        save_file(toy_train.network(config.knobs).state_dict(), tmp_path / f"{name}.safetensors")
+    assert toy("--initial", "first.safetensors") == 0
+    (tmp_path / "first.safetensors").rename(tmp_path / "moved.safetensors")
+    assert toy("--initial", "moved.safetensors") == 0
+    capsys.readouterr()
+    assert toy("--initial", "second.safetensors") == 2
+    assert "--initial: second.safetensors is not allowed: " in (error := capsys.readouterr().err)
+    digest = hashlib.sha256((tmp_path / "moved.safetensors").read_bytes()).hexdigest()
+    assert f"from weights of sha256 {digest}; repeat it to resume" in error
+    assert toy() == 2
+    assert "--initial: not given: " in capsys.readouterr().err
+    # Journals of earlier versions do not say what their trainings started from.
+    journal = tmp_path / "out" / "journal.jsonl"
+    journal.write_text(re.sub(r', "initial": "\w+"', "", journal.read_text()))
+    assert toy("--initial", "second.safetensors") == 0
 
 
 def test_train_refuses_a_missing_configuration(capsys):

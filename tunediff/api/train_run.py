@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import sys
@@ -168,7 +169,14 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
                 raise ConfigError(
                     f"--out: {folder} holds a training of another configuration ({changed}); choose another"
                 )
-        if (trial.budget_s, trial.drawn) != (budget.seconds, _identity(budget)):
+        ours = _identity(budget, initial)
+        drawn = {"initial": ours["initial"]} | trial.drawn  # journals of earlier versions do not have it
+        if drawn["initial"] != ours["initial"]:
+            began = f"from weights of sha256 {drawn['initial']}" if drawn["initial"] else "without --initial"
+            given = "not given" if initial is None else f"{initial} is not allowed"
+            holds = f"{folder} holds a training that started {began}"
+            raise ConfigError(f"--initial: {given}: {holds}; repeat it to resume, or choose another --out")
+        if (trial.budget_s, drawn) != (budget.seconds, ours):
             theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
             if trial.drawn.get("open_ended"):
                 every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
@@ -186,9 +194,19 @@ def _options(budget_s: float | None, samples: int | None) -> str:
     return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
 
 
-def _identity(budget: Budget) -> dict[str, Any]:
-    """Return what of a budget, besides its seconds, must be the same for a training to go on."""
-    return {"samples": budget.samples} | ({"open_ended": True} if budget.open_ended else {})
+def _identity(budget: Budget, initial: Path | None) -> dict[str, Any]:
+    """Return what, besides configuration and seconds, must be the same for a training to go on."""
+    open_ended = {"open_ended": True} if budget.open_ended else {}
+    return {"samples": budget.samples, "initial": _digest(initial)} | open_ended
+
+
+def _digest(initial: Path | None) -> str | None:
+    """Return the sha256 of a file of weights, or of all in a folder; None without initial weights."""
+    if initial is None:
+        return None
+    inside = sorted(path for path in initial.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt"))
+    files = inside if initial.is_dir() else [initial]
+    return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
 
 
 def _train(request: TrainRequest, lines: EventLines) -> str:
@@ -218,7 +236,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
             done = trial.points[-1].samples if trial is not None and trial.points else None
             observer = Console(folder, cfg.of(config), done, signals, lines=lines)
             config = cfg.take_along(config, folder)
-            journal.start(config, _identity(budget), budget.seconds)
+            journal.start(config, _identity(budget, request.initial), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
             (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
