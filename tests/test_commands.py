@@ -32,6 +32,7 @@ from tunediff.analysis import evidence
 from tunediff.api import search_run, search_setup, train_run
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.api.stop_signals import stop_signals
+from tunediff.api.train_run import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
@@ -720,6 +721,15 @@ def test_train_points_of_a_restart_replace_the_old_ones(toy, tmp_path):
     lines = [line["train_s"] for line in record.events(out) if line["event"] == "point"]
     assert [point.train_s for point in after] == lines[2:]
     assert not set(lines[:2]) & set(lines[2:])
+
+
+def test_train_starts_over_where_another_rank_has_removed_the_journal(tmp_path, monkeypatch):
+    request = TrainOptions(Path("digits"), samples=80, out=tmp_path)
+    Journal(tmp_path).start(cfg.baseline("digits"), {"samples": 80}, None)
+    killed = record.read_trial(tmp_path)
+    (tmp_path / record.JOURNAL).unlink()
+    monkeypatch.setattr(record, "read_trial", lambda folder: killed)
+    assert train_run.prepare(request).folder == tmp_path
 
 
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])

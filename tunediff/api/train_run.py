@@ -160,7 +160,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
     trial = record.read_trial(folder)
     empty = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
     if empty and trial is not None and (not trial.finished or trial.status == "oom"):
-        (folder / record.JOURNAL).unlink()  # killed or out of memory, as with a larger batch, before anything was kept
+        # Killed or out of memory, as with a larger batch, before anything was kept; another rank may be faster.
+        (folder / record.JOURNAL).unlink(missing_ok=True)
     elif trial is not None:
         if trial.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, trial.configuration)
