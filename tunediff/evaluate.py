@@ -11,14 +11,13 @@ extractor.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from tunediff import config as cfg
 from tunediff.api.average_curve import evaluate_curve
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
-from tunediff.core.files import numbered, write_text
+from tunediff.core.files import write_numbered, write_text
 from tunediff.core.progress import EventLines, Progress
 from tunediff.data import sources
 from tunediff.data.knobs import Data
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = _check(args)
     model = models.find(args.run, args.storage)
     if len(args.ema) > 1:
-        return evaluate_curve(model, args.ema, args.out or model.folder / "averages.json", args.json)
+        return evaluate_curve(model, args.ema, args.out, args.json)
     model = model.averaged(args.ema[0] if args.ema else None)
     if not _has_full_protocol(model.config):
         return _judge(model, args.out, args.json)
@@ -227,7 +226,8 @@ def _evaluate(
                 "kept": None if image_folder is None else str(image_folder.absolute()),
                 "command": args.command, "time": time.time(), "environment": environment.describe(),
             }  # fmt: skip
-            path = _write(result, numbers)
+            with cli.writing("--out", numbers):
+                path = write_numbered(numbers, json.dumps(result, indent=1, allow_nan=False) + "\n")
             remote.push_or_warn(path)
             if args.json:
                 cli.print_json(result | {"json": str(path.absolute())})
@@ -340,20 +340,6 @@ def _cautions(result: dict[str, Any], dim: int) -> Iterator[str]:
     if infinite["value"] is None:
         needed = f"N/4 of {STRAIGHT} per feature, of which there are {dim:,}"
         yield f"note: {infinite['name']} needs {4 * STRAIGHT * dim:,} images: {needed}\n"
-
-
-def _write(result: Mapping[str, object], path: Path) -> Path:
-    """Write as JSON under this name, or with -2, -3, … where it is taken; returns the name."""
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    for name in numbered(path.parent, path.stem, path.suffix):
-        with (
-            cli.writing("--out", name),
-            contextlib.suppress(FileExistsError),
-            open(name, "x", encoding="utf-8") as file,
-        ):
-            file.write(text)
-            return name
-    raise AssertionError("a number is always free")
 
 
 if __name__ == "__main__":

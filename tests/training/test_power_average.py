@@ -1,6 +1,7 @@
 """Averages that are made after a training from those that it wrote, against averages that were kept all the time."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.test_models import network, search_folder
 from tunediff import config as cfg
 from tunediff import evaluate, export, models, sample
 from tunediff.config import ConfigError
-from tunediff.training import state, weights
+from tunediff.training import judging, state, weights
 from tunediff.training.power_average import FOLDER, HALF_LIVES, combination, gamma, reconstruct, relative_std
 
 WANTED = (0.03, 0.06, 0.15)
@@ -184,6 +185,30 @@ def test_evaluate_shows_the_distance_over_averages(storage, capsys):
     assert [row["half_life"] for row in result["curve"]] == [0.05, 0.07]
     assert result["curve"][0]["relative_std"] == pytest.approx(relative_std(0.05))
     assert result["curve"][0]["frechet"] == pytest.approx(result["curve"][1]["frechet"], rel=1e-3)
+
+
+def test_evaluate_writes_the_table_over_averages_as_other_numbers(storage, capsys, monkeypatch):
+    monkeypatch.setattr(judging, "judged", lambda *_: {"frechet": 2.0})
+    command, best = ["night", "--ema", "0.05,0.07"], storage / "night" / "trials" / "t0001"
+    Path("empty").mkdir()
+    for words in ([], [], ["--out", "empty"], ["--out", "new"], ["--out", "mine.json"]):
+        assert evaluate.main([*command, *words]) == 0
+    for path in (
+        best / "averages.json",
+        best / "averages-2.json",
+        "empty/averages.json",
+        "new/averages.json",
+        "mine.json",
+    ):
+        assert len(json.loads(Path(path).read_text())["curve"]) == 2
+    monkeypatch.setattr(judging, "judged", lambda *_: pytest.fail("computed before it was refused"))
+    for out, message in {
+        "x.npz": "'x.npz' is not allowed; allowed: a name that ends in .json, or a folder",
+        "mine.json/x": "mine.json/x/averages.json cannot be written",
+        "new": "new exists; allowed: a new file, or a new or empty folder",
+    }.items():
+        assert evaluate.main([*command, "--out", out]) == 2
+        assert f"--out: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

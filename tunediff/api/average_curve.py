@@ -9,14 +9,21 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.core import remote, text
-from tunediff.core.files import write_text
+from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines
 from tunediff.models import Saved
 
 
-def evaluate_curve(model: Saved, half_lives: Sequence[float], path: Path, as_json: bool) -> int:
-    """Judge every average by the evaluation of the training, print the numbers and write them; return the exit code."""
-    averaged = [model.averaged(half_life) for half_life in half_lives]  # refuse all that is refused before torch
+def evaluate_curve(model: Saved, half_lives: Sequence[float], out: Path | None, as_json: bool) -> int:
+    """Judge every average by the evaluation of the training, print the numbers and write them; return the exit code.
+
+    `out`: a `.json` file or a folder; None: the model's folder.
+    """
+    # ---- refuse all that is refused before torch
+    averaged = [model.averaged(half_life) for half_life in half_lives]
+    path = out if out is not None and out.suffix else (out or model.folder) / "averages.json"
+    cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json, or a folder")
+    cli.check_writable("--out", path)
 
     from tunediff.distributed import from_environment
     from tunediff.training.judging import judged
@@ -31,7 +38,8 @@ def evaluate_curve(model: Saved, half_lives: Sequence[float], path: Path, as_jso
         if not world.main:
             return cli.OK
         result = {"model": model.name, "weights": str(model.weights.absolute()), "curve": rows}
-        write_text(path, json.dumps(result, indent=2))
+        with cli.writing("--out", path):
+            path = write_numbered(path, json.dumps(result, indent=2))
         remote.push_or_warn(path)
         if as_json:
             cli.print_json(result | {"json": path.absolute()})

@@ -113,3 +113,12 @@ def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
     """Yield the path of `stem` and `suffix`, then those with -2, -3, …: the caller takes a free one."""
     yield folder / f"{stem}{suffix}"
     yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))
+
+
+def write_numbered(path: Path, text: str) -> Path:
+    """Write UTF-8 text under this name, or with -2, -3, … where it is taken; return the name. Raises `OSError`."""
+    for name in numbered(path.parent, path.stem, path.suffix):
+        with contextlib.suppress(FileExistsError), open(name, "x", encoding="utf-8") as file:
+            file.write(text)
+            return name
+    raise AssertionError("a number is always free")
