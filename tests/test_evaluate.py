@@ -399,6 +399,21 @@ def test_refused(model, tmp_path, capsys, words, message):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--images", "10000"], ["--sampler", "ddim"], ["--seeds", "1"], ["--metrics", "fd"], ["--split", "test"],
+        ["--extractor", "random"], ["--data-path", "set"], ["--data", "digits"], ["--batch-size", "8"],
+    ],
+)  # fmt: skip
+def test_options_that_a_model_does_not_follow_are_refused(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("digits_classifier")))
+    (tmp_path / "small.safetensors").write_bytes(b"")
+    message = f"{words[0]}: {words[1] if words[1].isdigit() else repr(words[1])} is not allowed for a model of class"
+    assert message in refused(capsys, "small.yaml", *words)
+
+
 def test_an_unknown_model_is_refused(model, capsys):
     assert "smal: no such file or folder" in refused(capsys, "smal")
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
-from tunediff.api.average_curve import evaluate_curve
+from tunediff.api.average_curve import evaluate_as_trained, evaluate_curve
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
-from tunediff.core.files import write_numbered, write_text
+from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines, Progress
 from tunediff.data import sources
 from tunediff.data.knobs import Data
@@ -45,45 +45,28 @@ if TYPE_CHECKING:
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
+DEFAULTS = {"images": IMAGES, "seeds": 1, "metrics": ",".join(KINDS)}
+PROTOCOL = (
+    *DEFAULTS, *contract.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "data", "batch_size",
+)  # fmt: skip
+"""Options that a model's own evaluation does not follow."""
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; see `--help`."""
-    parser = cli.parser("evaluate", __doc__ or "")
-    add = parser.add_argument
-    add("run", metavar="RUN", help="the model")
-    cli.add_storage(parser, "names")
-    add("--images", type=int, default=IMAGES, metavar="N", help="images (default: %(default)s)")
-    for options in contract.shipped_sampler_options():
-        options.add_options(parser, str(STEPS), "linear", "0")
-    seeds = "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
-    add("--seeds", type=int, default=1, metavar="K", help=seeds)
-    add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
-    add("--metrics", default=",".join(KINDS), help="of %(default)s, separated by commas (default: all)")
-    extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
-    add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
-    add("--weights-path", metavar="FILE", help="weights of a trained extractor (default: as for a training)")
-    add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
-    add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
-    add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
-    places = (
-        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
-    )
-    places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
-    averages = "weights averaged with this half-life, where the training has ema.snapshots=true; several, separated by "
-    averages += "commas: a table of the training's own evaluation of each (default: those that were evaluated)"
-    add("--ema", type=_half_lives, default=(), metavar="H[,H…]", help=averages)
-    add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
-    cli.add_printing(parser, quiet=False)
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
+    asked = {name: value for name in PROTOCOL if (value := getattr(args, name)) is not None}
+    vars(args).update(DEFAULTS | asked)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
     if len(args.ema) > 1:
+        _refuse(asked, "with several half-lives, which are judged as in the training")
         return evaluate_curve(model, args.ema, args.out, args.json)
     model = model.averaged(args.ema[0] if args.ema else None)
     if not _has_full_protocol(model.config):
-        return _judge(model, args.out, args.json)
+        _refuse(asked, f"for a model of {cfg.of(model.config).title}, which is judged as in its training")
+        return evaluate_as_trained(model, args.out or model.folder / NUMBERS, args.json)
     config = _configured(_with_data(model, args), args)
     sampler = contract.sampler_options(config).describe(config)
     learned: Data = config.data
@@ -104,8 +87,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _evaluate(model, config, real, kinds, numbers, args)
 
 
-def _half_lives(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.parser("evaluate", __doc__ or "")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the model")
+    cli.add_storage(parser, "names")
+    add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
+    for options in contract.shipped_sampler_options():
+        options.add_options(parser, str(STEPS), "linear", "0")
+    seeds = "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
+    add("--seeds", type=int, metavar="K", help=seeds)
+    add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
+    add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
+    extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
+    add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
+    add("--weights-path", metavar="FILE", help="weights of a trained extractor (default: as for a training)")
+    add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
+    add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
+    add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
+    places = (
+        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
+    )
+    places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
+    averages = "weights averaged with this half-life, where the training has ema.snapshots=true; several, separated by "
+    averages += "commas: a table of the training's own evaluation of each (default: those that were evaluated)"
+    add("--ema", type=_half_lives, default=(), metavar="H[,H…]", help=averages)
+    add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
+    cli.add_printing(parser, quiet=False)
+    return parser
+
+
+def _half_lives(words: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, words.split(",")))
+    except ValueError:
+        allowed = "numbers above 0 and at most 0.5, separated by commas"
+        raise argparse.ArgumentTypeError(f"{words!r} is not allowed; allowed: {allowed}") from None
 
 
 def _has_full_protocol(config: Any) -> bool:
@@ -115,29 +132,6 @@ def _has_full_protocol(config: Any) -> bool:
     """
     sections = isinstance(getattr(config, "data", None), Data) and isinstance(config.evaluation, Evaluation)
     return sections and cfg.of(config).get_hook("sample_images") is not None
-
-
-def _judge(model: Saved, out: Path | None, as_json: bool) -> int:
-    """Judge a model by its workload's own evaluation, as its training did; returns the exit code."""
-    path = out or model.folder / NUMBERS
-    cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
-    cli.check_writable("--out", path)
-
-    from tunediff.distributed import from_environment
-    from tunediff.training.judging import judged
-
-    with from_environment() as world, EventLines().work(world.main):
-        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
-        values = judged(config, model.state(), world)
-        if world.main:
-            about = {"model": model.name, "weights": str(model.weights.absolute())}
-            write_text(path, json.dumps({**about, **values}, indent=2))
-            remote.push_or_warn(path)
-            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-            metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
-            typed = {**about, "metrics": metrics, "json": path.absolute()}
-            cli.result({**about, **values, "json": path}, as_json, typed)
-    return cli.OK
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -152,6 +146,13 @@ def _check(args: argparse.Namespace) -> tuple[str, ...]:
     for name in metrics:
         cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
     return tuple(kind for kind in KINDS if kind in metrics)
+
+
+def _refuse(asked: Values, why: str) -> None:
+    """Refuse options that an evaluation does not follow. Raises `ConfigError`."""
+    for name, value in asked.items():
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option}: {value!r} is not allowed {why}; allowed: --ema, --out and --json")
 
 
 def _with_data(model: Saved, args: argparse.Namespace) -> Any:

@@ -202,6 +202,10 @@ def test_evaluate_writes_the_table_over_averages_as_other_numbers(storage, capsy
     ):
         assert len(json.loads(Path(path).read_text())["curve"]) == 2
     monkeypatch.setattr(judging, "judged", lambda *_: pytest.fail("computed before it was refused"))
+    assert evaluate.main([*command, "--images", "10000"]) == 2
+    assert "--images: 10000 is not allowed with several half-lives" in capsys.readouterr().err
+    assert evaluate.main(["night", "--ema", "0.05,abc"]) == 2
+    assert "--ema: '0.05,abc' is not allowed; allowed: numbers above 0 and at most" in capsys.readouterr().err
     for out, message in {
         "x.npz": "'x.npz' is not allowed; allowed: a name that ends in .json, or a folder",
         "mine.json/x": "mine.json/x/averages.json cannot be written",

@@ -1,4 +1,4 @@
-"""The distance of a model whose weights are averaged with each of several half-lives, as a table."""
+"""Judge a saved model by the evaluation of its training, as it is or averaged with each of several half-lives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,31 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.core import remote, text
-from tunediff.core.files import write_numbered
+from tunediff.core.files import write_numbered, write_text
 from tunediff.core.progress import EventLines
 from tunediff.models import Saved
+
+
+def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
+    """Judge a model by its workload's own evaluation, as its training did; returns the exit code."""
+    cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
+    cli.check_writable("--out", path)
+
+    from tunediff.distributed import from_environment
+    from tunediff.training.judging import judged
+
+    with from_environment() as world, EventLines().work(world.main):
+        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
+        values = judged(config, model.state(), world)
+        if world.main:
+            about = {"model": model.name, "weights": str(model.weights.absolute())}
+            write_text(path, json.dumps({**about, **values}, indent=2))
+            remote.push_or_warn(path)
+            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+            metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
+            typed = {**about, "metrics": metrics, "json": path.absolute()}
+            cli.result({**about, **values, "json": path}, as_json, typed)
+    return cli.OK
 
 
 def evaluate_curve(model: Saved, half_lives: Sequence[float], out: Path | None, as_json: bool) -> int:
