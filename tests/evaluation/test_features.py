@@ -136,11 +136,27 @@ def test_classifier_is_reproducible_and_leaves_no_trace(
 def test_second_classifier_comes_from_the_cache(
     digits: Images, classifier: features.Classifier, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (cache / f"classifier-{digits.digest[:16]}-1.safetensors").is_file()
+    assert len(list(cache.glob(f"classifier-{digits.digest[:16]}-*-1.safetensors"))) == 1
     monkeypatch.setattr(features, "_train", lambda _: pytest.fail("trained again"))
     again = features.Classifier(digits, "cpu")
     assert (again.digest, again.accuracy) == (classifier.digest, classifier.accuracy)
     assert torch.equal(again(digits.pixels[:9]), classifier(digits.pixels[:9]))
+
+
+def test_cached_classifier_is_of_the_labels(digits: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
+    trained: list[Images] = []
+    monkeypatch.setattr(features, "_train", lambda images: trained.append(images) or _untrained(images))
+    assert digits.labels is not None
+    relabelled = dataclasses.replace(digits, labels=digits.labels.flip(0))
+    more_classes = dataclasses.replace(digits, class_names=(*digits.class_names, "none"))
+    for images in (digits, relabelled, more_classes, digits, relabelled, more_classes):
+        features.Classifier(images, "cpu")
+    assert trained == [digits, relabelled, more_classes]
+
+
+def _untrained(images: Images) -> features._Trained:
+    return features._Trained(features._network(images).state_dict(), 0.5)
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish" * 100, None])
@@ -153,7 +169,7 @@ def test_damaged_cache_is_trained_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    name = f"classifier-{digits.digest[:16]}-1.safetensors"
+    (name,) = (path.name for path in cache.glob(f"classifier-{digits.digest[:16]}-*-1.safetensors"))
     good = (cache / name).read_bytes()
     other = dataclasses.replace(digits, class_names=("a", "b"))  # the same file would not fit these
     (tmp_path / name).write_bytes(good if content is None else content)

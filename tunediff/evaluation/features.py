@@ -135,8 +135,9 @@ class Resnet(Extractor):
 class Classifier(Extractor):
     """64 features of a small network trained to tell the classes of the very images that are learned.
 
-    It needs no download. Training is seeded and runs on one CPU thread: the same images give the same weights, bit for
-    bit on the same kind of machine, whatever the state of torch's generators; they are kept in the cache folder.
+    It needs no download. Training is seeded and runs on one CPU thread: the same images and classes give the same
+    weights, bit for bit on the same kind of machine, whatever the state of torch's generators; they are kept in the
+    cache folder.
     """
 
     name = "classifier"
@@ -147,7 +148,8 @@ class Classifier(Extractor):
         """Raises `ConfigError` if the images have no classes."""
         if images.labels is None:
             weights.refuse_unlabelled()
-        path = cache_dir() / f"classifier-{images.digest[:16]}-{_VERSION}.safetensors"
+        classes = hashlib.sha256(repr((images.labels.tolist(), len(images.class_names))).encode()).hexdigest()
+        path = cache_dir() / f"classifier-{images.digest[:16]}-{classes[:16]}-{_VERSION}.safetensors"
         trained = once(path, lambda path: _read(path, images), lambda: _train(images), _write)
         self._device = torch.device(device)
         self._network = _network(images)

@@ -14,6 +14,7 @@ import os
 import shutil
 import urllib.request
 from pathlib import Path
+from typing import NoReturn
 
 from safetensors import SafetensorError, safe_open
 
@@ -170,7 +171,7 @@ def check(data: Data, evaluation: Evaluation) -> None:
         )
 
 
-def refuse_unlabelled() -> None:
+def refuse_unlabelled() -> NoReturn:
     """Raise the `ConfigError` for a classifier without classes."""
     raise ConfigError(
         "evaluation.extractor: 'classifier' is not allowed: it is trained on the classes of the images, and these have "
