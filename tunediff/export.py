@@ -90,7 +90,7 @@ def write(
             beside.unlink()
             log.warning("%s: removed, since %s has no weights", shown_out.with_suffix(".safetensors"), trial.name)
         config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
-        out.write_text(cfg.dump(config, provenance(search, trial, out), out.parent), encoding="utf-8")
+        out.write_text(cfg.dump(config, provenance(search, trial, out, half_life), out.parent), encoding="utf-8")
     remote.push_or_warn(out)
     return written | {"train": _train(trial, shown_out, search.folder.parent)}
 
@@ -115,13 +115,31 @@ def _print_written(written: dict[str, Any], as_json: bool) -> None:
     cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 
-def provenance(results: Results, trial: TrialRecord, out: Path) -> list[str]:
-    """Return the comment lines above the configuration: where it comes from, and how to use it."""
-    value, base, environment = trial.value(results.metric), results.baseline_of(trial), trial.environment
+def provenance(results: Results, trial: TrialRecord, out: Path, half_life: float | None = None) -> list[str]:
+    """Return the comment lines above the configuration: where it comes from, and how to use it.
+
+    `half_life`: of another average than the one that was evaluated.
+    """
+    environment = trial.environment
     lines = [
         f"trial {trial.name} of search {results.folder.name}, exported {time.strftime('%Y-%m-%d')}",
         f"differs from the baseline in: {text.knobs(results.changed(trial))}",
     ]
+    if half_life is None:
+        lines += _measured(results, trial)
+    else:
+        value, evaluated = trial.value(results.metric), trial.config["ema.half_life"]
+        other = f"; with {evaluated:g}: {results.label} {text.number(value)}" if value is not None else ""
+        lines.append(f"weights averaged with half-life {half_life:g}, not evaluated{other}")
+    versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
+    machine = hardware(environment) or environment.get("cpu", "?")
+    lines.append(f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
+    return [*lines, f"train with it: {_train(trial, out, results.folder.parent)}"]
+
+
+def _measured(results: Results, trial: TrialRecord) -> list[str]:
+    """Return the lines about a trial's value and how it compares with the baseline."""
+    value, base, lines = trial.value(results.metric), results.baseline_of(trial), list[str]()
     if value is not None:
         base_value = base.value(results.metric) if base is not None else None
         of_baseline = f"; baseline {text.number(base_value)}" if base_value is not None else ""
@@ -134,10 +152,7 @@ def provenance(results: Results, trial: TrialRecord, out: Path) -> list[str]:
         lines += sentences(facts.confirmation)
     elif not facts.is_baseline(trial) and not facts.better(trial):
         lines.append(f"speed-up {words.speedup(facts.speedup(trial))}")
-    versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
-    machine = hardware(environment) or environment.get("cpu", "?")
-    lines.append(f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
-    return [*lines, f"train with it: {_train(trial, out, results.folder.parent)}"]
+    return lines
 
 
 def _train(trial: TrialRecord, out: Path, storage: Path) -> str:

@@ -169,6 +169,13 @@ def test_export_writes_another_average(storage, capsys):
     assert_equal(models.find("pipeline").state(), other(), rtol=1e-5, atol=1e-6)
 
 
+def test_exported_average_does_not_claim_the_distance_of_another(storage):
+    assert export.main(["night", "--ema", "0.06", "--out", "best.yaml"]) == 0
+    header = [line for line in Path("best.yaml").read_text().splitlines() if line.startswith("#")]
+    assert "# weights averaged with half-life 0.06, not evaluated; with 0.05: FD 2" in header
+    assert not [line for line in header if "training seconds" in line or "speed-up" in line]
+
+
 def test_sample_and_evaluate_take_another_average(storage, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(models.Saved, "network", lambda self, device: asked.append(self.half_life) or 1 / 0)
