@@ -99,6 +99,13 @@ def test_a_network_has_the_order_of_memory_that_its_configuration_names(tmp_path
     assert weight.is_contiguous(memory_format=torch.channels_last) == wanted
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_network_is_read_where_gradients_are_off(tmp_path, without):
+    found = models.find(str(run_folder(tmp_path / "run", tiny(memory__channels_last="auto"))))
+    with without():
+        assert not found.network("cpu").training
+
+
 def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
     folder = search_folder(tmp_path / "night")
     weights = [network(tiny(model__blocks=n + 1), n).state_dict() for n in range(3)]

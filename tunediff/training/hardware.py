@@ -75,11 +75,13 @@ def faster_in_nhwc(model: nn.Module, setting: bool | str, dtype: torch.dtype | N
     return channels_last_gain(model, next(model.parameters()).device, dtype) > 1
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
     """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW, both passes, on
     feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two take turns, the best of each counts:
     tens of milliseconds. A GPU has more maps, and several passes between two looks at the clock, since one pass of few
-    takes as long as starting it."""
+    takes as long as starting it. The caller may have switched gradients off."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     alike = Counter((convolution.weight.shape, convolution.stride, convolution.groups) for convolution in convolutions)
     if not alike:
