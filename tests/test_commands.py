@@ -784,6 +784,15 @@ def test_train_refuses_a_folder_that_began_with_other_initial_weights(toy, tmp_p
     assert toy("--initial", "second.safetensors") == 0
 
 
+@pytest.mark.parametrize("workload", ["toy", "digits"])
+def test_train_names_the_option_of_initial_weights_that_are_none(toy, tmp_path, capsys, workload):
+    (tmp_path / "mine.py").write_text("no weights")
+    assert toy("--config", workload, "--initial", "mine.py") == 2
+    error = capsys.readouterr().err
+    assert "error: --initial: mine.py: is damaged or holds no plain weights" in error
+    assert "; allowed: weights in a .safetensors file, or a diffusers pipeline\n" in error
+
+
 def test_train_refuses_a_missing_configuration(capsys):
     assert "gone.yaml: no such file" in refused(capsys, train.main, "--config", "gone.yaml", "--budget", "5s")
 

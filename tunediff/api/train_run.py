@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY_S = 60.0
+INITIAL = "weights in a .safetensors file, or a diffusers pipeline"
 
 
 @dataclasses.dataclass
@@ -152,9 +153,7 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
     cli.check_here(config, evaluates=True)
     cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
-        raise ConfigError(
-            f"--initial: {initial}: no such file; allowed: weights in a .safetensors file, or a diffusers pipeline"
-        )
+        raise ConfigError(f"--initial: {initial}: no such file; allowed: {INITIAL}")
 
     # ---- a folder that is there: without a point or a checkpoint it starts over, else it must be of this training
     trial = record.read_trial(folder)
@@ -301,11 +300,14 @@ def _weights(path: Path, config: Systems) -> Any:
     from tunediff.training import weights
 
     workload = cfg.of(config)
-    if (read := workload.get_hook("initial_weights")) is not None:
-        return read(path, config.knobs)
-    tensors = weights.read(path)
-    if (network := workload.get_hook("network")) is not None:
-        weights.check_fit(tensors, network(config.knobs), str(path))
+    try:
+        if (read := workload.get_hook("initial_weights")) is not None:
+            return read(path, config.knobs)
+        tensors = weights.read(path)
+        if (network := workload.get_hook("network")) is not None:
+            weights.check_fit(tensors, network(config.knobs), str(path))
+    except ConfigError as error:
+        raise ConfigError(f"--initial: {error}; allowed: {INITIAL}") from None
     return tensors
 
 
