@@ -128,12 +128,6 @@ def test_a_trial_ahead_of_the_baselines_mean_alone_is_compared_with_that(tmp_pat
     assert "the mean of 2 runs" in headline(found)
 
 
-def test_a_baseline_whose_first_run_alone_failed_is_compared_with(tmp_path, capsys):
-    found = search_run.read(noisy(tmp_path / "night", repeats=(2.0, 2.1), curve=(), status="error"))
-    assert found.results.no_baseline(found.best) == ""
-    assert "below the 2 of the baseline (t0001). It is as good" in headline(found)
-
-
 def test_json_has_no_nan(capsys):
     metrics = {"a": {"name": "a", "value": float("nan")}, "b": {"name": "b", "value": float("inf")}}
     cli.print_json({"model": "m", "weights": Path("x"), "json": "y", "metrics": metrics})

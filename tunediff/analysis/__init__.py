@@ -96,15 +96,8 @@ class Results:
         return self._with_seed(self.space.baseline.seed)
 
     def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
-        """Return the baseline's run on the seed of a trial; in a search with one seed, its first run with a result."""
-        return self._with_seed(trial.config["seed"]) if self.space.seeds > 1 else self._baseline_with_result
-
-    @functools.cached_property
-    def _baseline_with_result(self) -> TrialRecord | None:
-        if (first := self.baseline) is None or first.value(self.metric) is not None:
-            return first
-        done = (trial for trial in self.trials if self.repeats(trial) and trial.value(self.metric) is not None)
-        return next((trial for trial in done if not without_seed(self.changed(trial))), first)
+        """Return the baseline's run on the seed of a trial; in a search with one seed, its first run."""
+        return self._with_seed(trial.config["seed"]) if self.space.seeds > 1 else self.baseline
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name: label and unit of a measured number."""
