@@ -193,6 +193,7 @@ def test_close_stops_the_workers_and_may_be_repeated() -> None:
     assert not any(worker.is_alive() for worker in workers)
 
 
+@pytest.mark.training  # waits for a process
 def test_a_killed_worker_is_an_error_not_a_hang() -> None:
     with build(config(loader__workers=1, loader__prefetch_factor=1)) as batches:
         batches.fetch()
