@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tunediff.evaluation import features, names
 from tunediff.evaluation.generation import Noise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
+from tunediff.workloads.classification import train as classification
 from tunediff.workloads.diffusion import diffusers_export, knobs, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
@@ -412,6 +414,18 @@ def test_options_that_a_model_does_not_follow_are_refused(tmp_path, monkeypatch,
     (tmp_path / "small.safetensors").write_bytes(b"")
     message = f"{words[0]}: {words[1] if words[1].isdigit() else repr(words[1])} is not allowed for a model of class"
     assert message in refused(capsys, "small.yaml", *words)
+
+
+def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = cfg.baseline("digits_classifier")
+    (tmp_path / "small.yaml").write_text(cfg.dump(config))
+    torch.manual_seed(0)
+    save_file(classification.network(config.knobs).state_dict(), "small.safetensors")
+    for name in ("evaluation.json", "evaluation-2.json"):
+        assert evaluate.main(["small.yaml"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(name)
+        assert 0 <= json.loads(Path(name).read_text())["accuracy"] <= 1
 
 
 def test_an_unknown_model_is_refused(model, capsys):

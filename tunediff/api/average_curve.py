@@ -9,7 +9,7 @@ from pathlib import Path
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.core import remote, text
-from tunediff.core.files import write_numbered, write_text
+from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines
 from tunediff.models import Saved
 
@@ -27,7 +27,8 @@ def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
         values = judged(config, model.state(), world)
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
-            write_text(path, json.dumps({**about, **values}, indent=2))
+            with cli.writing("--out", path):
+                path = write_numbered(path, json.dumps({**about, **values}, indent=2))
             remote.push_or_warn(path)
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
