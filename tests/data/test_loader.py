@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
-from tunediff.data.items import Uniform, mix, to_device
+from tunediff.data.items import Uniform, mix, to_device, with_values
 from tunediff.training.feed import RepeatingLoader
 
 
@@ -389,6 +389,30 @@ class Encoding(UserDict[str, Any]):
     def to(self, device: torch.device) -> Encoding:
         self.data = {name: value.to(device) for name, value in self.data.items()}
         return self
+
+
+def test_a_mapping_that_shares_what_it_holds_with_its_copy_stays_as_it_is() -> None:
+    class View(MutableMapping[str, Any]):
+        def __init__(self, held: dict[str, Any]) -> None:
+            self.held = held
+
+        def __getitem__(self, key: str) -> Any:
+            return self.held[key]
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            self.held[key] = value
+
+        def __delitem__(self, key: str) -> None:
+            del self.held[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.held)
+
+        def __len__(self) -> int:
+            return len(self.held)
+
+    view = View({"x": 1})
+    assert (with_values(view, lambda value: value + 1), view.held) == ({"x": 2}, {"x": 1})
 
 
 def test_a_batch_on_the_device_has_the_type_that_it_had() -> None:

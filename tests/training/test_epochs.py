@@ -136,14 +136,19 @@ def test_a_resume_before_a_shorter_batch_counts_samples_as_before(tmp_path):
     assert (resumed.steps, resumed.samples) == (whole.steps, whole.samples) == (STEPS, 8 * STEPS)
 
 
+def prepared(trial):
+    net = network(trial.knobs)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    net = trial.prepare(net, optimizer=optimizer)
+    trial.evaluate_with(lambda: error(net))
+    return net, optimizer
+
+
 def leaving_out(found, most=math.inf):
     """A loop that leaves out batches of fewer than eight rows, and all after so many steps."""
 
     def run(trial):
-        net = network(trial.knobs)
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-        net = trial.prepare(net, optimizer=optimizer)
-        trial.evaluate_with(lambda: error(net))
+        net, optimizer = prepared(trial)
         for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
             for inputs, targets in loader:
                 if len(inputs) < 8 or trial.step_count == most:
@@ -174,10 +179,7 @@ def test_a_loop_that_leaves_out_all_batches_is_refused():
 def test_a_pass_that_is_left_early_has_ended(tmp_path, stopped):
     def run(found):
         def loop(trial):
-            net = network(trial.knobs)
-            optimizer = torch.optim.SGD(net.parameters(), 0.01)
-            net = trial.prepare(net, optimizer=optimizer)
-            trial.evaluate_with(lambda: error(net))
+            net, optimizer = prepared(trial)
             for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
                 for inputs, targets in loader:
                     if not trial.warming_up:
@@ -215,10 +217,7 @@ def test_a_count_goes_on_after_a_resume(tmp_path):
     counted = []
 
     def run(trial):
-        net = network(trial.knobs)
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-        net = trial.prepare(net, optimizer=optimizer)
-        trial.evaluate_with(lambda: error(net))
+        net, optimizer = prepared(trial)
         for number in trial.steps(itertools.count(), samples=8):
             counted.append(number)
             for part in (slice(4), slice(4, 8)):

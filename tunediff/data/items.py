@@ -5,11 +5,12 @@ Items and random numbers of a step depend on seed and step alone, not on the num
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,8 +119,8 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same type with `change(value)` for each value; a dictionary if it cannot be written."""
-    changed = copy.copy(mapping) if isinstance(mapping, MutableMapping) else dict[Any, Any](mapping)
+    """Return a mapping of the same type with `change(value)` for each value; a dictionary where a copy might share."""
+    changed = copy.copy(mapping) if isinstance(mapping, dict | collections.UserDict) else dict[Any, Any](mapping)
     for key, value in mapping.items():
         changed[key] = change(value)
     return changed

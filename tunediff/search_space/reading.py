@@ -160,12 +160,18 @@ def parse(
     repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
     space = dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
     space = dataclasses.replace(space, reruns=_reruns(file.reruns, space))
-    last = max(noise, MOST_RUNS if space.reruns else 1) - 1
-    cfg.override(baseline, {"seed": baseline.seed + last}, where=f"{source}: noise", check=False)
-    if space.confirm is not None:
-        last = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
-        cfg.override(baseline, {"seed": baseline.seed + last}, where=f"{source}: confirm", check=False)
+    _check_seeds(space)
     return space
+
+
+def _check_seeds(space: SearchSpace) -> None:
+    """Raise `ConfigError` unless the seeds of further runs of a configuration are allowed too."""
+    last = {"noise": max(space.noise, MOST_RUNS if space.reruns else 1) - 1}
+    if space.confirm is not None:
+        last["confirm"] = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
+    for key, distance in last.items():
+        seed = space.baseline.seed + distance
+        cfg.override(space.baseline, {"seed": seed}, where=f"{space.source}: {key}", check=False)
 
 
 def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
