@@ -57,20 +57,21 @@ Rows = dict[tuple[str, str], list[dict[str, str]]]
 
 
 def train(
-    space: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int
+    space: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int, device: str
 ) -> list[tuple[int, float]]:
     """Train and return (images, distance) at each point."""
     config = cfg.override(space.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
-    outcome = run(Engine(config, Budget(samples=images), alone("cpu"), Observer()))
+    outcome = run(Engine(config, Budget(samples=images), alone(device), Observer()))
     return [(point.samples, float(point["frechet"])) for point in outcome.points]
 
 
 class Table:
     """The CSV file of a measurement; a run that it already has is not repeated."""
 
-    def __init__(self, path: Path, name: str, images: int, points: int) -> None:
-        """Read the file, or begin it. name: the search file. images: of a trial. points: see `main`."""
+    def __init__(self, path: Path, name: str, images: int, points: int, device: str) -> None:
+        """Read the file, or begin it. name: the search file. images: of a trial. points, device: see `main`."""
         self._path, self._name, self._images, self._points, self._rows = path, name, images, points, Rows()
+        self._device = device
         if path.exists():
             with open(path, newline="") as file:
                 for row in csv.DictReader(file):
@@ -86,7 +87,8 @@ class Table:
                 return float(row["frechet"].split(";")[-1])
         # The trials have the file's own seed; the runs afterwards have others.
         run_seed = space.baseline.seed + (1000 + seed) * (times > 0)
-        points = train(space, values, self._images * max(1, times), run_seed, self._points if times else 1)
+        images, looks = self._images * max(1, times), self._points if times else 1
+        points = train(space, values, images, run_seed, looks, self._device)
         numbers = (";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True))
         with open(self._path, "a", newline="") as file:
             row_values = [self._name, method, times, seed, json.dumps(dict(values)), *numbers]
@@ -111,14 +113,14 @@ def best_values(space: SearchSpace, method: str, trials: int, table: Table) -> M
 
 def measure(args: argparse.Namespace) -> None:
     """Run what the table `args.out` does not have yet; `args`: see `main`."""
-    table = Table(args.out, args.measure, args.images, args.points)
+    table = Table(args.out, args.measure, args.images, args.points, args.device)
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
     for method in args.methods.split(","):
         words = [*args.words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
         space = search_space.load(search_space.find(args.measure), words, {"trials": max(2, args.trials)})
         chosen[method] = space, best_values(space, method, args.trials, table)
     for times in args.times:
-        for seed in range(args.seeds):
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
             for method, (space, values) in chosen.items():
                 table.distance(space, method, times, seed, values)
 
@@ -203,6 +205,8 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=36000, help="of a trial (default: 36000)")
     parser.add_argument("--trials", type=int, default=8, help="of each method (default: 8)")
     parser.add_argument("--seeds", type=int, default=5, help="new seeds of each method's best (default: 5)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the new seeds (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
     parser.add_argument(
         "--times", type=int, nargs="+", default=[1, 4], help="their budgets, in those of a trial (default: 1 4)"
     )

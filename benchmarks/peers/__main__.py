@@ -17,7 +17,8 @@ cuDNN's benchmark; ours then takes its fused AdamW as well. On a GPU tuned conte
 since compilation takes minutes there.
 
 Every contender is a process of its own, so that memory, allocator and global settings are its own; they take turns,
-one at a time, in every round. Round 0 warms up and is not counted. A ratio compares two contenders in the same round.
+one at a time, in every round. A ratio compares two contenders in the same round. Round 0 warms up and is not counted:
+in it tuned contenders compile side by side.
 Machines are shared: read the ratios with their spread, not the images/s. On a busy CPU the ratio of CPU times tells
 more than that of the wall clock, with OMP_NUM_THREADS=1: threads that wait for each other spend CPU time as well.
 
@@ -27,6 +28,7 @@ knob=value changes the configuration of ours; model, data, process and batch siz
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import multiprocessing
@@ -81,20 +83,27 @@ def _round(number: int, pipes: dict[str, Connection], rounds_by_label: dict[str,
     """Let every contender have its turn; one that fails is told and left out."""
     order = list(pipes)
     shift = number % max(1, len(order))
-    for label in [*order[shift:], *order[:shift]]:  # nobody always follows the same contender
+    turns = [[label] for label in [*order[shift:], *order[:shift]]]  # nobody always follows the same contender
+    if number == 0:
+        together = [label for label in order if label.endswith(", tuned")]
+        turns = [[label] for label in order if label not in together] + [together]
+    for labels in turns:
         begun = time.monotonic()
-        try:
-            pipes[label].send("go")
-            answer = pipes[label].recv()
-        except (EOFError, BrokenPipeError):
-            answer = {"error": "its process ended without a word"}
-        if "error" in answer:
-            print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
-            del pipes[label], rounds_by_label[label]
-        elif number > 0:
-            rounds_by_label[label].append(answer)
-        else:
-            print(f"{label} is ready after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        for label in labels:
+            with contextlib.suppress(BrokenPipeError):  # told below
+                pipes[label].send("go")
+        for label in labels:
+            try:
+                answer = pipes[label].recv()
+            except EOFError:
+                answer = {"error": "its process ended without a word"}
+            if "error" in answer:
+                print(f"{label} failed and is left out:\n{answer['error']}", file=sys.stderr)
+                del pipes[label], rounds_by_label[label]
+            elif number > 0:
+                rounds_by_label[label].append(answer)
+            else:
+                print(f"{label} is ready after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -51,10 +51,14 @@ COMPILED = [
     if (mode, scope) != ("reduce-overhead", "blocks")
 ]
 SAMPLERS = sorted(kind().name for kind in KINDS)
+OPTIMIZERS = ("muon", "adam", "sgd", "schedule_free")
 
 
 def small(**changes):
-    return digits(**SMALL | changes)
+    values = SMALL | changes
+    if "optimizer__name" in values:
+        del values["optimizer__implementation"]
+    return digits(**values)
 
 
 @functools.cache
@@ -159,8 +163,26 @@ def test_gpu_resume_of_every_sampler(tmp_path, sampler):
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_gpu_step_does_not_wait_for_the_device(sampler):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gpu_parity_of_optimizers(name):
+    config = small(optimizer__name=name)
+    bound = FORMATS["bf16" if name == "muon" else "float32"][1]  # Muon's matrices are in bfloat16 on a GPU
+    assert distance(trained(config, GPU), trained(config, CPU)) < bound
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        *({"timesteps__name": sampler} for sampler in SAMPLERS),
+        *({"optimizer__name": name} for name in OPTIMIZERS),
+        *({"weighting__name": name} for name in ("min_snr", "uncertainty")),
+        {"precision__amp": "bf16", "ema__snapshots": True},
+    ],
+    ids=lambda knobs: next(iter(knobs.values())),
+)
+def test_gpu_step_does_not_wait_for_the_device(knobs):
     """Torch raises where the workload's part of a step makes the host wait."""
     batches = Trial.batches
 
@@ -172,7 +194,7 @@ def test_gpu_step_does_not_wait_for_the_device(sampler):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-    config = small(timesteps__name=sampler, optimizer__implementation="fused", loader__resident=True)
+    config = small(**{"optimizer__implementation": "fused"} | knobs, loader__resident=True)
     with mock.patch.object(Trial, "batches", watched):
         train(config, samples=160, world=GPU)
 
