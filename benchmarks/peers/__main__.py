@@ -13,8 +13,8 @@ from resident bytes; the peers get theirs ready-made as floats. The pixels are r
 
 A peer runs as it comes, and where the configuration sets `memory.channels_last` or `precision.amp` once more with the
 same switches. "tuned" is the same contender with channels_last and torch.compile, on a GPU also bfloat16 autocast and
-cuDNN's benchmark; ours then takes its fused AdamW as well. On a GPU tuned contenders always run, on a CPU with --tuned,
-since compilation takes minutes there.
+cuDNN's benchmark; ours then takes its fused AdamW as well. On a GPU tuned contenders run unless --no-tuned is given,
+on a CPU with --tuned: compilation takes minutes.
 
 Every contender is a process of its own, so that memory, allocator and global settings are its own; they take turns,
 one at a time, in every round. A ratio compares two contenders in the same round. Round 0 warms up and is not counted:
@@ -154,7 +154,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default: 5)")
     parser.add_argument("--steps", type=int, default=20, help="steps, or batches sampled, per round (default: 20)")
     parser.add_argument("--sampling", action="store_true", help="DDIM with evaluation.steps instead of training")
-    parser.add_argument("--tuned", action="store_true", help="tuned contenders on a CPU too")
+    parser.add_argument(
+        "--tuned", action=argparse.BooleanOptionalAction, help="tuned contenders too (default: on a GPU)"
+    )
     parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
     args: argparse.Namespace = parser.parse_args()
     if not 1 <= args.rounds <= 99 or args.steps < 1:
@@ -171,7 +173,8 @@ def main() -> int:
     diffusers_export.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
 
     jobs = []
-    for tuned in (False, True) if args.tuned or device.type == "cuda" else (False,):
+    compiles = device.type == "cuda" if args.tuned is None else args.tuned
+    for tuned in (False, True) if compiles else (False,):
         knobs = TUNED | ({"precision.amp": "bf16"} if device.type == "cuda" else {}) if tuned else {}
         knobs = cfg.flat(cfg.override(config, knobs))
         rest = knobs, args.sampling, args.steps, args.rounds

@@ -58,6 +58,8 @@ def small(**changes):
     values = SMALL | changes
     if "optimizer__name" in values:
         del values["optimizer__implementation"]
+    if values.get("optimizer__name") == "schedule_free":
+        pytest.importorskip("schedulefree")
     return digits(**values)
 
 
