@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=4, help="their evaluations, at equal distances (default: 4)")
     parser.add_argument("--methods", default=",".join(METHODS), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.measure:
         measure(args)
     else:
