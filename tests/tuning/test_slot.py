@@ -318,6 +318,40 @@ def test_workers_stay_where_another_job_comes_soon(slot):
     assert asyncio.run(reused()) == (1, True)
 
 
+def test_a_trial_that_continues_at_once_on_its_slot_is_not_freed(slot):
+    """A pause frees its slot later; by then its driver is back with the same attempt, and its workers train."""
+
+    async def continued():
+        serial = await slot.submit(job())
+        await slot.post(serial, point(1))
+        freeing = asyncio.ensure_future(slot.free(0.05))
+        await asyncio.sleep(0)
+        again = await slot.submit(job())
+        await slot.let_go_on(again, 1)
+        decision = await slot.decision(serial, 1)
+        await freeing
+        await slot.post(serial, End("ok"))
+        return serial == again, decision, await slot.event(again, 1)
+
+    assert asyncio.run(continued()) == (True, "go", End("ok"))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["for a decision", "for nothing"])
+def test_a_driver_whose_job_was_dropped_learns_of_it(slot, waits):
+    """It would ask for events until its deadline."""
+
+    async def dropped():
+        serial = await slot.submit(job())
+        if waits:
+            await slot.post(serial, point(1))
+        freeing = asyncio.ensure_future(slot.free(0.0))
+        lost = await slot.event(serial, int(waits))
+        freeing.cancel()
+        return lost
+
+    assert asyncio.run(dropped()) == Lost("its trial was given up")
+
+
 def test_how_long_workers_have_been_missing(slot):
     async def missing():
         before = await slot.missing_s()

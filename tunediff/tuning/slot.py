@@ -47,6 +47,7 @@ class Slot:
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: TrialSpec | None = None
         self._serial = ""  # of the current job; random, so that a restarted slot never reuses one
+        self._submits = 0  # how often a driver came: a trial that pauses and continues here keeps its serial
         self._events: list[Event] = []
         self._ended = True
         self._decisions: set[int] = set()  # indices of the points after which training may go on
@@ -76,6 +77,7 @@ class Slot:
     async def submit(self, job: TrialSpec) -> str:
         """Take a job and return its serial. A driver that was restarted is attached to its running job."""
         async with self._turn:
+            self._submits += 1
             # ---- the same job again, or an earlier one whose driver is gone
             if self._job is not None and not self._ended:
                 if self._job.attempt == job.attempt:
@@ -126,10 +128,10 @@ class Slot:
 
         Called when the job is over or its trial was stopped early.
         """
-        serial = self._serial
+        submits = self._submits
         await asyncio.sleep(after_s)
         async with self._turn:
-            if serial == self._serial and self._group is not None:
+            if submits == self._submits and self._group is not None:
                 if not self._ended:
                     await self._abandon()
                 await self._retire()
@@ -242,7 +244,7 @@ class Slot:
         async with self._changed:
             waiting = self._waiting_for is not None
             self._dropped.add(self._serial)
-            self._ended = True
+            self._lose("its trial was given up")
             self._changed.notify_all()
         if not waiting:
             await self._kill("its trial was given up")
