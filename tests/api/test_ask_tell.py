@@ -132,6 +132,13 @@ def test_reports_say_when_early_stopping_would_end_a_trial(study, rule):
         assert one.search.trials()["status"].tolist()[stopped] == "pruned"
 
 
+def test_median_rule_lets_trials_go_on_while_too_few_have_reported(study):
+    """Tune's rule would then ask a controller, which there is none of here, whether other trials wait for a pause."""
+    with study("early_stopping: median\n") as one:
+        trials = [one.ask() for _ in range(3)]  # two of the baseline
+        assert not any(trial.report(value, time_s=10) for trial, value in zip(trials, (1.0, 1.1, 9.0), strict=True))
+
+
 def test_more_reports_than_evaluation_points_are_judged_too(study):
     with study("early_stopping: asha\n") as one:
         trials = [one.ask() for _ in range(6)]

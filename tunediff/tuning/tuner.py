@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,9 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Baseli
     if space.early_stopping == "asha":
         return BaselineExemptScheduler(ASHAScheduler(max_t=1, reduction_factor=2, **spent), space, earlier)
     if space.early_stopping == "median":
-        return BaselineExemptScheduler(MedianStoppingRule(min_samples_required=3, **spent), space, earlier)
+        # With too few samples Tune's rule would pause a trial after its time slice; a driver cannot be paused.
+        rule = MedianStoppingRule(min_samples_required=3, min_time_slice=math.inf, **spent)
+        return BaselineExemptScheduler(rule, space, earlier)
     return None
 
 
