@@ -61,6 +61,7 @@ class Pool:
 
     def room(self) -> bool:
         """Return whether the smallest trial finds room."""
+        self._update_machines()
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
     def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
@@ -68,12 +69,10 @@ class Pool:
 
         None: there is no room now; if the trial `waits`, nodes are requested and the wait is reported.
         """
-        now = time.monotonic()
-        if self._look is not None and now - self._looked > LOOK_S:
-            self._looked, self._machines = now, self._share.usable(self._look())
+        self._update_machines()
         if (workers := self._find(size)) is None or (together and len(workers) > 1):
             if waits:
-                self._wait(size, now, together)
+                self._wait(size, time.monotonic(), together)
             return None
         self._waits = None
         self.withdraw()
@@ -95,6 +94,12 @@ class Pool:
         if self._requested is not None:
             place, self._requested = self._requested, None
             self._ask(place, 0)
+
+    def _update_machines(self) -> None:
+        """Query the nodes again if the last query is older than `LOOK_S`."""
+        now = time.monotonic()
+        if self._look is not None and now - self._looked > LOOK_S:
+            self._looked, self._machines = now, self._share.usable(self._look())
 
     def _free(self, machine: Machine) -> int:
         return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
