@@ -256,7 +256,23 @@ def test_the_curve_is_in_the_study(make):
         searcher.on_trial_result("a", {"index": index, "objective": value})
     end(searcher, suggestion, "a")
     searcher.on_trial_result("a", {"index": 3, "objective": 1.0})  # of a trial that ended: of no use
-    assert study(searcher)[0].intermediate_values == {1: 9.0, 2: 7.0}
+    assert study(searcher)[0].intermediate_values == {1: 9.0, 2: 7.0, 3: 5.0, 4: 5.0}
+
+
+def test_curve_of_a_pruned_trial_is_complete_in_the_study_also_when_rebuilt(make, tmp_path):
+    """Tune does not tell the searcher of the point after which it stops a trial. TPE sorts pruned trials by it."""
+    searcher = make(early_stopping="asha")
+    folder = searcher.suggest("a")["spec"].begin().folder
+    for index, value in ((1, 9.0), (2, 8.0)):
+        Journal(folder).point(point(index, index * 1.0, frechet=value))
+    searcher.on_trial_result("a", {"index": 1, "objective": 9.0})
+    searcher.on_trial_complete("a", {})
+    for kept in (True, False):
+        if not kept:
+            (tmp_path / "study.db").unlink()
+            searcher = make(early_stopping="asha")
+        (trial,) = searcher.proposer.study.trials(optuna.trial.TrialState.PRUNED)
+        assert trial.intermediate_values == {1: 9.0, 2: 8.0}
 
 
 def test_tune_may_keep_a_copy_of_the_searcher(make, tmp_path):

@@ -82,7 +82,7 @@ class SearchStudy:
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """Keep a point of the curve, by its index; Optuna keeps none where there are two objectives."""
         if self.space.cost is None:
-            # After a restart a point is reported again, which Optuna refuses.
+            # After a restart and at the end a point is reported again, which Optuna refuses.
             with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):
                 trial.report(result["objective"], step=int(result["index"]))
 
@@ -102,6 +102,11 @@ class SearchStudy:
 
         A failure without a value would be unknown to Optuna, which would draw its point again.
         """
+        # Tune does not pass on the point after which it stops a trial, by which TPE sorts pruned trials. A study that
+        # was rebuilt has no points at all.
+        for point in trial_record.points:
+            if self.space.metric in point:
+                self.report(trial, {"index": point.index, "objective": point[self.space.metric]})
         trial.set_user_attr("status", trial_record.status)
         if trial_record.reason:
             trial.set_user_attr("reason", trial_record.reason)
