@@ -119,6 +119,16 @@ def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypat
     assert not checkpoint.exists()
 
 
+def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_path, monkeypatch):
+    """Of a search that was killed, or of the time before a pause; the heartbeat reads it."""
+    doing, left = tmp_path / "trials" / "t0003" / DOING, []
+    doing.parent.mkdir(parents=True)
+    doing.write_text("{}")
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: left.append(doing.exists()) or "1")
+    drive([End("ok")])
+    assert left == [False]
+
+
 def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
     drive([point(1, frechet=5.0), End("ok")])
     slot, told, known = drive()

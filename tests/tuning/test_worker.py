@@ -141,6 +141,21 @@ def test_a_final_evaluation_tells_how_far_it_is(tmp_path, job, monkeypatch):
     assert not (tmp_path / DOING).exists()
 
 
+def test_worker_that_prepares_a_trial_says_so(tmp_path, job, monkeypatch):
+    """Its file may be of the time when its group was waited for."""
+    (tmp_path / DOING).write_text(json.dumps({"part": "waiting", "since": 0.0, "work": "a node"}))
+    parts = []
+
+    def prepare(*_, **__):
+        parts.append(json.loads((tmp_path / DOING).read_text())["part"])
+        raise ValueError
+
+    monkeypatch.setattr(worker, "run", prepare)
+    with pytest.raises(ValueError):  # noqa: PT011
+        worker.work(job, "s1", Slot(tmp_path), alone())
+    assert parts == ["setup"]
+
+
 def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):
     """A slot was killed, its workers lived on for a moment and wrote the end."""
     worker.work(job, "s1", Slot(tmp_path), alone())

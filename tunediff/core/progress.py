@@ -221,6 +221,7 @@ class ProgressFile:
     def __init__(self, folder: Path | None) -> None:
         """`folder`: None on all ranks but one; these write nothing."""
         self._folder, self._part, self._since, self._due = folder, "setup", time.time(), 0.0
+        self._write("")
 
     def part(self, name: str) -> None:
         """Record that another part of the clock begins."""

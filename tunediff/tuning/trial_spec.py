@@ -11,6 +11,7 @@ from typing import Any
 from tunediff.config import Systems, Values
 from tunediff.core.clock import Budget, UnitName
 from tunediff.core.journal import Journal
+from tunediff.core.progress import DOING
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.pool import Allocation
 from tunediff.tuning.resources import Placement
@@ -128,6 +129,7 @@ class TrialSpec:
 
     def begin(self) -> Journal:
         """Write to the trial's journal that an attempt begins, and return the journal."""
+        (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed, or of the time before a pause
         journal = Journal(self.folder)
         journal.start(self.config, self.drawn, self.budget.seconds, self.number, self.unit)
         return journal
