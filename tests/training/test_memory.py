@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.helpers import toy, train
+from tunediff.core.trial_record import End
 from tunediff.training import memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +157,20 @@ def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_
     monkeypatch.setattr(memory, "_host_peak_mib", lambda: 3072.0)
     shares = memory.shares_mib(RuntimeError(message), torch.device("cpu"), ranks=2)
     assert shares == {"total_mib": 65536.0, "demand_mib": 2 * 3072.0 + asked_mib, "others_mib": (60 - 4) * 1024.0}
+
+
+@pytest.mark.parametrize(("beside_gib", "crowded"), [(38, False), (76, True)])
+def test_trials_beside_it_on_the_gpu_may_take_their_share(monkeypatch, beside_gib, crowded):
+    """Two trials share 80 GiB: one that asks for more than its half beside one like it was crowded out by nobody."""
+    own, asked = 78 - beside_gib, f"CUDA out of memory. Tried to allocate {beside_gib - 35}.00 GiB."
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
+    for held in ("memory_reserved", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, held, lambda device: own * 2**30)
+    error, gpu = torch.OutOfMemoryError(asked), torch.device("cuda", 0)
+    shares = memory.shares_mib(error, gpu, 1, 2)
+    assert shares["others_mib"] == max(0, beside_gib - 40) * 1024
+    assert End("oom", memory=shares).crowded_out == crowded
+    assert End("oom", memory=memory.shares_mib(error, gpu, 1)).crowded_out, "a trial alone on its GPU has no neighbours"
 
 
 def test_memory_that_cannot_be_read_costs_no_trial_its_end(monkeypatch):

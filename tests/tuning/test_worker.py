@@ -289,6 +289,19 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
         assert slot.last.reason == f"{type(error).__name__}: {error}"
 
 
+def test_lack_of_memory_is_judged_by_how_many_trials_share_the_gpu(tmp_path, job, monkeypatch):
+    def fail(trial):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    asked = []
+    monkeypatch.setattr(worker, "run", fail)
+    monkeypatch.setattr(worker.memory, "shares_mib", lambda error, *how: asked.append(how[2:]) or {})
+    job = dataclasses.replace(job, group=WorkerGroupSpec(1, True, Placement(gpu=True, per_gpu=4)))
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.work(job, "s1", Slot(tmp_path), alone())
+    assert asked == [(4,)]
+
+
 def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, monkeypatch):
     """Python has such a byte of a file's name as a surrogate, which no encoding of text takes."""
 

@@ -67,7 +67,8 @@ class End:
     """Peak memory in MiB, by the field names of `Point`."""
     memory: dict[str, float] = dataclasses.field(default_factory=dict)
     """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`, `demand_mib` (what
-    the trial held and asked for) and `others_mib` (what other processes held). Empty: not known."""
+    the trial held and asked for) and `others_mib` (what other processes held, on a shared GPU beyond the equal
+    shares of the trials beside it). Empty: not known."""
     process_died: bool = False
     """Whether it ended because a process of the trial died, which need not be its configuration's fault."""
 

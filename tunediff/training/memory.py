@@ -154,11 +154,11 @@ _REQUEST = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
 
 
-def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[str, float]:
+def shares_mib(error: BaseException, device: torch.device, ranks: int, per_gpu: int = 1) -> dict[str, float]:
     """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that cannot be read.
 
     `error`: what torch has raised, with the size that it asked for; `ranks`: processes of this training, which share
-    the memory of a CPU.
+    the memory of a CPU; `per_gpu`: trials of the search that share a GPU, each of which may take as much of it.
     """
     with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
         match = _REQUEST.search(str(error))
@@ -167,13 +167,14 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int) -> dict[s
             free, total = torch.cuda.mem_get_info(device)
             own = held = torch.cuda.memory_reserved(device)
             held = max(held, torch.cuda.max_memory_reserved(device))
+            beside = total * (per_gpu - 1) // per_gpu
         else:
             memory = psutil.virtual_memory()
             free, total = memory.available, memory.total
             processes = (psutil.Process(), *psutil.Process().children(recursive=True))
             own = sum(map(_resident, processes)) * ranks
-            held = max(own, int(_host_peak_mib() * 2**20) * ranks)
-        others_mib = max(0, total - free - own) / 2**20
+            held, beside = max(own, int(_host_peak_mib() * 2**20) * ranks), 0
+        others_mib = max(0, total - free - own - beside) / 2**20
         return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + request_mib, "others_mib": others_mib}
     return {}
 

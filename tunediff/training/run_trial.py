@@ -42,12 +42,13 @@ class TrialResult:
 
 def run_trial(
     train: Callable[[], Outcome], world: World, folder: Path | None = None,
-    not_of_trial: tuple[type[Exception], ...] = (),
+    not_of_trial: tuple[type[Exception], ...] = (), per_gpu: int = 1,
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
 
     `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error` is then an
     `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about the configuration.
+    `per_gpu`: trials that share the GPU.
     """
     try:
         outcome = train()
@@ -63,12 +64,13 @@ def run_trial(
             full = OSError(why)
             full.__cause__ = error
             return TrialResult(None, error=full)
-        return TrialResult(end_of(error, world), error=error)  # here: what the training held is still there to measure
+        # Here what the training held is still there to measure.
+        return TrialResult(end_of(error, world, per_gpu), error=error)
     status = "ok" if outcome.finished else "pruned"
     return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
-def end_of(error: BaseException, world: World | None = None) -> End:
+def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:
     """Return the end of a trial whose training raised `error`: `nan`, `oom` or `error`, with its reason.
 
     Call it where the error is handled: of a `world` it measures the memory that the training holds.
@@ -79,7 +81,7 @@ def end_of(error: BaseException, world: World | None = None) -> End:
     reason = code.described(error)
     if not memory.is_oom(error):
         return End("error", reason, peak=peak)
-    shares = memory.shares_mib(error, world.device, world.size) if world is not None else {}
+    shares = memory.shares_mib(error, world.device, world.size, per_gpu) if world is not None else {}
     return End("oom", reason, peak=peak, memory=shares).explained
 
 

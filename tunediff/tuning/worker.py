@@ -147,7 +147,7 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
     try:
         # The slot's or the cluster's fault says nothing about this trial.
-        result = run_trial(train, world, job.folder, (SlotLostError, RayError))
+        result = run_trial(train, world, job.folder, (SlotLostError, RayError), job.group.place.per_gpu)
         _conclude(result, job, serial, slot, world, draining)
     finally:
         changed = process_settings.restore(settings)
