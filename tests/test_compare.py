@@ -90,6 +90,12 @@ def test_without_options():
     assert (found.budget_s, found.most, found.within, found.compile_charged) == (60, 12, None, True)
 
 
+def test_compare_takes_images_mirrored_by_one_side_only(monkeypatch):
+    monkeypatch.setattr(compare_setup, "_check_sides", lambda *_: {})  # which would look for the images
+    found = asked("cifar10", "data.horizontal_flip=false")
+    assert [config.data.horizontal_flip for config in found.configs] == [True, False]
+
+
 def test_an_accuracy_is_compared_in_its_units():
     assert asked("digits_classifier", "loader.batch_size=64", "--resolution", "0.01").within == 0.01
 
@@ -199,6 +205,13 @@ def test_no_repository(tmp_path, capsys, monkeypatch):
         (["digits", "seed=2", "--pairs", "3"], "at least 3 away from it"),
         (["digits", "digits_classifier"], "digits_classifier: is judged by accuracy (max), digits by frechet (min)"),
         (["digits", "evaluation.images=64"], "evaluation.images: 64 is not allowed; allowed: 1000, as A has it"),
+        (
+            ["digits", "data.max_images=200"],
+            "data.max_images: 200 is not allowed; allowed: None, as A has it: both are",
+        ),
+        (["digits_classifier", "data.max_images=200"], "data.max_images: 200 is not allowed; allowed: None, as A has"),
+        (["cifar10", "data.split=test"], "data.split: 'test' is not allowed; allowed: 'train', as A has it"),
+        (["cifar10", "data.image_size=16"], "data.image_size: 16 is not allowed; allowed: 32, as A has it"),
         (
             ["digits", "parallel.workers=64"],
             "parallel.workers: 64 is not allowed on this machine; each worker needs one",

@@ -22,6 +22,7 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.data.knobs import Data
 from tunediff.integrations import tracking
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -256,7 +257,12 @@ def _refuse_pointless(
             f"{side_words[1][0]}: is judged by {two.name} ({two.mode}), {side_words[0][0]} by {one.name} ({one.mode})"
         )
     ours, theirs = map(cfg.flat, sides)
-    for knob in sorted(name for name in ours.keys() | theirs.keys() if name.startswith("evaluation.")):
+    # Our section `data` says which real images a model is judged against, or which are held out.
+    has_images = any(isinstance(getattr(config.knobs, "data", None), Data) for config in sides)
+    sections = ("evaluation.", "data.") if has_images else ("evaluation.",)
+    for knob in sorted(name for name in ours.keys() | theirs.keys() if name.startswith(sections)):
+        if has_images and knob == "data.horizontal_flip":
+            continue  # of the training alone
         value, allowed = (values.get(knob) for values in (theirs, ours))
         cli.allow(value == allowed, knob, value, f"{allowed!r}, as A has it: both are judged alike")
     seed_distance = sides[1].seed - sides[0].seed
