@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,9 +92,28 @@ def test_mcp_starts_nothing_beside_a_search_that_another_server_has_started(serv
     assert "earlier is running" in session(body, server)
 
 
+def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server, tmp_path):
+    (tmp_path / "results" / "night").mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as unrelated:
+        (tmp_path / "results/night/.lock").write_text(f"another-host {unrelated.pid} 1.0")
+        refused = session(lambda call: call("stop", name="night"), server)
+        alive = unrelated.poll() is None
+        unrelated.kill()
+    assert f"night runs in process {unrelated.pid} on another-host; stop it there" in refused
+    assert alive
+
+
+def test_mcp_comparison_without_b_keeps_the_knobs_of_a(server):
+    async def body(call):
+        return await call("dry_run_comparison", a="digits", a_knobs=["seed=3"], b_knobs=["ema.half_life=0.1"])
+
+    assert session(body, server)["words"][:5] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
+        ("dry_run_comparison", {"a": "digits", "a_knobs": ["seed=3"]}, "b: nothing is not allowed; allowed: a config"),
         ("dry_run_search", {"search": "bad"}, "Error executing tool dry_run_search: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed; there is no such search or comparison"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),

@@ -13,16 +13,20 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunediff import __version__, cli
 from tunediff.config import ConfigError
 from tunediff.core.environment import install_command
+
+if TYPE_CHECKING:
+    from tunediff.tuning.lock import Runner
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this machine. "
@@ -77,7 +81,10 @@ class Server:
         a, b: a configuration file, a baseline such as digits, or a workload's file, also mine.py@REVISION of its git
         repository; without b it is A with b_knobs. budget: training seconds of a run. pairs: of runs at most.
         """
-        words = [a, *a_knobs, *([b] if b is not None else [a] if a_knobs else []), *b_knobs]
+        if b is None and not b_knobs:
+            raise ConfigError("b: nothing is not allowed; allowed: a configuration or a workload's file, or b_knobs")
+        other = [b] if b is not None else [a, *a_knobs]
+        words = [a, *a_knobs, *other, *b_knobs]
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
 
     # ---- run
@@ -113,7 +120,9 @@ class Server:
             os.kill(process.pid, signal.SIGTERM)
             process.wait()
         elif holder is not None:
-            os.kill(holder, signal.SIGTERM)
+            if holder.host != socket.gethostname():
+                raise ConfigError(f"{name} runs in process {holder.pid} on {holder.host}; stop it there")
+            os.kill(holder.pid, signal.SIGTERM)
         return self.status(name)
 
     def result(self, name: str) -> dict[str, Any]:
@@ -169,12 +178,11 @@ class Server:
         process = self._started.get(name)
         return (process is not None and process.poll() is None) or self._runner(name) is not None
 
-    def _runner(self, name: str) -> int | None:
-        """Return the process that runs it, also if another server or a shell has started it."""
+    def _runner(self, name: str) -> Runner | None:
+        """Return the process that runs it, also if another server, a shell or another machine has started it."""
         from tunediff.tuning.lock import runner
 
-        holder = runner(self._storage / name)
-        return holder.pid if holder is not None else None
+        return runner(self._storage / name)
 
     def _log(self, name: str) -> Path:
         return self._storage / f".{name}.log"
