@@ -100,6 +100,46 @@ def test_push_copies_what_changed_and_not_what_passes(here, tmp_path):
     }  # fmt: skip
 
 
+def test_what_a_resumed_training_removes_does_not_come_back_from_the_address(here):
+    weights, average = (here / "trials/t0001" / name for name in ("weights.safetensors", "averages/0002.safetensors"))
+    average.parent.mkdir()
+    for file in (weights, average):
+        file.write_bytes(b"of an earlier stop")
+    remote.push(here)
+    for file in (weights, average, here / "trials/t0000/weights.safetensors"):
+        file.unlink()
+    with open(here / "trials/t0001/journal.jsonl", "a") as journal:
+        journal.write("\n")  # it goes on
+    remote.push(here)
+    remote.pull(here, heavy=True)
+    assert not weights.exists()
+    assert not average.exists()
+    assert (here / "trials/t0000/weights.safetensors").exists(), "removed for its room, by hand"
+
+
+def test_pull_beside_a_push_keeps_a_checkpoint_that_was_written_again(here, monkeypatch):
+    """The training writes again once its checkpoint is copied, and a command reads before the copier has finished."""
+    remote.push(here)
+    checkpoint, weights = here / "trials/t0001/checkpoint.pt", here / "trials/t0001/weights.safetensors"
+    checkpoint.write_bytes(b"second")
+    weights.write_bytes(b"w")
+    system, root = remote.connect(remote.address_of(here.parent))
+
+    class Reading:
+        def __getattr__(self, name):
+            return getattr(system, name)
+
+        def put_file(self, local, target):
+            if local == str(weights):  # behind the checkpoint
+                checkpoint.write_bytes(b"third, longer")
+                remote.pull(here, heavy=True)
+            system.put_file(local, target)
+
+    monkeypatch.setattr(remote, "connect", lambda address: (Reading(), root))
+    remote.push(here)
+    assert checkpoint.read_bytes() == b"third, longer"
+
+
 def test_another_machine_reads_the_search_and_fetches_weights_only_where_needed(here, bucket, capsys):
     remote.push(here)
     elsewhere(here)

@@ -32,7 +32,8 @@ _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 """Folders of a search and names of files that are of no use elsewhere."""
 _LATE = ("study.db", "study.db-journal")
 """Files that are in use while a search runs, and copied at its end; they can be made from the journals."""
-_LAST = ("journal.jsonl", "sessions.jsonl")
+_JOURNAL = "journal.jsonl"
+_LAST = (_JOURNAL, "sessions.jsonl")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 """Extras of this package by protocol."""
 _WITH_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs")
@@ -152,7 +153,7 @@ def push(path: Path, last: bool = True) -> int:
     storage, run = place
     address = str(address_of(storage))
     system, root = connect(address)
-    copied, count, made = _Copied(run), 0, set[str]()
+    copied, count, made, continued = _Copied(run), 0, set[str](), set[Path]()
     try:
         for file in _files(run, last):
             if copied.is_equal(file):
@@ -169,11 +170,17 @@ def push(path: Path, last: bool = True) -> int:
                     raise
                 continue  # it was moved or removed meanwhile
             copied.note(file, system.info(target), before)
+            copied.save()  # now: a `pull` beside this would fetch the copy over a file that is written again here
             count += 1
-        for file in copied.gone(".pt"):  # the checkpoint of a trial that has ended
-            with contextlib.suppress(FileNotFoundError):
-                system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
-            copied.forget(file)
+            if file.name == _JOURNAL:
+                continued.add(file.parent)
+        # What trainings remove: checkpoints at their end, and weights and averages that a resumed one outdates. Weights
+        # of a trial that has not continued were removed for their room here, and stay at the address.
+        for file in copied.gone(HEAVY):
+            if file.suffix == ".pt" or not continued.isdisjoint(file.parents):
+                with contextlib.suppress(FileNotFoundError):
+                    system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
+                copied.forget(file)
     finally:
         copied.save()
     return count
@@ -239,9 +246,9 @@ class _Copied:
         self._entries[self._key(file)] = [self.state(file) if state is None else state, _mark(info)]
         self._changed = True
 
-    def gone(self, ending: str) -> list[Path]:
-        """Return the copied files with that ending that are not here any more."""
-        files = [self._run / key for key in self._entries if key.endswith(ending)]
+    def gone(self, endings: tuple[str, ...]) -> list[Path]:
+        """Return the copied files with one of these endings that are not here any more."""
+        files = [self._run / key for key in self._entries if key.endswith(endings)]
         return [file for file in files if not file.exists()]
 
     def forget(self, file: Path) -> None:
