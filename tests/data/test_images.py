@@ -333,6 +333,25 @@ def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, monkeypatch: p
     assert (second.labels == first.labels).all()
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "no"), MemoryError()])
+def test_files_that_cannot_be_read_for_a_while_are_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    asked, read = data(folder(tmp_path / "set", CLASSES)), Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "1.png":
+            raise error
+        return read(path)
+
+    with monkeypatch.context() as fault:
+        fault.setattr(Path, "read_bytes", failing)
+        assert len(images.load(asked)) == 4
+    assert "not cached, it will be made again next time: 2 files could not be read" in caplog.text
+    forget()
+    assert len(images.load(asked)) == 6
+
+
 @pytest.mark.parametrize("place", [folder, archive])
 def test_changed_files_are_read_again(tmp_path: Path, place: Any) -> None:
     first = images.load(data(place(tmp_path / "set", CLASSES)))

@@ -61,6 +61,15 @@ def reason(error: Exception) -> str:
     return f"damaged ({message.splitlines()[0] if message else type(error).__name__})"
 
 
+def is_temporary(error: Exception) -> bool:
+    """Return whether an unchanged file may be read another time: no permission, a disk's fault, no memory.
+
+    Pillow's errors about damaged files have no number. The listing changes once a link to nothing leads somewhere.
+    """
+    failed = isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError)
+    return failed or isinstance(error, MemoryError)
+
+
 def notes(seen: Sequence[Seen], data: Data) -> list[str]:
     """Return sentences about the images that are cropped, resized or converted."""
     side, count, sentences = data.image_size, f"of {len(seen):,}", []

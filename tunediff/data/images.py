@@ -22,7 +22,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tunediff.core import machine
+from tunediff.core import machine, text
 from tunediff.core.progress import Progress
 from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
@@ -218,6 +218,8 @@ class _Decoded(NamedTuple):
     class_names: tuple[str, ...]
     skipped: list[tuple[str, str]]
     notes: list[str]
+    unread: int = 0
+    """Files of `skipped` that can perhaps be read another time, so that the rest is not cached as the whole set."""
 
 
 def _read_cache(path: Path) -> _Decoded:
@@ -228,6 +230,8 @@ def _read_cache(path: Path) -> _Decoded:
 
 
 def _write_cache(file: BinaryIO, decoded: _Decoded) -> None:
+    if decoded.unread:
+        raise OSError(f"{text.pluralize(decoded.unread, 'file')} could not be read")
     notes = json.dumps({"class_names": decoded.class_names, "skipped": decoded.skipped, "notes": decoded.notes})
     np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(notes))
 
@@ -252,11 +256,13 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
                 pixels[index] = _fit(image, data)
                 return fitting.Seen.of(image)
         except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
+            if fitting.is_temporary(error):
+                unread.append(names[index])
             return fitting.reason(error)
 
     # Threads suffice: Pillow and zlib release the interpreter lock.
     threads, work = ThreadPool(machine.cores()), Progress("reading image files", len(names), "files")
-    results = []
+    results, unread = [], list[str]()
     with archive or contextlib.nullcontext(), threads as pool, work as progress:
         for result in pool.imap(decode, range(len(names)), chunksize=8):
             results.append(result)
@@ -270,6 +276,7 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
         listing.class_names,
         sorted([*listing.skipped, *failed]),
         fitting.notes([result for result in results if isinstance(result, fitting.Seen)], data),
+        len(unread),
     )
 
 
