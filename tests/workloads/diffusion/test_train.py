@@ -4,10 +4,12 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from tests.helpers import (
     CPU,
+    TINY,
     Dies,
     KilledError,
     Told,
@@ -20,11 +22,35 @@ from tests.helpers import (
 )  # fmt: skip
 from tunediff import config as cfg
 from tunediff.core.trial_record import NotFiniteError
+from tunediff.data import images
 from tunediff.evaluation import features
 from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
+from tunediff.workloads.diffusion import train as diffusion
 from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion.evaluator import Evaluator
+
+
+def test_evaluation_follows_files_that_are_added(tmp_path, monkeypatch):
+    """The second trial of a process learns from them, and has to be judged against them."""
+    values = {"data.path": str(tmp_path), "data.image_size": 8, "evaluation.extractor": "random"}
+    values |= TINY | {"evaluation.images": 16, "evaluation.points": 1}
+    config, references, digests = cfg.override(cfg.baseline("images"), values, check=False), [], set()
+
+    def built(section, evaluation, real, world):
+        references.append(len(real))
+        return Evaluator(section, evaluation, real, world)
+
+    monkeypatch.setattr(diffusion, "Evaluator", built)
+    for count in (20, 30):
+        for index in range(count):
+            Image.new("RGB", (8, 8), (index, 90, 90)).save(tmp_path / f"{index}.png")
+        train(config, samples=16, evaluates=True, observer=(told := Told()))
+        assert told.facts["samples"] == count
+        digests.add(told.facts.get("digest"))
+    assert references == [20, 30]
+    assert len(digests) == 2
 
 
 def test_same_seed_same_weights_other_seed_other_weights():
@@ -116,7 +142,8 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert point["validation_split"] == "all"
     assert (told.shown["samples"].shape, told.shown["samples"].dtype) == ((40, 1, 8, 8), torch.uint8)
     assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
-    assert told.facts == {"data": "digits", "samples": 64, "summary": ["data: 64 images at 8×8 (digits)"]}
+    facts = {"data": "digits", "samples": 64, "summary": ["data: 64 images at 8×8 (digits)"]}
+    assert told.facts == facts | {"digest": images.load(config.data).digest}
     again = judged(config, outcome.model.state_dict(), CPU)
     assert again["frechet"] == point["frechet"]
     assert again["validation_loss"] == point["validation_loss"]

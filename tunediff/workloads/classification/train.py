@@ -35,8 +35,8 @@ def train(trial: Trial) -> None:
     average = own_average(trial, net, optimizer)
 
     # ---- data and evaluation
-    data = sets.learned(knobs.data)
-    trial.about(data=data.name, samples=len(data), summary=load(knobs.data).summary)
+    data, whole = sets.learned(knobs.data), load(knobs.data)
+    trial.about(data=data.name, samples=len(data), digest=whole.digest, summary=whole.summary)
     if trial.evaluates:
         judge = judge_of(knobs, trial.world)
 

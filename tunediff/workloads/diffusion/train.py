@@ -45,8 +45,8 @@ def train(trial: Trial) -> None:
 
     # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
-    trial.about(data=images.name, samples=len(images), summary=images.summary)
-    add_evaluation(trial, ema.model, process, objective)
+    trial.about(data=images.name, samples=len(images), digest=images.digest, summary=images.summary)
+    add_evaluation(trial, images, ema.model, process, objective)
 
     # ---- train
     shard = trial.shard
@@ -95,10 +95,12 @@ def keep_snapshots(trial: Trial, unet: torch.nn.Module) -> PowerAverages | None:
     return snapshots
 
 
-def add_evaluation(trial: Trial, model: torch.nn.Module, process: Diffusion, objective: Objective) -> None:
+def add_evaluation(
+    trial: Trial, images: data.Images, model: torch.nn.Module, process: Diffusion, objective: Objective
+) -> None:
     """Let the trial judge `model` by its samples at every point, and describe how timesteps are drawn and weighted."""
     if trial.evaluates:
-        evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, trial.world)
+        evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
 
         def judged() -> dict[str, object]:
             scores = evaluator(model, process, should_stop=trial.should_stop)
@@ -147,6 +149,9 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
 
 
 @functools.lru_cache(maxsize=3)
-def evaluator_of(section: Data, evaluation: Evaluation, world: World) -> Evaluator:
-    """Return the evaluator of this data and protocol, built once per process: it is the same for every trial."""
-    return Evaluator(section, evaluation, data.load(section), world)
+def evaluator_of(section: Data, evaluation: Evaluation, images: data.Images, world: World) -> Evaluator:
+    """Return the evaluator of this data and protocol, built once per process: it is the same for every trial.
+
+    `images`: what `section` describes now. They are compared as objects, and loaded anew when their files change.
+    """
+    return Evaluator(section, evaluation, images, world)
