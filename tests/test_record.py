@@ -97,6 +97,16 @@ def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
     assert [line["event"] for line in trial_record.events(tmp_path)] == ["start", "point", "restarted", "point"]
 
 
+def test_a_training_that_goes_on_after_an_end_has_not_ended(tmp_path):
+    journal = Journal(tmp_path)
+    journal.write("start", **START)
+    journal.end(End("oom", "no room"))
+    assert read_trial(tmp_path).status == "oom"
+    journal.write("start", **START)
+    resumed = read_trial(tmp_path)
+    assert (resumed.finished, resumed.status, resumed.ended, resumed.attempts) == (False, None, 0.0, 2)
+
+
 def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_path):
     journal = Journal(tmp_path)
     journal.start(toy(), {}, 10.0)

@@ -173,6 +173,19 @@ def test_a_training_is_one_run_that_the_same_command_goes_on_with(tmp_path, serv
     assert service.closed
 
 
+def test_a_training_that_goes_on_after_it_ran_out_of_memory_is_sent_on(tmp_path, service):
+    journal = Journal(folder := tmp_path / "train-digits")
+    for (index, (train_s, samples, value)), end in zip(enumerate(CURVE, 1), ("oom", "ok"), strict=True):
+        journal.start(cfg.baseline("digits"), {}, 20.0)
+        assert make(folder, service).sync()
+        journal.point(point(index, train_s, samples=samples, frechet=value))
+        assert make(folder, service).sync()
+        journal.end(record.End(end))
+        assert make(folder, service).sync(last=True)
+    first, second = [("train-digits", [1], None), ("train-digits", [], "oom")], [("train-digits", [2], None)]
+    assert service.sent == [("train-digits", [], None), *first, *second, ("train-digits", [], "ok")]
+
+
 def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]

@@ -261,7 +261,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
             record.environment = event.get("environment", {})
             record.attempts += 1
-            record.paused = False
+            # A training by `tunediff train` goes on after an end such as `oom`.
+            record.paused, record.end, record.ended = False, None, 0.0
         elif record is None:
             continue  # a line before the first start belongs to no trial
         # Worker and environment

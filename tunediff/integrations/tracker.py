@@ -134,10 +134,9 @@ class Tracker:
             if before.id in self._sent.points and before.id not in self._sent.ended:
                 why = f"started from the beginning: {reason or 'no checkpoint'}"
                 self._send(before, [], {}, RunEnd("restarted", why, trial.last_written))
-        if run.id in self._sent.ended:
-            return
         new, end = trial.points[self._sent.points.get(run.id, 0) :], _end(trial, self._facts.objective)
-        if new or end or run.id not in self._sent.points:
+        # A training may go on after an end, as one that ran out of memory: then there are new points.
+        if new or (end and run.id not in self._sent.ended) or run.id not in self._sent.points:
             pictures = place if kind == "training" else place / "trials" / trial.name
             self._send(run, new, _pictures(pictures) if new else {}, end)
 
