@@ -1,5 +1,6 @@
 """Searches tracked with a service: what is sent, once, whatever the service does."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -349,6 +350,29 @@ def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, mlflo
     assert (search_run.data.tags["best_trial"], search_run.data.metrics["speedup"]) == ("t0001", 1.5)
     assert {item.path for item in client.list_artifacts(search_run.info.run_id)} == {"report.html"}
     assert client.list_artifacts(trial.info.run_id, "images")
+
+
+def test_mlflow_has_the_knobs_of_a_run_that_was_interrupted_after_its_creation(folder, space, mlflow, monkeypatch):
+    """Creating a run and sending its knobs are two requests, and the second one fails once for each run."""
+    from tunediff.integrations import mlflow_runs
+
+    failed, log_batch = set(), mlflow.MlflowClient.log_batch
+
+    def failing(client, run_id, metrics=(), params=(), tags=(), **how):
+        if params and run_id not in failed:
+            failed.add(run_id)
+            raise ConnectionError("refused")
+        return log_batch(client, run_id, metrics=metrics, params=params, tags=tags, **how)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", failing)
+    service, client = mlflow_runs.MlflowRuns(folder), mlflow.MlflowClient()
+    for _ in range(3):
+        make(folder, service).sync(last=True)
+    runs = client.search_runs([client.get_experiment_by_name("tunediff").experiment_id])
+    assert len(failed) == len(runs) == 3
+    assert all("workload" in run.data.params for run in runs)
+    changed = dataclasses.replace(facts(folder), config={"workload": "elsewhere/mine.py", "added": 1})
+    assert Tracker(changed, mlflow_runs.MlflowRuns(folder), print).sync({"best_trial": "t0000"}, last=True)
 
 
 @pytest.mark.training

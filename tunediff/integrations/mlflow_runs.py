@@ -73,12 +73,18 @@ class MlflowRuns:
     def _opened(self, run: Run) -> str:
         """Return the server's id of a run, which is begun where the server has none of this id."""
         if run.id not in self._runs:
-            identifier = self._find(run.id) or self._create(run)
+            found = self._find(run.id)
+            identifier, known = (str(found.info.run_id), found.data.params) if found else (self._create(run), {})
+            # A run that was found may lack knobs: the server may have failed when they were to follow.
+            params = {_allowed(name): str(value)[:LONGEST] for name, value in run.config.items()}
+            missing = [Param(name, value) for name, value in params.items() if name not in known]
+            for begin in range(0, len(missing), MOST_PARAMS):
+                self._client.log_batch(identifier, params=missing[begin : begin + MOST_PARAMS])
             self._client.update_run(identifier, status="RUNNING")
             self._runs[run.id] = identifier
         return self._runs[run.id]
 
-    def _find(self, identifier: str) -> str | None:
+    def _find(self, identifier: str) -> mlflow.entities.Run | None:
         if not self._experiment:
             name = project("MLFLOW_EXPERIMENT_NAME")
             experiment = self._client.get_experiment_by_name(name)
@@ -86,16 +92,13 @@ class MlflowRuns:
                 experiment.experiment_id if experiment else self._client.create_experiment(name, tags=KIND)
             )
         runs = self._client.search_runs([self._experiment], f"tags.`{ID}` = '{identifier}'", max_results=1)
-        return str(runs[0].info.run_id) if runs else None
+        return runs[0] if runs else None
 
     def _create(self, run: Run) -> str:
         tags = {ID: run.id, "search": run.search, "kind": run.kind, "mlflow.source.name": "tunediff"}
-        if run.kind != "search" and (parent := self._runs.get(run.search_id) or self._find(run.search_id)):
-            tags["mlflow.parentRunId"] = parent
+        if run.kind != "search" and (parent := self._find(run.search_id)):
+            tags["mlflow.parentRunId"] = parent.info.run_id
         begun = self._client.create_run(self._experiment, round(1000 * run.started), tags, run.name)
-        params = [Param(_allowed(name), str(value)[:LONGEST]) for name, value in run.config.items()]
-        for begin in range(0, len(params), MOST_PARAMS):
-            self._client.log_batch(begun.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return str(begun.info.run_id)
 
 
