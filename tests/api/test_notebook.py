@@ -1,6 +1,7 @@
 """Workloads that are objects of a program: what is written to a file, and what is refused."""
 
 import linecache
+import math
 import sys
 import types
 from pathlib import Path
@@ -79,9 +80,32 @@ def test_equal_cells_have_one_file_and_changed_ones_another(main, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "value",
+    ["float('inf')", "[-float('inf'), 1.5]", "complex(0, float('inf'))", "np.float64(0.1)", "{'a': (np.int64(3),)}",
+     "()", "{1, 2}", "set()", "{'key': [None, True, b'x', 'ü']}", "Metric('loss', 'min')"],
+)  # fmt: skip
+def test_plain_values_are_written_as_python_reads_them(main, tmp_path, value):
+    cell = f"import numpy as np\nVALUE = {value}\ndef data():\n    return VALUE"
+    workload = main(cell)
+    scope = {}
+    exec(Path(notebook.named(workload, tmp_path)).read_text(), scope)
+    assert scope["VALUE"] == workload.train.__globals__["VALUE"]
+
+
+def test_nan_is_written_as_python_reads_it(main, tmp_path):
+    scope = {}
+    exec(Path(notebook.named(main("BEST = float('nan')\ndef data():\n    return BEST"), tmp_path)).read_text(), scope)
+    assert math.isnan(scope["BEST"])
+
+
+@pytest.mark.parametrize(
     ("cell", "message"),
     [
         ("STATE = torch.ones(3)\ndef data():\n    return STATE, STATE", "data: uses the variable STATE, a Tensor, which no"),
+        ("SHAPE = torch.ones(3).shape\ndef data():\n    return SHAPE", "data: uses the variable SHAPE, a Size, which"),
+        ("from collections import defaultdict\nTABLE = [defaultdict(int)]\ndef data():\n    return TABLE",
+         "data: uses the variable TABLE, a list, which no file can hold"),
+        ("import enum\nKIND = enum.IntEnum('Kind', 'A').A\ndef data():\n    return KIND", "data: uses the variable"),
         ("def make(n):\n    def train(trial):\n        n\n    return train\ntrain = make(3)",
          "train: uses n of the function around it; make that a knob or a global name"),
         ("train = lambda trial: None", "train: the definition of <lambda> is not found; write it at the top level"),

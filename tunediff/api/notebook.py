@@ -9,6 +9,7 @@ import __future__
 
 import ast
 import builtins
+import cmath
 import dataclasses
 import dis
 import hashlib
@@ -17,6 +18,8 @@ import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import OPTIONAL
@@ -94,10 +97,11 @@ class _Module:
             self._import(f"import {value.__name__} as {name}", None)
         elif isinstance(value, type | types.FunctionType):
             self._define(name, value)
-        elif (classes := _classes_of(value)) is not None:
+        elif (plain := _expression(value)) is not None:
+            expression, classes = plain
             for kind in classes:
                 self.add(kind.__name__, kind, name)
-            self._statements.append(f"{name} = {value!r}")
+            self._statements.append(f"{name} = {expression}")
         else:
             called = type(value).__name__
             advice = "make it inside train(trial) or in a function, or import it from a file"
@@ -185,19 +189,37 @@ def _globals_of(source: str) -> list[str]:
     return sorted(names)
 
 
-def _classes_of(value: Any) -> list[type] | None:
-    """Return the classes that the `repr` of a plain value names; None where that is no expression for the value."""
-    if isinstance(value, bool | int | float | complex | str | bytes | None):
-        return []
-    if isinstance(value, dict):
+def _expression(value: Any) -> tuple[str, list[type]] | None:
+    """Return Python's text for a plain value, and the classes that it names; None for any other value.
+
+    Types count exactly: the `repr` of a named tuple, an `IntEnum` or a `torch.Size` names what the file has not.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    kind = type(value)
+    if kind in (float, complex) and not cmath.isfinite(value):  # its `repr` is a name: inf, nan
+        return f"{kind.__name__}({str(value)!r})", []
+    if kind in (bool, int, float, complex, str, bytes, types.NoneType):
+        return repr(value), []
+    if kind is dict:
         parts = [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple | set):
+    elif kind in (list, tuple, set):
         parts = list(value)
-    elif dataclasses.is_dataclass(value) and type(value).__module__.partition(".")[0] == "tunediff":
-        fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        inside = _classes_of(fields)
-        return None if inside is None else [*inside, type(value)]
+    elif dataclasses.is_dataclass(value) and kind.__module__.partition(".")[0] == "tunediff":
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
         return None
-    classes = [_classes_of(part) for part in parts]
-    return None if None in classes else [kind for part in classes if part is not None for kind in part]
+    inside = [expression for part in parts if (expression := _expression(part)) is not None]
+    if len(inside) < len(parts):
+        return None
+    texts, classes = [text for text, _ in inside], [own for _, classes in inside for own in classes]
+    if kind is dict:
+        return f"{{{', '.join(map(': '.join, zip(texts[: len(value)], texts[len(value) :], strict=True)))}}}", classes
+    if kind is list:
+        return f"[{', '.join(texts)}]", classes
+    if kind is tuple:
+        return f"({''.join(f'{text}, ' for text in texts).rstrip()})", classes
+    if kind is set:
+        return f"set([{', '.join(sorted(texts))}])", classes
+    names = [field.name for field in dataclasses.fields(value)]
+    return f"{kind.__name__}({', '.join(map('='.join, zip(names, texts, strict=True)))})", [*classes, kind]
