@@ -73,15 +73,44 @@ def test_size():
 
 
 def test_points_are_counted_as_they_would_be_made():
-    """Random spaces whose knobs apply under conditions on those above them."""
+    """Random spaces whose knobs, choices, lists or ranges, apply under conditions on those above them."""
     rng = random.Random(0)
     for _ in range(300):
-        dimensions = []
+        spaces, listed = [], []  # the same dimensions, and with the values of ranges as choices
         for number in range(rng.randint(1, 5)):
-            above = rng.sample(dimensions, rng.randint(0, min(2, number)))
+            above = rng.sample(listed, rng.randint(0, min(2, number)))
             when = tuple((one.name, tuple(rng.sample(one.choices, rng.randint(1, len(one.choices))))) for one in above)
-            dimensions.append(Dimension(f"knob{number}", tuple(range(rng.randint(1, 4))), when=when))
-        assert count(dimensions) == len(combinations(dimensions))
+            values = tuple(range(rng.randint(1, 4)))
+            name, is_list = f"knob{number}", rng.random() < 0.3
+            listed.append(Dimension(name, tuple([value] for value in values) if is_list else values, when=when))
+            is_range = not is_list and rng.random() < 0.5
+            spaces.append(Dimension(name, low=0, high=values[-1], whole=True, when=when) if is_range else listed[-1])
+        assert count(spaces) == count(listed) == len(combinations(listed))
+
+
+def test_knobs_under_a_condition_on_a_range_are_counted():
+    sizes = {"low": 64, "high": 192, "step": 64}
+
+    def of(space, allowed):
+        search = {"loader.batch_size": sizes, "optimizer.lr": space | {"when": {"loader.batch_size": allowed}}}
+        return search_space.size(parse(search=search, first=[]))
+
+    assert of({"choice": [1e-3, 2e-3, 3e-3, 4e-3]}, [128, 192]) == 1 + 2 * 4
+    assert of({"low": 1e-3, "high": 4e-3}, 128) == math.inf
+    real = [Dimension("a", low=0.0, high=1.0), Dimension("b", (1, 2), when=(("a", (0.5,)),))]
+    assert count(real) == math.inf
+    with pytest.raises(ConfigError, match="when: loader.workers: 1.5 is never drawn; allowed: 0 … 3"):
+        parse(search={"loader.workers": {"low": 0, "high": 3},
+                      "optimizer.lr": {"choice": [1e-3], "when": {"loader.workers": [1.5]}}}, first=[])  # fmt: skip
+
+
+def test_condition_on_a_list_valued_knob_is_counted():
+    search = {
+        "model.multipliers": [[1, 2], [1, 2, 2], [1, 2, 4]],
+        "optimizer.lr": {"choice": [1e-3, 2e-3, 3e-3], "when": {"model.multipliers": [[1, 2]]}},
+    }
+    loaded = parse(search=search, first=[], baseline={"model.multipliers": [1, 2], "optimizer.lr": 1e-3})
+    assert search_space.size(loaded) == 3 + 2
 
 
 def test_counting_a_grid_makes_none_of_its_points(monkeypatch):

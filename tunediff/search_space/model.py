@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
@@ -56,12 +55,18 @@ class Dimension:
             return (type(value), as_param(value)) in self._drawn
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
-        return self.step is None or abs((steps := (value - self.low) / self.step) - round(steps)) < 1e-9
+        step = self.step or int(self.whole)
+        return not step or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9
 
     @functools.cached_property
     def _drawn(self) -> set[tuple[type, Any]]:
         """Return the choices as a set, because a thousand points may be checked against a thousand choices."""
         return {(type(choice), as_param(choice)) for choice in self.choices or ()}
+
+    @functools.cached_property
+    def conditions(self) -> frozenset[tuple[str, frozenset[Any]]]:
+        """Return the conditions of `when` with values as Optuna stores them, which can be hashed."""
+        return frozenset((name, frozenset(map(as_param, allowed))) for name, allowed in self.when)
 
     @property
     def size(self) -> float:
@@ -315,14 +320,18 @@ def count(dimensions: Sequence[Dimension]) -> float:
         """Count the points of dimensions i, i + 1, …, of whose conditions those in `met` hold."""
         if i == len(dimensions):
             return 1
-        head, conditions = dimensions[i], {condition for later in dimensions[i + 1 :] for condition in later.when}
-        if not met.issuperset(head.when):
+        head, conditions = dimensions[i], {condition for later in dimensions[i + 1 :] for condition in later.conditions}
+        if not met.issuperset(head.conditions):
             return points(i + 1, met & conditions)
+        # Values that meet the same conditions count alike, as do all those of a range that no condition names
         own = [condition for condition in conditions if condition[0] == head.name]
-        counts: Mapping[frozenset[Any], float] = {frozenset(): head.size}
-        if head.choices is not None and own:  # choices that meet the same conditions count alike
-            counts = collections.Counter(frozenset(c for c in own if choice in c[1]) for choice in head.choices)
-        return sum(times * points(i + 1, met & conditions | new) for new, times in counts.items())
+        named = {value for _, allowed in own for value in allowed}
+        values = named if head.choices is None else {as_param(choice) for choice in head.choices}
+        counts: dict[frozenset[Any], float] = {frozenset(): head.size - len(values)}
+        for value in values:
+            new = frozenset(condition for condition in own if value in condition[1])
+            counts[new] = counts.get(new, 0) + 1
+        return sum(times * points(i + 1, met & conditions | new) for new, times in counts.items() if times)
 
     return points(0, frozenset())
 
