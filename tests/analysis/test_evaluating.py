@@ -90,6 +90,13 @@ def test_cost_of_a_search_follows_from_one_evaluation():
     assert (unknown.evaluation_s, unknown.confirming_final_s, unknown.judging_s) == (None, None, 0.0)
 
 
+def test_plan_with_more_slots_than_trials_takes_as_long_as_one_trial():
+    cost = evaluating.Cost.of(search_space.parse(searches.FILE, "night.yaml"), {"evaluation_s": 2.0})
+    assert cost.parts(slots=16) == cost.parts(slots=8)
+    assert cost.parts(slots=8)["wall_clock"] == pytest.approx(evaluating.START_S + cost.trial_s)
+    assert cost.parts(slots=3)["training"] == 3 * 20, "8 trials"
+
+
 def test_advice_names_what_shortens_evaluations_that_take_longer_than_training():
     wanted = search_space.parse(searches.FILE, "night.yaml")
     first, points, others = evaluating.Cost.of(wanted, {"evaluation_s": 9.0}).advice()

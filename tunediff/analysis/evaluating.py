@@ -74,7 +74,8 @@ class Cost:
 
         `wall_clock` is the sum, or the search's limit if that is less.
         """
-        trials, total_s = self.space.budget.trials / slots, self.space.budget.total_s
+        # As many trials one after the other as the slot with the most of them has
+        trials, total_s = math.ceil(self.space.budget.trials / slots), self.space.budget.total_s
         seconds = {
             "training": trials * self.space.longest_s,
             "evaluation": trials * (self.judging_s + (self.final_s or 0.0)),
