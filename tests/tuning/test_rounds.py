@@ -86,12 +86,13 @@ def test_candidate_that_fails_in_a_later_round_is_out(run):
 @pytest.mark.parametrize(
     ("rivals", "failing", "names"),
     [
-        (3, "t0000", ["t0000", "t0001", "t0002"]),  # nothing to compare with
+        (3, "t0000", ["t0000"]),  # nothing to compare with
         (2, "t0001", ["t0000", "t0001"]),  # nobody to compare
         (2, "t0002", ["t0000", "t0001", "t0003", "t0002"]),
+        (2, "t0003", ["t0000", "t0001", "t0003"]),
     ],
 )
-def test_it_ends_with_the_baseline_and_with_the_last_rival(run, rivals, failing, names):
+def test_no_run_starts_after_the_baseline_or_the_last_rival_has_failed(run, rivals, failing, names):
     assert [name for name, *_ in run(rivals=rivals, ends={failing: End("nan")})[0]] == names
 
 

@@ -60,10 +60,11 @@ class Rounds:
 
     def _propose(self) -> Iterator[TrialSpec]:
         for number in range(self._most):
-            if 0 in self._out or len(self._candidates) - len(self._out) < 2 or self._over():
-                return
             places = range(len(self._candidates))
-            for place in reversed(places) if number % 2 else places:
+            for turn, place in enumerate(reversed(places) if number % 2 else places):
+                # A failure in the middle of a round ends it there
+                if 0 in self._out or len(places) - len(self._out) < 2 or (turn == 0 and self._over()):
+                    return
                 if place in self._out:
                     continue
                 spec = self._spec(place, number)
