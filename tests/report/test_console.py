@@ -266,6 +266,15 @@ def test_a_start_says_what_all_will_take_and_what_became_of_the_files(tmp_path, 
         assert said.count(f"] {line}") == 1, line
 
 
+def test_plan_and_start_name_first_points_without_a_trial(tmp_path, capsys):
+    points = {"first": [{"loader.batch_size": 64}, {"precision.amp": "bf16"}]}
+    wanted = searches.make(tmp_path / "night", searches.FILE | {"budget": {"per_trial": "20s", "trials": 2}} | points)
+    told = plan.values(wanted, tmp_path, {})
+    console.Console(tmp_path / "night", wanted, planned=told).greet(None)
+    line = "first: only 1 of 2 points run: 2 trials, 1 of them the baseline"
+    assert sum(line in entry for entry in plan.lines(told)) == capsys.readouterr().out.count(line) == 1
+
+
 def test_a_start_says_when_the_first_trial_ends_where_the_limit_is_shorter(tmp_path):
     """15 s of start-up, 3 s of training and 2 s for a run are more than 10 s; evaluations come on top."""
 

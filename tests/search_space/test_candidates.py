@@ -20,6 +20,20 @@ def test_the_baseline_of_a_searched_knob_can_be_given():
     assert (loaded.baseline.loader.batch_size, loaded.candidates[0]["optimizer.lr"]) == (64, 2e-3)
 
 
+def test_first_points_beyond_the_trials_are_said_to_be_left_out():
+    points = [{"loader.batch_size": size} for size in (8, 16, 32, 64, 256)]
+    sizes = {"loader.batch_size": [128, *(point["loader.batch_size"] for point in points)]}
+
+    def skipped(trials, **changes):
+        return parse(search=sizes, first=points, budget={"per_trial": "20s", "trials": trials}, **changes).skipped
+
+    # The second run of the baseline, by default from six trials on, takes the place of a point
+    assert skipped(6) == ("x.yaml: first: only 4 of 5 points run: 6 trials, 2 of them the baseline; allowed: more trials",)
+    assert skipped(3) == ("x.yaml: first: only 2 of 5 points run: 3 trials, 1 of them the baseline; allowed: more trials",)
+    assert skipped(1) == ("x.yaml: first: only 0 of 5 points run: 1 trial, 1 of them the baseline; allowed: more trials",)
+    assert skipped(6, noise=1) == skipped(7) == ()
+
+
 def test_grid_is_every_combination_that_is_possible():
     grid = {
         "loader.batch_size": [128, 96],
@@ -119,7 +133,8 @@ def test_a_rung_that_cannot_stand_alone_is_left_out_with_its_reason():
     assert [point["compile.dynamic"] for point in loaded.candidates] == [False, False, True]
     assert [rung.alone is None for rung in loaded.rungs] == [False, True]
     assert loaded.skipped == (
-        "x.yaml: ladder: any size alone: compile.dynamic: True is not allowed: it needs a compile.mode other than none",
+        "skipped a combination that contradicts itself: x.yaml: ladder: any size alone: compile.dynamic: True is not "
+        "allowed: it needs a compile.mode other than none",
     )
 
 

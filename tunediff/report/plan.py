@@ -195,8 +195,8 @@ def _short(value: float) -> str:
 
 
 def skipped(space: SearchSpace) -> list[str]:
-    """Return which combinations of a grid are not run, and why."""
+    """Return which combinations of a grid and which points are not run, and why."""
     strategies = [dimension.choices or () for dimension in space.dimensions if dimension.name == "parallel.strategy"]
     gpus = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
     notes = [gpus] if any("dp" not in choices for choices in strategies) and resources.local().device == "cpu" else []
-    return [*(f"skipped a combination that contradicts itself: {why}" for why in space.skipped), *notes]
+    return [*space.skipped, *notes]

@@ -215,7 +215,7 @@ class SearchSpace(RunOptions):
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
-    """Why combinations of a grid, or single rungs, are omitted: one message for each."""
+    """What does not run, and why: combinations of a grid, single rungs, points under `first:` beyond the trials."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None

@@ -62,7 +62,7 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
         candidates=tuple(candidates),
         seeds=len(seeds),
         rungs=rungs,
-        skipped=tuple(skipped),
+        skipped=tuple(f"skipped a combination that contradicts itself: {why}" for why in skipped),
     )
 
 

@@ -159,7 +159,8 @@ def parse(
     first, *others = space.candidates
     repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
     space = dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
-    space = dataclasses.replace(space, reruns=_reruns(file.reruns, space))
+    skipped = (*space.skipped, *_left_out(len(others), space))
+    space = dataclasses.replace(space, reruns=_reruns(file.reruns, space), skipped=skipped)
     _check_seeds(space)
     return space
 
@@ -182,6 +183,15 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
     none_left = f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
     refuse(1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
     return runs
+
+
+def _left_out(points: int, space: SearchSpace) -> list[str]:
+    """Return how many of the `points` under `first:` run, if the search has fewer trials; else []."""
+    room = len(space.candidates) - space.noise
+    if space.kind != "search" or points <= room:
+        return []
+    trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
+    return [f"{space.source}: first: only {room} of {text.pluralize(points, 'point')} run: {trials}; allowed: more trials"]
 
 
 def _reruns(trials: int | None, space: SearchSpace) -> int:
