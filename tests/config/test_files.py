@@ -65,6 +65,7 @@ def test_flat_and_nest_are_inverse():
         ("loader: [1, 2", "is not valid YAML"),
         ("- a\n- b", "must hold `key: value` lines, found list"),
         ("loader.workers: 1\nloader.workers: 2", "'loader.workers' is given twice"),
+        ("workload: diffusion\nloader.workers: 1\nloader: {workers: 2}", ": loader.workers: is given twice, 1 and 2"),
         ("workload: diffusion\nloader: {wrkers: 2}", "loader.wrkers: no such knob; did you mean loader.workers"),
         ("loader: {workers: 2}", "workload: is missing: which training are these knobs of? allowed: diffusion"),
         ("workload: sudoku", "workload: unknown name 'sudoku'; allowed: diffusion"),

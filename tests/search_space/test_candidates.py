@@ -28,9 +28,15 @@ def test_first_points_beyond_the_trials_are_said_to_be_left_out():
         return parse(search=sizes, first=points, budget={"per_trial": "20s", "trials": trials}, **changes).skipped
 
     # The second run of the baseline, by default from six trials on, takes the place of a point
-    assert skipped(6) == ("x.yaml: first: only 4 of 5 points run: 6 trials, 2 of them the baseline; allowed: more trials",)
-    assert skipped(3) == ("x.yaml: first: only 2 of 5 points run: 3 trials, 1 of them the baseline; allowed: more trials",)
-    assert skipped(1) == ("x.yaml: first: only 0 of 5 points run: 1 trial, 1 of them the baseline; allowed: more trials",)
+    assert skipped(6) == (
+        "x.yaml: first: only 4 of 5 points run: 6 trials, 2 of them the baseline; allowed: more trials",
+    )
+    assert skipped(3) == (
+        "x.yaml: first: only 2 of 5 points run: 3 trials, 1 of them the baseline; allowed: more trials",
+    )
+    assert skipped(1) == (
+        "x.yaml: first: only 0 of 5 points run: 1 trial, 1 of them the baseline; allowed: more trials",
+    )
     assert skipped(6, noise=1) == skipped(7) == ()
 
 

@@ -117,6 +117,11 @@ def test_fixing_all_searched_knobs_is_refused():
         narrow("loader.batch_size=64", search={"loader.batch_size": [64, 128]}, first=[])
 
 
+def test_a_knob_given_nested_and_dotted_is_refused():
+    with pytest.raises(ConfigError, match=r"x.yaml: fixed: loader.workers: is given twice, 1 and 2; allowed: once"):
+        narrow("optimizer.lr=1e-3", fixed={"loader": {"workers": 1}, "loader.workers": 2})
+
+
 def test_a_knob_given_twice_is_refused():
     with pytest.raises(
         ConfigError, match=r"command line: optimizer.lr: is given twice: optimizer.lr=1e-3, optimizer.lr=2"

@@ -21,6 +21,9 @@ def test_all_is_what_fits_here(tmp_path):
     assert len(search_space.load(file).candidates) == 2, "one worker where nobody says what there is"
     with pytest.raises(ConfigError, match="parallel.workers: 'all' is not allowed with --address"):
         search_space.read(file, world_sizes=())
+    nested = {"parallel": {"workers": "all"}, "loader": {"batch_size": [64, 128]}}
+    file.write_text(yaml.safe_dump({"workload": "digits", "budget": {"per_trial": "5s"}, "grid": nested}))
+    assert search_space.read(file, world_sizes=(1, 2, 4)) == content
     file.write_text(yaml.safe_dump({"workload": "digits", "grid": {"parallel.strategy": "all"}}))
     assert search_space.read(file)["grid"]["parallel.strategy"] == ["ddp", "fsdp", "pipeline"]
     assert search_space.read(file, gpu=True)["grid"]["parallel.strategy"] == ["ddp", "dp", "fsdp", "pipeline"]

@@ -7,6 +7,7 @@ from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.search_space.sections import _times
 
+TWICE = "is given twice, 1 and 2; allowed: once, nested or dotted"
 REFUSED = [
     (changed() | {3: 4}, "x.yaml: 3: no such key; allowed: early_stopping, seed"),
     (changed(serch={}), "x.yaml: serch: no such key; allowed: early_stopping, seed"),
@@ -55,6 +56,10 @@ REFUSED = [
         "x.yaml: budget: total: '9s' is less than per_trial = '40s', 10 s for a trial",
     ),
     (changed(fixed={"loader.wrkers": 1}), "x.yaml: fixed: loader.wrkers: no such knob; did you mean loader.workers"),
+    (changed(fixed={"loader": {"workers": 1}, "loader.workers": 2}), f"x.yaml: fixed: loader.workers: {TWICE}"),
+    (changed(baseline={"optimizer": {"lr": 1}, "optimizer.lr": 2}), f"x.yaml: baseline: optimizer.lr: {TWICE}"),
+    (changed(first=[{"loader.workers": 1, "loader": {"workers": 2}}]), f"x.yaml: first[0]: loader.workers: {TWICE}"),
+    (searched(loader={"workers": [1]}, loader__workers=[2]), "x.yaml: search: loader.workers: is given twice, [1] and [2]"),
     (changed(fixed={"optimizer.lr": 1e-3}), "x.yaml: fixed: optimizer.lr: is searched in this file as well"),
     (changed(fixed={"loader.workers": -1}), "x.yaml: fixed: loader.workers: -1 is not allowed"),
     (changed(baseline={"loader.workers": 1}), "x.yaml: baseline: loader.workers: is not searched; put it under fixed:"),

@@ -123,7 +123,7 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     kind = f"{path}: is a search file, not a configuration; its best one is what python -m tunediff.export NAME writes"
     refuse("budget" in content and {"search", "grid", "trials", "ladder"} & content.keys(), kind)
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
-    config = override(schema.default(), flatten(content), where=str(path), check=not words)
+    config = override(schema.default(), flatten(content, str(path)), where=str(path), check=not words)
     return with_words(config, words)
 
 

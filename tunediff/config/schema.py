@@ -269,11 +269,25 @@ def nest(values: Mapping[str, Any]) -> Lines:
     return nested
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> Values:
-    """Return knobs by dotted name: {"loader": {"workers": 2}} → {"loader.workers": 2}."""
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def flatten(
+    nested: Mapping[str, Any], where: str = "knobs", prefix: str = "", is_section: Callable[[Any], bool] = _is_mapping
+) -> Values:
+    """Return knobs by dotted name: {"loader": {"workers": 2}} → {"loader.workers": 2}.
+
+    `is_section`: whether a value contains knobs. Raises `ConfigError` for a knob that is given both nested and dotted.
+    """
     flat: Values = {}
     for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        inner = flatten(value, where, f"{name}.", is_section) if is_section(value) else {name: value}
+        for twice in inner.keys() & flat.keys():
+            both = f"{flat[twice]!r} and {inner[twice]!r}"
+            raise ConfigError(f"{where}: {twice}: is given twice, {both}; allowed: once, nested or dotted")
+        flat |= inner
     return flat
 
 

@@ -50,7 +50,7 @@ def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu:
     if not file or {"search", "grid", "trials", "ladder"} & content.keys():
         return content
     baseline = cfg.baseline(str(workload), str(path), path.parent)
-    fixed = cfg.flatten(content.get("fixed") or {})
+    fixed = cfg.flatten(content.get("fixed") or {}, f"{path}: fixed")
     baseline = cfg.override(baseline, fixed, f"{path}: fixed", check=False)
     fixed |= cfg.parse_overrides(words, baseline.schema)
     return {**content, "search": infer_search_space(cfg.override(baseline, fixed, "command line"), cores, gpu, fixed)}

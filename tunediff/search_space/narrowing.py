@@ -70,11 +70,12 @@ class _Narrowing:
 
     def __init__(self, content: Lines, source: str, folder: Path, words: Sequence[str], form: str) -> None:
         self.content, self.source, self.words, self.form = content, source, words, form
-        self.searched: Lines = spread(content[form])
-        self.baseline = cfg.flatten(content.get("baseline") or {})
+        self.searched: Lines = spread(content[form], f"{source}: {form}")
+        self.baseline = cfg.flatten(content.get("baseline") or {}, f"{source}: baseline")
         named = content.get("workload")
         base = cfg.baseline(str(named), source, folder) if named else cfg.load(folder / str(content["base"]))
-        base = cfg.override(base, cfg.flatten(content.get("fixed") or {}), f"{source}: fixed", check=False)
+        fixed = cfg.flatten(content.get("fixed") or {}, f"{source}: fixed")
+        base = cfg.override(base, fixed, f"{source}: fixed", check=False)
         self.base = cfg.override(base, self.baseline, f"{source}: baseline", check=False)
         self.schema = self.base.schema
         values = cfg.parse_overrides(words, self.schema)
@@ -164,7 +165,7 @@ class _Narrowing:
         for i, point in enumerate(points):
             if not isinstance(point, dict):
                 return points  # reported later
-            flat = cfg.flatten(point)
+            flat = cfg.flatten(point, f"{self.source}: first[{i}]")
             left = {name: value for name, value in flat.items() if name in search or name not in self.searched}
             try:
                 members = cfg.flat(cfg.override(config, left, check=False))

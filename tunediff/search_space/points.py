@@ -92,7 +92,7 @@ def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:
 
 def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
     """Return the points by dotted names; the keys are their places in the file."""
-    points = {where: cfg.flatten(entry) for where, entry in entries.items()}
+    points = {where: cfg.flatten(entry, where) for where, entry in entries.items()}
     for where, point in points.items():
         for name in point:
             schema.knob(name, where)
@@ -148,13 +148,14 @@ def _same_everywhere(name: str) -> str:
     return f"must be the same in every trial{protocol}; put it under fixed:{hint}"
 
 
-def spread(content: Lines, prefix: str = "") -> Lines:
-    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64, 128]`."""
-    knobs: Lines = {}
-    for name, spec in content.items():
-        inner = isinstance(spec, dict) and spec and not spec.keys() & vars(Spec())
-        knobs |= spread(spec, f"{prefix}{name}.") if inner else {f"{prefix}{name}": spec}
-    return knobs
+def spread(content: Lines, where: str) -> Lines:
+    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64, 128]`.
+
+    Raises `ConfigError` for a knob that is given twice.
+    """
+    keys = vars(Spec()).keys()
+    is_section = lambda spec: isinstance(spec, dict) and bool(spec) and not spec.keys() & keys  # noqa: E731
+    return cfg.flatten(content, where, is_section=is_section)
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:

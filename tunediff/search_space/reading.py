@@ -102,9 +102,10 @@ def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Li
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     grid = content.get("grid")
+    grid = spread(grid, f"{path}: grid") if isinstance(grid, dict) else {}
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
     for name, values, example in (("workers", world_sizes, "[1, 2, 4]"), ("strategy", strategies, "[ddp, fsdp]")):
-        if isinstance(grid, dict) and grid.get(f"parallel.{name}") == "all":
+        if grid.get(f"parallel.{name}") == "all":
             unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
             refuse(not world_sizes, f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}")
             grid = content["grid"] = {**grid, f"parallel.{name}": list(values)}
@@ -127,8 +128,9 @@ def parse(
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
     # Sections, baseline and objective
     file = checked(File, dict(content), source)
-    search, grid = (spread(form) if form is not None else None for form in (file.search, file.grid))
-    file = dataclasses.replace(file, search=search, grid=grid)
+    forms = {"search": file.search, "grid": file.grid}
+    named = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
+    file = dataclasses.replace(file, **named)
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
     metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
@@ -191,7 +193,9 @@ def _left_out(points: int, space: SearchSpace) -> list[str]:
     if space.kind != "search" or points <= room:
         return []
     trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
-    return [f"{space.source}: first: only {room} of {text.pluralize(points, 'point')} run: {trials}; allowed: more trials"]
+    return [
+        f"{space.source}: first: only {room} of {text.pluralize(points, 'point')} run: {trials}; allowed: more trials"
+    ]
 
 
 def _reruns(trials: int | None, space: SearchSpace) -> int:
@@ -255,7 +259,8 @@ def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> An
     named = file.workload is not None
     base = cfg.baseline(str(file.workload), source, folder) if named else cfg.load(folder / str(file.base))
     overrides = cfg.parse_overrides(words, base.schema)
-    fixed, starting = cfg.flatten(file.fixed), cfg.flatten(file.baseline)
+    fixed = cfg.flatten(file.fixed, f"{source}: fixed")
+    starting = cfg.flatten(file.baseline, f"{source}: baseline")
     searched = file.search or file.grid or {}
     twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "
     for name in [*fixed, *overrides]:
