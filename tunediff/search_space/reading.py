@@ -129,7 +129,7 @@ def parse(
     # Sections, baseline and objective
     file = checked(File, dict(content), source)
     forms = {"search": file.search, "grid": file.grid}
-    named = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
+    named: Lines = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
     file = dataclasses.replace(file, **named)
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
@@ -192,10 +192,9 @@ def _left_out(points: int, space: SearchSpace) -> list[str]:
     room = len(space.candidates) - space.noise
     if space.kind != "search" or points <= room:
         return []
+    run = f"only {room} of {text.pluralize(points, 'point')} run"
     trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
-    return [
-        f"{space.source}: first: only {room} of {text.pluralize(points, 'point')} run: {trials}; allowed: more trials"
-    ]
+    return [f"{space.source}: first: {run}: {trials}; allowed: more trials"]
 
 
 def _reruns(trials: int | None, space: SearchSpace) -> int:
