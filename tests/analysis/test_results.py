@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import point
 from tests.searches import make, write
 from tunediff import analysis
-from tunediff.analysis import why
+from tunediff.analysis import evidence, why
 from tunediff.analysis.pareto import pareto
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
@@ -40,6 +40,16 @@ def test_best_and_front_follow_the_direction(found):
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))
     assert [trial.name for trial in pareto(of_two)] == ["t0001", "t0000"]
     assert [trial.name for trial in pareto(upwards(of_two))] == ["t0002"]
+
+
+def test_knob_with_the_name_of_another_column_has_a_column_of_its_own(found):
+    for trial in found.trials:
+        trial.config |= {"samples": 5, "speedup": 7}
+    assert list(found.table()["samples"]) == [trial.points[-1].samples for trial in found.trials]
+    frame = evidence.read(found).table()
+    assert (set(frame["knobs.samples"]), set(frame["knobs.speedup"])) == ({5}, {7})
+    assert frame["speedup"].isna().all()
+    assert "loader.batch_size" in frame
 
 
 def test_what_differs_from_the_baseline(tmp_path):

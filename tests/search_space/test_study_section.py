@@ -1,10 +1,13 @@
 """The `study:` section of a search file."""
 
+import dataclasses
+import types
+
 import pytest
 
 from tests.search_space.files import changed, parse, rungs, studied
 from tunediff import search_space
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, Metric, Workload
 from tunediff.search_space import study
 
 
@@ -16,6 +19,19 @@ def test_a_study_names_knobs_and_quantities():
     assert parse(study={"columns": ["operation"]}, operations=3).study.has_figure, "that of the operations"
     assert parse(study={"columns": ["status"], "y": ["step_s", "epoch_s"]}).study.y == ("step_s", "epoch_s")
     assert parse().study is None
+
+
+def test_column_that_is_a_knob_and_a_quantity_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Knobs:
+        samples: int = 5
+        width: int = 64
+
+    mine = Workload("mine", types.SimpleNamespace(Knobs=Knobs, OBJECTIVE=Metric("accuracy", "max")))
+    assert study.parse({"columns": ["width", "step_s"]}, "x.yaml", mine).columns == ("width", "step_s")
+    for section in ({"columns": ["samples"]}, {"columns": ["width"], "x": "width", "y": "samples"}):
+        with pytest.raises(ConfigError, match="'samples' is a quantity and a knob of mine; rename the knob"):
+            study.parse(section, "x.yaml", mine)
 
 
 def test_every_quantity_is_explained():

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -242,8 +242,12 @@ class Results:
         measured = {name: [value for value in values if value is not None] for name, values in spent.items()}
         return {name: sum(values) if values else None for name, values in measured.items()}
 
-    def table(self) -> pd.DataFrame:
-        """Return one row per trial: status, objective, rates, and every knob by its dotted name."""
+    def table(self, more: Collection[str] = ()) -> pd.DataFrame:
+        """Return one row per trial: status, objective, rates, and every knob by its dotted name.
+
+        A knob that has the name of another column, of this table or of those `more` that the caller adds, is in the
+        column `knobs.NAME`.
+        """
         rows, judged = [], self.judged
         costs = [name for name in ("energy_wh", "price") if any(last(trial, name) is not None for trial in self.trials)]
         for trial in self.trials:
@@ -255,7 +259,9 @@ class Results:
                 "versus_baseline": self.versus_baseline(trial),
             }
             measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
-            rows.append({**reached, **measured, "reason": trial.remarks, **trial.config})
+            cells = {**reached, **measured, "reason": trial.remarks}
+            taken = {*cells, *more}
+            rows.append(cells | {f"knobs.{n}" if n in taken else n: value for n, value in trial.config.items()})
         return pd.DataFrame(rows)
 
     def curves(self) -> pd.DataFrame:

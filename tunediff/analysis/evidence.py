@@ -159,12 +159,13 @@ class Evidence:
         In a search with one seed also `within_noise_of_best`: True also for the best, empty if the noise
         is not known.
         """
-        frame = self.results.table()
+        added = ("speedup_at_least", "speedup")
+        frame = self.results.table((*added, NEAR))
         if frame.empty:
             return frame
         ended = [self.speedup(trial) if trial.status == "ok" else "" for trial in self.results.trials]
         place = list(frame.columns).index("versus_baseline") + 1
-        for name in ("speedup_at_least", "speedup"):
+        for name in added:
             frame.insert(place, name, [speedup_values(speedup)[name] for speedup in ended])
         if self.compared is None:
             ranked = {trial.name for trial in self.results.ranked} if self.noise is not None else set[str]()

@@ -107,6 +107,8 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
             if name not in allowed:
                 raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}")
             refuse(names.count(name) > 1, f"{where}: {key}: {name!r} is given twice")
+            both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
+            refuse(both, f"{where}: {key}: {name!r} is a quantity and a knob of {workload.title}; rename the knob")
     for key, names in (("columns", study.columns), ("y", study.y)):
         for name in names:
             odd = study.of_operations and name in numbers
