@@ -153,8 +153,10 @@ def spread(content: Lines, where: str) -> Lines:
 
     Raises `ConfigError` for a knob that is given twice.
     """
-    keys = vars(Spec()).keys()
-    is_section = lambda spec: isinstance(spec, dict) and bool(spec) and not spec.keys() & keys  # noqa: E731
+
+    def is_section(spec: object) -> bool:
+        return isinstance(spec, dict) and bool(spec) and not spec.keys() & vars(Spec()).keys()
+
     return cfg.flatten(content, where, is_section=is_section)
 
 
