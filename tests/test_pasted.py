@@ -37,6 +37,20 @@ def storage(tmp_path, monkeypatch):
     return here / STORAGE
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.9995, "0.9995"), (0.9999, "0.9999"), (0.999999, "0.999999"), (0.1, "0.1"), (1e-5, "1e-05"), (256.0, "256"),
+        (0.0015625, "0.0015625"), (0.002289851460477038, "0.00229"), (0.9998123456789012, "0.999812"),
+        (51234.56789012345, "51235"), (0.30000000000000004, "0.3"), (float("nan"), "nan"), (0.0, "0"), (True, "True"),
+        ([0.9, 0.9999], "[0.9, 0.9999]"),
+    ],
+)  # fmt: skip
+def test_knob_values_are_short_and_mean_what_was_chosen(value, words):
+    """A `beta2` of 0.9999 is not printed as 1, which the knob refuses."""
+    assert text.knobs({"optimizer.beta2": value}) == f"optimizer.beta2={words}"
+
+
 def interrupted(*_):
     raise KeyboardInterrupt
 

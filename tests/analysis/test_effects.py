@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.searches import make, write
+from tests.searches import FILE, make, write
 from tunediff.analysis import effects, importance, journals, speed
 from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN
 from tunediff.analysis.pareto import front
@@ -46,6 +46,24 @@ def test_a_range_is_cut_into_parts_of_equal_numbers(tmp_path):
     assert effect.levels[0].label.startswith("1.00e-04 … ")
     assert effect.levels[-1].label.endswith(" … 1.00e-02"), "all ends are written in one way"
     assert effect.verdict == ABOVE
+
+
+def test_knob_values_that_differ_in_a_late_digit_are_levels_of_their_own(tmp_path):
+    space = {"ema.max_decay": [0.999, 0.9995, 0.9999], "optimizer.beta2": [0.9995, 0.9999, 0.999]}
+    wanted = make(tmp_path / "night", FILE | {"search": space})
+    decays, ends = space["ema.max_decay"], (1.0, 1.5, 1.1)
+    for number in range(12):
+        curve = ((20.0, 4000, ends[number % 3] + 0.001 * number),)
+        point = {"ema.max_decay": decays[number % 3], "optimizer.beta2": space["optimizer.beta2"][number % 2]}
+        write(tmp_path / "night", wanted, number, point, curve)
+    results = journals.read(tmp_path / "night")[0]
+    decay, beta = effects.effects(results)
+    assert [(level.label, len(level.members)) for level in decay.levels] == [("0.999", 4), ("0.9995", 4), ("0.9999", 4)]
+    assert [level.label for level in beta.levels] == ["0.9995", "0.9999"]
+    assert (decay.verdict, beta.verdict) == (ABOVE, WITHIN)
+    shares = importance.importance(results, lambda trial: trial.value(results.metric))
+    assert (shares.unvaried, max(shares.shares, key=shares.shares.get)) == ([], "ema.max_decay")
+    assert shares.fit > 0.9
 
 
 def test_few_trials_are_not_judged(night):

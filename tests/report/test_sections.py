@@ -444,6 +444,21 @@ def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
         assert (at_end.min(), at_end.max()) == pytest.approx((2.0, 2.4))
 
 
+def test_curves_over_seeds_have_a_panel_for_each_value_of_a_knob(tmp_path):
+    """Also for values that are equal in their first three digits."""
+    content = {
+        "workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 2,
+        "grid": {"ema.max_decay": [0.9995, 0.9999], "optimizer.beta2": [0.99, 0.9985, 0.999]},
+    }  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    for number, point in enumerate(wanted.candidates):
+        write(tmp_path / "night", wanted, number, drawn=point)
+    figure = curves.of_means(evidence.read(analysis.read(tmp_path / "night")).compared, None)
+    assert [axes.get_title() for axes in figure.axes] == ["ema.max_decay = 0.9999", "ema.max_decay = 0.9995"]
+    names = [words.get_text() for words in figure.legends[0].get_texts()]
+    assert names == ["baseline (0.999, 0.9999)", "0.99", "0.9985", "0.999"]
+
+
 # ------------------------------------------------------------------------------------------------------------ telephone
 def test_tables_that_decide_stack_on_a_telephone():
     told = html.table(["what", "speed-up"], [["loader.batch_size=64", "at least 4"]], words=1, stacks=True)

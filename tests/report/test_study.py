@@ -401,6 +401,16 @@ def test_lines_have_the_values_of_the_table(drawn):
     assert axes.figure.legends[0].get_title().get_text() == "parallel.workers"
 
 
+def test_lines_of_knob_values_that_differ_in_a_late_digit_are_separate(drawn):
+    text = GRID.replace("parallel.workers: [1, 2]", "ema.max_decay: [0.9995, 0.9999]")
+    measure = {0.9995: 100.0, 0.9999: 200.0}
+    (axes,) = drawn(
+        text.replace("parallel.workers, loader", "ema.max_decay, loader"),
+        lambda config: {"samples_per_s": measure[config.ema.max_decay], "disturbed": False},
+    )
+    assert lines(axes) == {"0.9995": ([64, 128], [10, 10]), "0.9999": ([64, 128], [5, 5])}
+
+
 def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):
     text = FIGURES["panels"].replace("- 1\n", "- X\n").replace("- 2\n", "- 1\n").replace("- X\n", "- 2\n")
     rate, step = drawn(text)
@@ -545,6 +555,7 @@ def test_numbers_are_shown_as_they_are_read():
     assert study_table.shown(study, "peak_memory_mib", 2249.3) == "2249"
     assert study_table.shown(study, "samples_per_s", None) == study_table.shown(study, "samples_per_s", math.nan) == ""
     assert study_table.shown(study, "precision.amp", "bf16") == "bf16"
+    assert study_table.shown(study, "optimizer.beta2", 0.9999) == "0.9999"
 
 
 def test_knobs_may_stand_after_options():

@@ -326,4 +326,4 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def shown(value: Any) -> str:
     """Return a knob's value as YAML shows it: `true`, `[8, 16]`, `0.00123`."""
-    return json.dumps(value) if isinstance(value, bool) or value is None else text.number(value)
+    return json.dumps(value) if isinstance(value, bool) or value is None else text.knob_value(value)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +19,10 @@ from tunediff.analysis import RATE, Results, failed, shown
 from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
-from tunediff.core.text import number
+from tunediff.core.text import knob_value, number
 from tunediff.core.trial_record import PAUSED, TrialRecord
 from tunediff.search_space import Dimension
+from tunediff.search_space.model import as_param
 
 BINS = 5
 """Parts of a range, with about the same number of trials in each."""
@@ -89,12 +91,13 @@ def effects(results: Results) -> list[Effect]:
 def _groups(dimension: Dimension, trials: list[TrialRecord]) -> list[tuple[str, list[TrialRecord]]]:
     """Return the trials by the value of a knob, or by the part of its range."""
     # Few different values, or no range: one group per value
-    values = [trial.drawn[dimension.name] for trial in trials]
-    distinct, on_scale = set(map(shown, values)), is_range(dimension, values)
-    if not on_scale or len(distinct) <= BINS + 1:
+    values, by_value = [trial.drawn[dimension.name] for trial in trials], dict[Any, list[TrialRecord]]()
+    for trial, value in zip(trials, values, strict=True):
+        by_value.setdefault(as_param(value), []).append(trial)
+    on_scale = is_range(dimension, values)
+    if not on_scale or len(by_value) <= BINS + 1:
         order = [*(dimension.choices or (sorted(values) if on_scale else ())), *values]
-        labels = [word for word in dict.fromkeys(map(shown, order)) if word in distinct]
-        return [(word, [t for t, v in zip(trials, values, strict=True) if shown(v) == word]) for word in labels]
+        return [(shown(value), by_value[value]) for value in dict.fromkeys(map(as_param, order)) if value in by_value]
     # A range: parts with about the same number of trials
     parts = max(2, min(BINS, len(values) // 4))
     edges = np.unique(np.quantile(values, np.linspace(0, 1, parts + 1)))
@@ -106,7 +109,7 @@ def _groups(dimension: Dimension, trials: list[TrialRecord]) -> list[tuple[str, 
         groups.append((min(drawn), max(drawn), inside))
     # If one end needs an exponent, write all of them with one.
     tiny = any("e" in number(end) for *ends, _ in groups for end in ends)
-    return [(" … ".join(f"{end:.2e}" if tiny else number(end) for end in ends), inside) for *ends, inside in groups]
+    return [(" … ".join(f"{end:.2e}" if tiny else knob_value(end) for end in ends), inside) for *ends, inside in groups]
 
 
 def effects_table(results: Results, effects: Sequence[Effect]) -> pd.DataFrame:

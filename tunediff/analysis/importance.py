@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunediff.analysis import Results, is_number, shown
+from tunediff.analysis import Results, is_number
 from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
+from tunediff.search_space.model import as_param
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -72,7 +73,7 @@ def importance(results: Results, target: Callable[[TrialRecord], float | None], 
     rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in measured]
     dimensions = searched(results)
     # Knobs with several values
-    values = {d.name: {shown(drawn[d.name]) for drawn, _ in rows if d.name in drawn} for d in dimensions}
+    values = {d.name: {as_param(drawn[d.name]) for drawn, _ in rows if d.name in drawn} for d in dimensions}
     varied = [d for d in dimensions if len(values[d.name]) > 1]
     if len(rows) < ENOUGH or not varied or len({value for _, value in rows}) < 2:
         return None
@@ -102,12 +103,11 @@ def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Seque
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     kinds = {d.name: _distribution(d, [drawn[d.name] for drawn, _ in rows]) for d in dimensions}
-    words = {name for name, kind in kinds.items() if isinstance(kind, optuna.distributions.CategoricalDistribution)}
     with errors_only("optuna"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study()
         for drawn, value in rows:
-            params = {name: shown(drawn[name]) if name in words else drawn[name] for name in kinds}
+            params = {name: as_param(drawn[name]) for name in kinds}
             study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=value))
         forest = FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
         shares = get_param_importances(study, evaluator=forest, params=list(kinds), normalize=False)
@@ -121,7 +121,12 @@ def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistributi
     if is_range(dimension, values):
         low, high = min(dimension.low, *values), max(dimension.high, *values)
         return FloatDistribution(low, high, log=dimension.log and low > 0)
-    return CategoricalDistribution(sorted({shown(value) for value in values}))
+    return CategoricalDistribution(_choices(values))
+
+
+def _choices(values: Sequence[Any]) -> list[Any]:
+    """Return the different values as Optuna stores them."""
+    return sorted(set(map(as_param, values)), key=str)
 
 
 def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None:
@@ -134,8 +139,7 @@ def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None
         if is_range(dimension, values):
             columns.append(np.array(values, dtype=float))
         else:
-            words = np.array([shown(value) for value in values])
-            columns += [(words == word).astype(float) for word in sorted(set(words))]
+            columns += [np.array([as_param(v) == choice for v in values], dtype=float) for choice in _choices(values)]
     if not columns:
         return None
     forest = RandomForestRegressor(n_estimators=200, oob_score=True, random_state=0)

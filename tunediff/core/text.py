@@ -51,6 +51,19 @@ def number(value: Any) -> str:
     return f"{value:.0f}" if "e" in digits else digits
 
 
+def knob_value(value: Any) -> str:
+    """Format a knob's value without changing what it means: `0.9995` stays that, where `number` rounds it to 1.
+
+    Up to 12 significant digits are exact, which covers every value that somebody wrote. Longer values were drawn from a
+    range: they get 3 significant digits, or as many as their distance from 1 needs to have 3.
+    """
+    exact = f"{value:.12g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float) or not math.isfinite(value) or float(exact) == value:
+        return exact
+    digits = max(3, math.floor(math.log10(abs(value))) + 1, 2 - math.floor(math.log10(abs(1 - value))))
+    return f"{value:.{digits}g}"
+
+
 def block(values: Mapping[str, Any]) -> str:
     """Format a result as lines of `key: value`; `none` for what is not known."""
     return "\n".join(f"{key}: {'none' if value is None else number(value)}" for key, value in values.items())
@@ -92,7 +105,7 @@ def format_exact(value: float) -> str:
 
 def knobs(values: Mapping[str, Any]) -> str:
     """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are none."""
-    return " ".join(f"{name}={number(value)}" for name, value in values.items()) or "baseline"
+    return " ".join(f"{name}={knob_value(value)}" for name, value in values.items()) or "baseline"
 
 
 def finite(value: Any) -> Any:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from tunediff.analysis import is_number
 from tunediff.core import colors
-from tunediff.core.text import number
+from tunediff.core.text import knob_value, number
 from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
 from tunediff.report.style import NARROW_IN, WIDTH_IN, Digits, headline, legend, max_characters, sheet, stacked
 from tunediff.report.words import fitted, short
@@ -53,7 +53,7 @@ def _lines(table: Table, x: str) -> Figure:
     measured, ys = x in table.study.numbers, table.study.y
     along = "".join(table.varied[-1:]) if measured else x
     others = [knob for knob in table.varied if knob != along]
-    names = [", ".join(number(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
+    names = [", ".join(knob_value(row.knobs[knob]) for knob in others if knob in row.knobs) for row in table.rows]
     # One panel per y: lines through the points of equal names, then labels at the points.
     figure, panels = sheet(len(ys), 4.6, 5.6 * len(ys) + 1)
     for axes, y in zip(panels, ys, strict=True):
@@ -68,7 +68,7 @@ def _lines(table: Table, x: str) -> Figure:
             if places:
                 axes.plot(*zip(*places, strict=True), f"{MARKERS[i % 8]}-", color=_series(i), markersize=5, label=line)
         for at, value, _, row in points:
-            words = f"{number(row.knobs.get(along, '')) if measured else ''} {table.marks(row)}".strip()
+            words = f"{knob_value(row.knobs.get(along, '')) if measured else ''} {table.marks(row)}".strip()
             axes.annotate(words, (at, value), (4, 4), textcoords="offset points", fontsize=8)
         _scale(axes, [point[0] for point in points], [point[1] for point in points], ticks=not measured)
         axes.set(xlabel=table.study.quantity(x).heading, ylabel=table.study.quantity(y).heading)
@@ -117,7 +117,7 @@ def _bars(table: Table) -> Figure:
     leaves = [knob.rpartition(".")[2] for knob in table.varied]
     clear = {knob: leaf if leaves.count(leaf) == 1 else knob for knob, leaf in zip(table.varied, leaves, strict=True)}
     named = [{short: row.knobs[knob] for knob, short in clear.items() if knob in row.knobs} for row in rows]
-    labels = [", ".join(f"{short} {number(value)}" for short, value in of.items()) for of in named]
+    labels = [", ".join(f"{short} {knob_value(value)}" for short, value in of.items()) for of in named]
     names = [words or row.label for words, row in zip(labels, rows, strict=True)]
     panels = [ys] if stacked else [(y,) for y in ys]
     figure, sheets = sheet(len(panels), _height_in(len(rows)), 5.5 * len(panels) + 4, sharey=True)

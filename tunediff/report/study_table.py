@@ -16,7 +16,7 @@ from tunediff.analysis.speed import break_even, predicted_step_s
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.core.text import number
+from tunediff.core.text import knob_value, number
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import has_value, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
@@ -170,6 +170,8 @@ def shown(study: Study, column: str, value: object) -> str:
     """Return a value as text, in the unit of its column's heading; '' if it is unknown."""
     if not has_value(value):
         return ""
+    if column not in {**study.numbers, **OPERATIONS}:
+        return knob_value(value)
     return number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
 
 

@@ -15,7 +15,7 @@ from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
-from tunediff.core.text import number, pluralize
+from tunediff.core.text import knob_value, number, pluralize
 from tunediff.core.trial_record import PAUSED, TrialRecord
 from tunediff.report import style
 from tunediff.report.context import ReportContext, lead, marked, note
@@ -25,6 +25,7 @@ from tunediff.report.html import Html, el, join, table
 from tunediff.report.style import Highlights, annotate, label_line_ends, objective_axis, plain_numbers, ring, sheet
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import duration, secs, short
+from tunediff.search_space.model import as_param
 
 # --------------------------------------------------------------------------------------------------------------- trials
 Line = Sequence[tuple[float, float]]
@@ -219,7 +220,7 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     # Panels, and one colour per configuration over all panels.
     shown = [group for group in compared.groups if group.curve(compared.metric)]
     panel_knob, line_knob = _panels_and_lines(shown) or (None, None)
-    values = _values(shown, panel_knob) if panel_knob is not None else [""]
+    values = _values(shown, panel_knob) if panel_knob is not None else [None]
     figure, panels = sheet(len(values), 4.7, max(style.WIDTH_IN, 3.0 * len(values)), sharey=True)
     levels = [level for group in shown for level in group.curve(compared.metric)]
     named = [(group, group.name if line_knob is None else _line_name(group, shown, line_knob)) for group in shown]
@@ -228,12 +229,12 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     lines: dict[str, Line2D] = {}
     for axes, value in zip(panels, values, strict=True):
         for group, name in named:
-            here = panel_knob is None or number(group.knobs[panel_knob]) == value
+            here = panel_knob is None or as_param(group.knobs[panel_knob]) == value
             if not (here or not group.changed):
                 continue
             if not group.changed or group is best:
                 role = ", ".join(["baseline"] * (not group.changed) + ["best mean"] * (group is best))
-                where = name if panel_knob is None else f"{name}, {number(group.knobs[panel_knob])}"
+                where = name if panel_knob is None else f"{name}, {knob_value(group.knobs[panel_knob])}"
                 name = role if where == "baseline" else f"{role} ({where})"
                 color = WINNER if group.changed else BASELINE
                 look: _Look = {"color": color, "linewidth": 2.2, "zorder": 3}
@@ -248,7 +249,7 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
         axes.set_xlabel(results.clock.seconds)
         axes.set_xlim(left=0)
         objective_axis(axes, results, all(level.mean > level.sd for level in levels))
-        axes.set_title(short(f"{panel_knob} = {value}", 44) if panel_knob is not None else "")
+        axes.set_title(short(f"{panel_knob} = {knob_value(value)}", 44) if panel_knob is not None else "")
     if lines:
         # Baseline and best first, then in the order of the colours.
         order = sorted(lines, key=lambda name: list(looks).index(name) if name in looks else -1)
@@ -262,9 +263,9 @@ def _look(place: int) -> _Look:
     return {"color": colors.SERIES[color], "linewidth": 1.5, "linestyle": LINE_STYLES[turn % len(LINE_STYLES)]}
 
 
-def _values(groups: list[Group], knob: str) -> list[str]:
-    """Return the values of a knob as text, in the order of their first use."""
-    return list(dict.fromkeys(number(group.knobs[knob]) for group in groups))
+def _values(groups: list[Group], knob: str) -> list[Any]:
+    """Return the values of a knob as Optuna stores them, in the order of their first use."""
+    return list(dict.fromkeys(as_param(group.knobs[knob]) for group in groups))
 
 
 def _panels_and_lines(groups: list[Group]) -> tuple[str, str] | None:
@@ -279,5 +280,5 @@ def _panels_and_lines(groups: list[Group]) -> tuple[str, str] | None:
 def _line_name(group: Group, groups: list[Group], lines: str) -> str:
     """Return the label of a line: the value of its knob, and of knobs that only some configurations have."""
     special = {k: v for k, v in group.knobs.items() if not all(k in other.knobs for other in groups)}
-    words = [f"{name.rpartition('.')[2]}={number(value)}" for name, value in special.items()]
-    return ", ".join([number(group.knobs[lines]), *words])
+    words = [f"{name.rpartition('.')[2]}={knob_value(value)}" for name, value in special.items()]
+    return ", ".join([knob_value(group.knobs[lines]), *words])
