@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 
 from tests.helpers import point
-from tests.searches import make, write
+from tests.searches import FILE, make, write
 from tunediff import analysis
 from tunediff.analysis import evidence, why
-from tunediff.analysis.pareto import pareto
+from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
+from tunediff.report import result_json
 
 
 @pytest.fixture
@@ -38,8 +39,43 @@ def test_best_and_front_follow_the_direction(found):
     for trial, cost in zip(found.trials, (500.0, 600.0, 500.0), strict=True):
         trial.points[-1] = dataclasses.replace(trial.points[-1], peak_memory_mib=cost)
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))
-    assert [trial.name for trial in pareto(of_two)] == ["t0001", "t0000"]
-    assert [trial.name for trial in pareto(upwards(of_two))] == ["t0002"]
+    assert [row.trial.name for row in pareto(of_two)] == ["t0001", "t0000"]
+    assert [row.trial.name for row in pareto(upwards(of_two))] == ["t0002"]
+
+
+def test_the_front_compares_means_over_runs(tmp_path):
+    """As the headline does: the baseline's lucky first run, 0.9, is no trade-off beside 0.87, since its mean is 0.85."""
+    content = FILE | {"workload": "digits_classifier", "objective": ["accuracy", "peak_memory_mib"]}
+    content["search"] = {"loader.batch_size": [32, 64, 128]}
+    wanted = make(tmp_path / "night", content)
+    runs = [({}, 0.9), (wanted.candidates[0] | {"seed": 1}, 0.8), ({"loader.batch_size": 64}, 0.87)]
+    for number, (knobs, value) in enumerate(runs):
+        drawn = knobs if "seed" in knobs else wanted.expand(knobs, "test")
+        write(tmp_path / "night", wanted, number, drawn=drawn, curve=((20.0, 4000, value),))
+    found = analysis.read(tmp_path / "night")
+    (best, base), (_, json_row) = pareto(found), result_json._pareto(found)
+    assert (best.trial.name, best.value, best.cost) == ("t0002", 0.87, 502.0)
+    assert best.versus_baseline == pytest.approx(0.02)
+    assert (base.trial.name, base.value, base.cost) == ("t0000", pytest.approx(0.85), 500.5)
+    assert (json_row["value"], json_row["cost"]) == (pytest.approx(0.85), 500.5)
+    frame = trade_offs(found)
+    assert frame["accuracy"].tolist() == pytest.approx([0.87, 0.85])
+    assert frame["on_front_peak_memory_mib"].tolist() == [True, True]
+
+
+def test_with_several_seeds_configurations_are_on_the_front_not_runs(tmp_path):
+    content = {
+        "workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 2, "objective": ["frechet", "peak_memory_mib"],
+        "grid": {"loader.batch_size": [64, 128]},
+    }  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    for number, drawn in enumerate(wanted.candidates):
+        value = {128: 2.0, 64: 1.0}[drawn["loader.batch_size"]] + drawn["seed"]
+        write(tmp_path / "night", wanted, number, drawn=drawn, curve=((20.0, 4000, value),))
+    found = analysis.read(tmp_path / "night")
+    assert [row.value for row in pareto(found)] == [1.5, 2.5]
+    assert pareto_table(found)["versus_baseline"].tolist() == pytest.approx([0.6, 1.0])
+    assert trade_offs(found)["frechet"].tolist() == [1.5, 2.5]
 
 
 def test_knob_with_the_name_of_another_column_has_a_column_of_its_own(found):

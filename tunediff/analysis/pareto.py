@@ -1,14 +1,19 @@
-"""Find the trade-offs of a search: trials that no other trial beats in two quantities at once."""
+"""Find the trade-offs of a search: configurations that no other one beats in two quantities at once.
+
+As in `Results.standings`, all values are means over the runs of a configuration, so that no lucky run is on a front.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from tunediff.analysis import RATE, Results, last
+from tunediff.analysis import RATE, Results, last, without_seed
 from tunediff.analysis.speed import rate
+from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
 
@@ -24,35 +29,77 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
     return on
 
 
-def pareto(results: Results) -> list[TrialRecord]:
-    """Return the trials on the front of a search with two objectives, the best in the first objective first."""
-    assert results.space.cost is not None
-    costs = [(trial, cost) for trial in results.ranked if (cost := trial.value(results.space.cost)) is not None]
-    rows = sorted(((results.loss_at_end(trial), cost, trial) for trial, cost in costs), key=lambda row: row[:2])
-    return [trial for (*_, trial), on in zip(rows, front([row[:2] for row in rows]), strict=True) if on]
+@dataclasses.dataclass(frozen=True)
+class Tradeoff:
+    """A configuration on the front of a search with two objectives."""
+
+    trial: TrialRecord
+    """Its first run that ended ok."""
+    value: float
+    cost: float
+    versus_baseline: float | None
+    """How the value compares with the baseline's mean: see `Results.versus`."""
+
+
+def pareto(results: Results) -> list[Tradeoff]:
+    """Return the front of a search with two objectives, the best in the first objective first."""
+    cost = results.space.cost
+    assert cost is not None
+    configurations = _configurations(results)
+    baselines = (value for value, runs in configurations if not without_seed(results.changed(runs[0])))
+    of_base = next(baselines, None)
+    rows = [
+        Tradeoff(runs[0], value, price, results.versus(value, of_base))
+        for value, runs in configurations
+        if (price := _mean(runs, lambda run: run.value(cost))) is not None
+    ]
+    on_front = front([(results.loss(row.value), row.cost) for row in rows])
+    return [row for row, on in zip(rows, on_front, strict=True) if on]
+
+
+def _configurations(results: Results) -> list[tuple[float, list[TrialRecord]]]:
+    """Return (mean of the objective, runs that ended ok) of each configuration, the best first.
+
+    In a search with several seeds these are the configurations that have as many such runs as any.
+    """
+    groups = [[first, *again] for first, again in results.reruns]
+    if results.space.seeds > 1:
+        ended = [[run for run in runs if run.value(results.metric) is not None] for runs in results.groups]
+        most = max(map(len, ended), default=0)
+        groups = [runs for runs in ended if len(runs) == most]
+    means = ((_mean(runs, lambda run: run.value(results.metric)), runs) for runs in groups)
+    return sorted(((value, runs) for value, runs in means if value is not None), key=lambda row: results.loss(row[0]))
+
+
+def _mean(runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
+    return mean([value for run in runs if (value := quantity(run)) is not None])
 
 
 def pareto_table(results: Results) -> pd.DataFrame:
     """Return `pareto` as rows: trial, both objectives by name, versus_baseline, and the knobs that differ."""
-    names = [results.metric, results.space.cost or ""]
     rows = [
-        {"trial": trial.name, **{name: trial.value(name) for name in names}}
-        | {"versus_baseline": results.versus_baseline(trial), "configuration": text.knobs(results.changed(trial))}
-        for trial in pareto(results)
+        {
+            "trial": row.trial.name,
+            results.metric: row.value,
+            results.space.cost: row.cost,
+            "versus_baseline": row.versus_baseline,
+            "configuration": text.knobs(without_seed(results.changed(row.trial))),
+        }
+        for row in pareto(results)
     ]
     return pd.DataFrame(rows)
 
 
 def trade_offs(results: Results) -> pd.DataFrame:
-    """Return one row per trial that ended ok: objective, samples/s, memory, and on which Pareto fronts it lies.
+    """Return one row per configuration that ended ok: objective, samples/s, memory, and on which fronts it lies.
 
-    A second objective of the search is included.
+    A second objective of the search is included. `trial`: its first run.
     """
     signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({results.space.cost: 1.0} if results.space.cost is not None else {})
     signs.pop(results.metric, None)
     rows = [
-        [trial.name, trial.value(results.metric), *(rate(trial) if n == RATE else last(trial, n) for n in signs)]
-        for trial in results.ranked
+        [runs[0].name, value, *(_mean(runs, _quantity(name)) for name in signs)]
+        for value, runs in _configurations(results)
     ]
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
     for name, sign in signs.items():
@@ -65,3 +112,7 @@ def trade_offs(results: Results) -> pd.DataFrame:
         if pairs:  # journals of another version or origin may lack one of them completely
             frame.loc[measured, f"on_front_{name}"] = front(pairs)
     return frame
+
+
+def _quantity(name: str) -> Callable[[TrialRecord], float | None]:
+    return rate if name == RATE else lambda trial: last(trial, name)

@@ -232,13 +232,13 @@ def _pareto(results: Results) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "trial": trial.name,
-            "configuration": results.changed(trial),
-            "value": trial.value(results.metric),
-            "cost": trial.value(results.space.cost),
-            "versus_baseline": results.versus_baseline(trial),
+            "trial": row.trial.name,
+            "configuration": without_seed(results.changed(row.trial)),
+            "value": row.value,
+            "cost": row.cost,
+            "versus_baseline": row.versus_baseline,
         }
-        for trial in pareto(results)
+        for row in pareto(results)
     ]
 
 
