@@ -86,6 +86,18 @@ def test_values_that_repeat_exactly_have_no_noise(ratios, falls):
     assert not Noise(0.1, 1, 2, 1, True, False).within(0.0, 1.0), "a rate of nothing has no logarithm"
 
 
+@pytest.mark.parametrize(("equal", "known"), [(1, False), (7, False), (8, True)])
+def test_noise_is_unknown_where_few_runs_are_equal(tmp_path, equal, known):
+    """Two accuracies of a small test set are often equal; nine trainings that are equal are deterministic."""
+    found = read(tmp_path / "night", repeats=(2.0,) * equal, others=(1.99, 1.98, 1.999))
+    told = noise.measured(found)
+    assert (told is not None) == known
+    if told is not None:
+        assert told.limit == pytest.approx(0, abs=1e-9)
+    assert evidence.read(found).better(found.leader) is (True if known else None)
+    assert len(noise.candidates(found, 3)) == (1 if known else 3), "finalists"
+
+
 @pytest.mark.parametrize(
     ("curves", "trials"),
     [

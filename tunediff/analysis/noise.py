@@ -61,7 +61,7 @@ class Noise:
 
 
 def measured(results: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
-    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice.
+    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice, or see `pooled`.
 
     `metric`: the objective by default, or `RATE`.
     """
@@ -73,12 +73,15 @@ def measured(results: Results, confirming: Results | None = None, metric: str | 
 
 
 def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Noise | None:
-    """Return the noise of one run from the values of configurations that ran more than once; None: none did.
+    """Return the noise of one run from the values of configurations that ran more than once; None: not known.
 
-    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is better.
+    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is better. A few runs
+    that are equal do not show that there is no noise: accuracies of a small test set are often equal by chance.
     """
     samples = [np.log(values) if ratios else np.array(values) for values in groups if len(values) > 1]
     if (freedom := sum(len(sample) - 1 for sample in samples)) < 1:
+        return None
+    if freedom < ROUGH_FREEDOM and all(len(set(sample)) == 1 for sample in samples):
         return None
     squares = sum(float(((sample - sample.mean()) ** 2).sum()) for sample in samples)
     return Noise(math.sqrt(squares / freedom), freedom, sum(map(len, samples)), len(samples), ratios, falls)
