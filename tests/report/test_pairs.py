@@ -52,6 +52,13 @@ def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, s
     assert found.over
 
 
+@pytest.mark.parametrize(("options", "others"), [({}, ["B", "A"]), (UP, ["A", "B"])], ids=["falls", "rises"])
+def test_nobody_is_ahead_in_a_pair_of_equal_values(options, others):
+    found = pairs.read(made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options))
+    ahead = [row[3] for row in report._rows(found, report.frame(found))]
+    assert ahead == ["ahead", "–", *others]
+
+
 @pytest.mark.parametrize(("side", "name"), [("A", "A (digits)"), ("B", "B (digits loader.batch_size=64)")])
 def test_a_run_that_failed(capsys, side, name):
     made({"A": [2.0, 2.1], "B": [1.0, 1.1]}, statuses={(side, 2): "oom"})

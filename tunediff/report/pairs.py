@@ -165,7 +165,7 @@ def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
         columns = (pairs.metric.name, f"{pairs.unit}_per_s")
         values, rates = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
         falls = pairs.metric.mode == "min"
-        ahead = "" if None in values else "B" if (values[1] < values[0]) == falls else "A"
+        ahead = "" if None in values else "–" if values[0] == values[1] else "AB"[(values[1] < values[0]) == falls]
         ended = [row[f"{side}_status"] or "" for side in "ab"]
         shown_ = [word if value is None else rounded(value) for value, word in zip(values, ended, strict=True)]
         lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, rates)])
