@@ -414,6 +414,22 @@ def test_curves_count_trials_beside_the_mean_of_the_baselines_runs(tmp_path, pla
     assert "baseline on other seeds" in [one.get_text() for one in legend.get_texts()]
 
 
+def test_curves_count_configurations_by_the_means_of_their_reruns(tmp_path, plain):
+    """t0002 ran at 1.9 and 2.9: its mean, as in the headline, is above the 2.1 of the baseline."""
+    noisy(tmp_path / "night", repeats=(2.2,), others=(1.9,))
+    found = analysis.read(tmp_path / "night")
+    write(
+        found.folder,
+        found.space,
+        3,
+        drawn=found.trials[2].drawn | {"seed": 1},
+        curve=((5.0, 1000, 4.0), (20.0, 4000, 2.9)),
+    )
+    text = words(written(tmp_path / "night"))
+    assert "The baseline (t0000) itself is best" in text
+    assert "0 of 1 other trial with a result end below the baseline (mean of its 2 runs)." in text
+
+
 def test_effects_draw_rates_in_a_colour_that_claims_no_test(tmp_path, plain):
     """Two values of a knob with one trial each are too few; no dot of either panel is as dark as what was tested."""
     found = analysis.read(noisy(tmp_path / "night", others=(1.2, 1.0)))

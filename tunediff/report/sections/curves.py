@@ -57,19 +57,19 @@ def curves(context: ReportContext, files: Files) -> Html | None:
         f"{context.label} against {results.clock.seconds}, all trials",
     )
     # The sentence: how many trials are better than the baseline at their ends.
-    ranked, of_base = results.ranked, context.evidence.runs(base)
+    standings, of_base = results.standings, context.evidence.runs(base)
     end = mean(of_base)
-    others = [trial for trial in ranked if base is None or trial.name != base.name]
+    others = [value for trial, value in standings if base is None or trial.name != base.name]
     if context.evidence.compared is not None:
-        sentence = f"{pluralize(len(ranked), 'run has', 'runs have')} a result; their means are above."
+        sentence = f"{pluralize(len(standings), 'run has', 'runs have')} a result; their means are above."
     elif end is None:
-        count = pluralize(len(ranked), "trial has", "trials have")
+        count = pluralize(len(standings), "trial has", "trials have")
         sentence = f"{count} a result; the baseline has none to compare them with."
     elif not others:
         so_far = "" if context.over else " so far"
         sentence = f"Only the baseline has a result{so_far}. {unfinished(results)}".rstrip()
     else:
-        better = sum(results.loss(trial.value(results.metric) or 0.0) < results.loss(end) for trial in others)
+        better = sum(results.loss(value) < results.loss(end) for value in others)
         side = "below" if results.falls else "above"
         sentence = f"{better:,} of {pluralize(len(others), 'other trial')} with a result "
         sentence += f"{'ends' if better == 1 else 'end'} {side} the baseline"
