@@ -1,6 +1,7 @@
 """The report of a search: its numbers are those of the journals, and nothing in a folder can break or abuse it."""
 
 import base64
+import contextlib
 import hashlib
 import html
 import json
@@ -20,6 +21,7 @@ from tunediff.report import __main__ as command
 from tunediff.report import context
 from tunediff.report.html import SCRIPT
 from tunediff.report.sections.curves import of_trials
+from tunediff.tuning import sessions
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -43,6 +45,15 @@ def test_the_page_says_what_won_by_how_much_and_why(night):
     assert "No trial failed." in text
     assert "finished" not in text, "4 of 8 trials"
     assert "interrupted · 4 of 8 trials ended" in text
+
+
+@pytest.mark.parametrize(("error", "state"), [(None, "ended"), (KeyboardInterrupt, "interrupted")])
+def test_the_state_says_whether_a_limit_or_an_interruption_ended_the_search(night, plain, error, state):
+    """With `total:`, for example, a search ends in order before all its trials have begun."""
+    with pytest.raises(error) if error else contextlib.nullcontext(), sessions.noted(night, "search"):
+        if error:
+            raise error
+    assert f"{state} · 3 of 8 trials ended · written" in words(written(night))
 
 
 def test_the_same_data_lie_beside_it(night, rendered):

@@ -148,6 +148,8 @@ class Session:
     """None: it is running, or was killed."""
     command: str
     environment: dict[str, object]
+    complete: bool = False
+    """Whether it ended because a limit was reached or nothing was left to run, and not by an interruption."""
 
 
 def sessions(folder: Path) -> list[Session]:
@@ -159,7 +161,7 @@ def sessions(folder: Path) -> list[Session]:
             command = command if isinstance(command, str) else ""
             periods.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
         elif line.get("event") == "end" and periods and is_number(line.get("time")):
-            periods[-1].end = line["time"]
+            periods[-1].end, periods[-1].complete = line["time"], line.get("complete") is True
     return periods
 
 

@@ -94,7 +94,7 @@ def _state(context: ReportContext) -> str:
     if not context.sessions:
         return f"{count} · {written}"
     if context.sessions[-1].end is not None:
-        return f"interrupted · {count} · {written}"
+        return f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count} · {written}"
     last = reproduce.latest(context)
     age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
     return f"running, or killed · {count}, {begun} under way · {written}{age}"

@@ -81,10 +81,15 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 @contextlib.contextmanager
 def noted(folder: Path, command: str) -> Iterator[None]:
-    """Note that a session begins, with the command that started it and the hardware, and that it ends."""
+    """Note that a session begins, with the command that started it and the hardware, and that it ends.
+
+    The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached, or nothing is left.
+    """
     _note(folder, "begin", command=command, environment=environment.describe())
+    complete = False
     try:
         yield
+        complete = True
     finally:
         with contextlib.suppress(OSError):  # the trials report a full disk
-            _note(folder, "end")
+            _note(folder, "end", complete=complete)
