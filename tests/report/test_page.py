@@ -7,6 +7,8 @@ import html
 import json
 import math
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -105,6 +107,31 @@ def test_the_page_loads_nothing_and_runs_one_script(night, rendered):
     assert [attrs["href"] for tag, attrs in elements if tag == "a"][: len(headings)] == [
         f"#{name}" for name in headings
     ]
+
+
+SORTED = """
+const head = {appendChild() {}, removeAttribute() {}, getAttribute: () => null, setAttribute() {}};
+const rows = CELLS.map(text => ({cells: [{textContent: text}], dataset: {}, textContent: text})), out = [];
+const body = {rows: rows, appendChild: row => out.push(row.textContent)};
+const table = {tBodies: [body], tHead: {rows: [{cells: [head]}]}};
+let click;
+globalThis.document = {
+  getElementById: id => id === "trials-table" ? table : {addEventListener() {}},
+  createElement: () => ({appendChild() {}, addEventListener: (_, call) => { click = call; }}),
+  querySelector: () => ({}),
+};
+"""
+"""What of a browser the script needs to sort a table of one column by a click on its heading."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_click_sorts_differences_by_their_size():
+    order = ["−1,200", "−0.3", "−0.012", "≥ 0.001", "+0.012", "+0.5", "+3", "10", ""]
+    program = (
+        SORTED.replace("CELLS", json.dumps(sorted(order))) + SCRIPT + "\nclick(); console.log(JSON.stringify(out));"
+    )
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == order
 
 
 def test_a_report_that_has_less_removes_what_it_had_more(night, plain):

@@ -4,8 +4,8 @@
   if (!table) return;
   var body = table.tBodies[0], rows = Array.from(body.rows), heads = Array.from(table.tHead.rows[0].cells);
   function key(row, column) {
-    var text = row.cells[column].textContent.trim().replace(/^≥ /, ""), number = parseFloat(text.replace(/,/g, ""));
-    return { text: text, number: /^[-\d.]/.test(text) ? number : NaN };
+    var text = row.cells[column].textContent.trim().replace(/^≥ /, "").replace(/^−/, "-");
+    return { text: text, number: /^[-+\d.]/.test(text) ? parseFloat(text.replace(/,/g, "")) : NaN };
   }
   function order(a, b) {
     if (!a.text || !b.text) return (a.text ? 0 : 1) - (b.text ? 0 : 1);
