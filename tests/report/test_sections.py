@@ -306,6 +306,15 @@ def test_compiling_pays_from_where_it_has_caught_up(tmp_path):
     assert "different call" not in text
 
 
+def test_rates_with_and_without_compilation_are_means_over_runs(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}})
+    write(tmp_path / "night", wanted, 0, rate=200.0)
+    write(tmp_path / "night", wanted, 1, drawn=wanted.candidates[0] | {"seed": 1}, rate=220.0)
+    write(tmp_path / "night", wanted, 2, {"compile.mode": "default"}, rate=315.0, compile_s=6.0)
+    (row,) = speed.compiled(journals.read(tmp_path / "night")[0])
+    assert (row.uncompiled_samples_per_s, row.samples_per_s, row.versus_uncompiled) == (210.0, 315.0, 1.5)
+
+
 def test_graphs_that_are_missing_are_told(tmp_path, plain):
     content = FILE | {"search": FILE["search"] | {"compile.mode": ["none", "default"]}}
     wanted = make(tmp_path / "night", content)

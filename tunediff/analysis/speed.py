@@ -84,7 +84,7 @@ def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compi
     slow = _mean(plain, rate)
     ratio = fast / slow if fast and slow else None
     paid = break_even(cost, fast, ratio)
-    return Compiled(name, mode, plain[0].name, rate(plain[0]), cost, fast, ratio, *(paid or (None, None)), **graphs)
+    return Compiled(name, mode, plain[0].name, slow, cost, fast, ratio, *(paid or (None, None)), **graphs)
 
 
 def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
