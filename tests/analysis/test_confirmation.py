@@ -215,7 +215,7 @@ def test_what_the_choice_flattered_is_said_with_the_spread_and_without_a_claim(t
     found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
     told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
     said = f"Its FD (classifier) was {searched_for:g} when the search chose it as one of its best, and is"
-    assert sentences(told)[-1] == f"{said} 1.20 ± 0.01 on new seeds."
+    assert sentences(told)[-1] == f"{said} 1.200 ± 0.012 on new seeds."
 
 
 def test_a_run_that_gets_there_later_counts_as_one(tmp_path):

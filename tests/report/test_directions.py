@@ -145,7 +145,7 @@ def test_accuracies_are_compared_by_their_differences(tmp_path):
     assert verdicts.conclusions(compared)[-1].endswith(" accuracy to be significant.")
     text = words(written(tmp_path / "night"))
     assert re.search(
-        r"accuracy 0\.90\d ± 0\.00\d over 3 seeds, \+0\.10\d \(\+0\.\d+ … \+0\.\d+\) beside the baseline's", text
+        r"accuracy 0\.90\d+ ± 0\.00\d+ over 3 seeds, \+0\.10\d \(\+0\.\d+ … \+0\.\d+\) beside the baseline's", text
     )
     outputs.write_all(found)
     assert not OURS.search((tmp_path / "night" / "comparison.md").read_text())

@@ -87,7 +87,7 @@ def test_several_seeds_are_compared(tmp_path):
         value = (1.0 if point["precision.amp"] == "bf16" else 2.0) * (1 + 0.02 * number)
         write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, 3 * value), (20.0, 4000, value)))
     text = words(written(tmp_path / "night"))
-    assert "precision.amp=bf16 is best: FD (classifier) 1.06 ± 0.04 over 3 seeds" in text
+    assert "precision.amp=bf16 is best: FD (classifier) 1.060 ± 0.040 over 3 seeds" in text
     assert "The difference from the baseline is significant at 5 %, corrected for all comparisons." in text
     assert "Some differences from the baseline are significant (3 seeds, 1 comparison" in text
     assert (tmp_path / "night" / "report" / "comparison.png").exists()

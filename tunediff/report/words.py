@@ -32,7 +32,12 @@ def rounded(value: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     """Return a ratio: `1.61×`; '' if it is None or NaN."""
-    return "" if ratio is None or math.isnan(ratio) else f"{ratio:.2f}×" if ratio < 100 else f"{ratio:,.0f}×"
+    return "" if ratio is None or math.isnan(ratio) else f"{_ratio(ratio)}×" if ratio < 100 else f"{ratio:,.0f}×"
+
+
+def _ratio(value: float) -> str:
+    """Return a ratio with two decimals, or if these were both 0 with three digits: `0.53`, `0.00412`."""
+    return number(value) if 0 < abs(value) < 0.01 else f"{value:.2f}"
 
 
 def signed(value: float) -> str:
@@ -42,11 +47,13 @@ def signed(value: float) -> str:
 
 def beside(versus: float | None, ratios: bool) -> str:
     """Format a value of `Results.versus` for a table column: `0.53`, `+0.012`; '' if it is None or NaN."""
-    return "" if versus is None or math.isnan(versus) else f"{versus:.2f}" if ratios else signed(versus)
+    return "" if versus is None or math.isnan(versus) else _ratio(versus) if ratios else signed(versus)
 
 
 def percent(share: float) -> str:
-    """Return a share as percent: `38 %`, `0.4 %`, with a no-break space."""
+    """Return a share as percent: `38 %`, `0.4 %`, `0.04 %`, with a no-break space."""
+    if 0 < abs(share) < 0.00095:
+        return f"{100 * share:.1g}{SPACE}%"
     return f"{100 * share:.{0 if abs(share) >= 0.095 or share == 0 else 1}f}{SPACE}%"
 
 
@@ -68,13 +75,15 @@ def duration(value: float) -> str:
 def with_sd(values: Sequence[float]) -> str:
     """Return mean and standard deviation: `1.44 ± 0.12`.
 
-    Both have as many decimals as three significant digits of the mean need. Without a standard deviation the mean
-    alone; '' without values.
+    Both have as many decimals as three significant digits of the mean and two of the standard deviation need. Without a
+    standard deviation the mean alone; '' without values.
     """
     middle, spread = mean(values), sd(values)
     if middle is None or spread is None or middle == 0:
         return "" if middle is None else number(middle)
     digits = max(0, 2 - math.floor(math.log10(abs(middle))))
+    if spread > 1e-9 * abs(middle):  # less is an error of rounding
+        digits = max(digits, 1 - math.floor(math.log10(spread)))
     return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
 
 

@@ -1,0 +1,43 @@
+"""Numbers as text: rounding hides no difference that a verdict rests on."""
+
+import math
+
+import pytest
+
+from tunediff.report import words
+
+SPACE = words.SPACE
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1.32, 1.44, 1.56), "1.44 ± 0.12"),
+        ((0.9510, 0.9512, 0.9514), "0.95120 ± 0.00020"),  # another is better by 0.0006
+        ((1200.0, 1250.0, 1300.0), "1,250 ± 50"),
+        ((12.0, 13.0, 14.0), "13.0 ± 1.0"),
+        ((0.3, 0.3, 0.3), "0.300 ± 0.000"),
+        ((0.1 + 0.2, 0.3, 0.3), "0.300 ± 0.000"),
+        ((0.5,), "0.5"),
+        ((), ""),
+    ],
+)
+def test_mean_and_deviation_have_the_digits_of_the_deviation(values, text):
+    assert words.with_sd(values) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.38, "38"), (0.004, "0.4"), (0.0004, "0.04"), (0.00094, "0.09"), (0.00096, "0.1"), (-0.0004, "-0.04"), (0, "0")],
+)
+def test_percents_have_a_significant_digit(share, text):
+    assert words.percent(share) == f"{text}{SPACE}%"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(1.612, "1.61"), (0.0123, "0.01"), (0.00412, "0.00412"), (4e-5, "4.00e-05"), (0.0, "0.00")]
+)
+def test_ratios_have_a_significant_digit(ratio, text):
+    assert words.times(ratio) == f"{text}×"
+    assert words.beside(ratio, ratios=True) == text
+    assert words.times(math.nan) == ""
