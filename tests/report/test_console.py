@@ -391,6 +391,15 @@ def test_what_is_left_of_a_limit_counts_earlier_sessions(tmp_path):
     assert lines._left() == "about 30s left"
 
 
+def test_events_of_a_search_for_throughput_have_the_rate_as_their_value(tmp_path, capsys):
+    wanted = searches.make(folder := tmp_path / "night", searches.FILE | {"objective": "samples_per_s"})
+    searches.write(folder, wanted, 0, curve=((20.0, 4000, None),))
+    lines = console.Console(folder, wanted, EventLines(on_stderr=True, as_json=True))
+    lines.listen("point", "t0000", {"index": 1, "train_s": 20.0, "samples_per_s": 200.0})
+    lines.listen("end", "t0000", {})
+    assert [json.loads(line)["value"] for line in capsys.readouterr().err.splitlines()] == [200.0, 200.0]
+
+
 def test_what_cannot_be_shown_ends_no_search(night, monkeypatch, capsys):
     """A table whose drawing fails, whatever prints; progress that nobody can be told, which is tried once."""
     folder, loaded = night
