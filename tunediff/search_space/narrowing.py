@@ -96,7 +96,7 @@ class _Narrowing:
         config = cfg.override(self.base, self.values, where="command line", check=False)
         for name, value in fixed.items():
             consequence = f"what {Path(self.source).name} says of it is not searched"
-            self.notices.append(f"{name} is fixed at {text.number(value)} by the command line; {consequence}")
+            self.notices.append(f"{name} is fixed at {text.knob_value(value)} by the command line; {consequence}")
         search = self._search(cfg.flat(config))
         refuse(fixed and not search, f"command line: fixes every knob that {self.source} searches; leave one out")
         content = {**self.content, self.form: search}
