@@ -119,6 +119,16 @@ def test_a_running_session_notes_that_it_goes_on(tmp_path):
     sessions.alive(tmp_path / "gone")  # a disk that vanished is told otherwise
 
 
+def test_start_of_a_session_counts_towards_its_limit(tmp_path, monkeypatch):
+    experiment.create(night := tmp_path / "night", space := loaded(), CONTENT)
+    before_s = []
+    monkeypatch.setattr(tuner, "search", lambda folder, space, slots, spent_s, listener: before_s.append(spent_s))
+    with sessions.noted(night, "search"):
+        time.sleep(0.05)  # Ray starts
+        experiment.search(night, space, None, None)
+    assert before_s[0] >= 0.05
+
+
 # --------------------------------------------------------------------------------------------------------- early stopping
 class Controller:
     def get_live_trials(self):

@@ -237,6 +237,15 @@ def test_trials_leave_time_for_confirming_runs(make, monkeypatch, total, spent_s
     assert (searcher.suggest("c") != "FINISHED") == starts
 
 
+def test_resume_leaves_time_for_confirming_runs(make):
+    limits = {"budget": {"per_trial": "3s", "trials": 6, "total": "1h"}, "confirm": {"of": 1}}
+    searcher = make(**limits)
+    for name in ("a", "b"):
+        end(searcher, searcher.suggest(name), name)
+    assert make(spent_s=3590.0, **limits).suggest("c") == "FINISHED"
+    assert make(spent_s=3500.0, **limits).suggest("d") != "FINISHED"
+
+
 def test_contradicting_knobs_are_drawn_again(make):
     searcher = make(search={"loader.batch_size": [96, 128], "parallel.workers": [1, 5]}, first=[])
     sizes = set()

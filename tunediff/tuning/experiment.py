@@ -37,7 +37,7 @@ from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
-from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
+from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
@@ -268,6 +268,7 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
     """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
+    alive(folder)  # what this session has spent until here counts, too: Ray has started
     if (why := tuner.search(folder, space, slots, all_spent_s(folder), listener)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")
 

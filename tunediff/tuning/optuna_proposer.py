@@ -14,6 +14,7 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from tunediff import config as cfg
+from tunediff.analysis import seconds_of
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, TrialRecord
@@ -58,7 +59,6 @@ class OptunaProposer:
         """
         self.space, self.experiment, self._device = space, experiment, device
         self._started, self._spent_s = time.monotonic(), spent_s
-        self._durations: list[float] = []
         self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
         self.pausing: Pausing | None = None
         """The paused trials; None: this search pauses none."""
@@ -67,6 +67,8 @@ class OptunaProposer:
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
+        ended = [trial for trial in self._records if trial.finished and trial.status != "skipped"]
+        self._durations = [sum(seconds_of(trial).values()) for trial in ended]
         self._reruns = Reruns(space, experiment)
         self._tried = Tried(space, device, (trial for trial in self._records if not is_rerun(space, trial.drawn)))
         self._next = 1 + max((trial.number for trial in self._records), default=-1)
