@@ -27,6 +27,7 @@ from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}
 PLACE = Placement(cpus=1.9, threads=2)
 DRAWN = {"loader.batch_size": 64}
+EVALUATES = json.dumps({"part": "evaluation"})
 
 
 def spec_of(folder, **changes):
@@ -185,7 +186,7 @@ def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     slot, told, known = drive([point(1, frechet=5.0)])
     assert (told, slot.killed, known.status) == ([], ["past its deadline"], "timeout")
-    assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock"
+    assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock beside its evaluations"
 
 
 def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch, tmp_path):
@@ -193,13 +194,34 @@ def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch
     clocks = itertools.chain([0.0], itertools.repeat(1e6, 2), [0.0], itertools.repeat(1e6))
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clocks))
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text("{}") and "1")
-    slot, _, known = drive([None, None, End("ok")], final={"evaluation.images": 640})
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    limits = {"budget": CONTENT["budget"] | {"deadline": "60s"}, "final": {"evaluation.images": 640}}
+    slot, _, known = drive([None, None, End("ok")], **limits)
     assert (slot.killed, known.status) == ([], "ok")
     shutil.rmtree(tmp_path / "trials")
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
-    slot, _, known = drive([None, None, End("ok")], final={"evaluation.images": 640})
+    slot, _, known = drive([None, None, End("ok")], **limits)
     assert (slot.killed, known.status) == (["past its deadline"], "timeout")
+
+
+@pytest.mark.parametrize(("deadline", "status"), [({}, "ok"), ({"deadline": "936s"}, "timeout")])
+@pytest.mark.parametrize(("part", "seconds"), [("evaluation", 0.0), ("train", 1200.0)])
+def test_evaluations_do_not_count_towards_the_default_deadline(
+    drive, monkeypatch, tmp_path, deadline, status, part, seconds
+):
+    """Neither the one that goes on nor those before; a deadline of the search file is wall-clock of the whole trial."""
+    clock = itertools.chain([0.0], itertools.repeat(2000.0))
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
+    folder = tmp_path / "trials" / "t0003"
+
+    def submit(slot, job):
+        Journal(folder).point(point(1, frechet=5.0, seconds={"train": 2.0, "evaluation": seconds}))
+        (folder / DOING).write_text(json.dumps({"part": part}))
+        return "1"
+
+    monkeypatch.setattr(Slot, "_submit", submit)
+    _, _, known = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
+    assert known.status == status
 
 
 def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):

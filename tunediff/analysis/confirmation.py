@@ -21,7 +21,6 @@ from tunediff.analysis import Results, failed, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BASELINE, BETTER, Difference, mean, sd
-from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
 
 
@@ -49,10 +48,7 @@ def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) 
         for trial in noise.candidates(results, of)
     ]
     budget = results.space.budget
-    limits = {
-        **{key: value for key, value in budget.lines.items() if key not in ("trials", "total")},
-        "deadline": text.format_exact(budget.trial_deadline_s),
-    }
+    limits = {key: value for key, value in budget.lines.items() if key not in ("trials", "total")}
     once = {"seeds": seeds, "alone": True, "trials_per_gpu": 1, "final": final, "trials": tried}
     return {"objective": results.metric, "budget": limits, **once}
 

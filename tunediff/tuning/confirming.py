@@ -55,8 +55,9 @@ def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
             content = cfg.read_yaml(folder / "search.yaml")
             budget_s, limits = results.space.budget.per_trial_s * int(times[:-1]), content["budget"]
             before = spaces.load(spaces.of_search(folder)).budget
-            deadline_s = before.trial_deadline_s + 4 * (budget_s - before.per_trial_s)
-            limits |= {"per_trial": text.format_exact(budget_s), "deadline": text.format_exact(deadline_s)}
+            limits |= {"per_trial": text.format_exact(budget_s)}
+            if before.deadline_s is not None:
+                limits["deadline"] = text.format_exact(before.deadline_s + 4 * (budget_s - before.per_trial_s))
             content |= {
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},

@@ -17,6 +17,7 @@ import ray
 from ray import tune
 from ray.tune.result import RESULT_DUPLICATE
 
+from tunediff.analysis import seconds_of
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS
 from tunediff.core.files import write_text
@@ -38,7 +39,7 @@ LOSSES = 3
 """The loss of a node without notice that counts like that of workers: before, it is not the configuration's fault."""
 
 STALLED_S = 900.0
-"""Seconds without progress after which a final evaluation no longer postpones the deadline of its trial."""
+"""Seconds without progress after which an evaluation no longer postpones the deadline of its trial."""
 START_S = 600.0
 """Seconds after which workers that have not started on this machine are killed and started again; on a cluster they may
 wait for a node."""
@@ -142,11 +143,13 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
                 deadline = time.monotonic() + spec.deadline_s  # counts from the start of the workers
 
         # ---- give up a trial that is past its deadline
-        if time.monotonic() > deadline and not (spec.final and _advances(spec.folder)):
+        late_s = time.monotonic() - deadline
+        if late_s > 0 and not _is_late_by_evaluations(spec, late_s):
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
-            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock")
+            beside = "" if spec.counts_evaluations else " beside its evaluations"
+            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock{beside}")
 
         # ---- report a point; the workers train on once Tune asks for the next one
         if event is not None:
@@ -155,10 +158,23 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
             ray.get(slot.let_go_on.remote(serial, event.index))
 
 
+def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
+    """Return whether a trial may go on `late_s` seconds past its deadline, since evaluations took or take as long.
+
+    Evaluations that count towards the deadline may not, but for a final one that reports progress.
+    """
+    if spec.counts_evaluations:
+        return bool(spec.final) and _advances(spec.folder)
+    trial = record.read_trial(spec.folder)
+    judged_s = seconds_of(trial).get("evaluation", 0.0) if trial is not None else 0.0
+    return late_s < judged_s or _advances(spec.folder)
+
+
 def _advances(folder: Path) -> bool:
-    """Return whether the work in a trial has reported progress lately; a final evaluation may outlast the deadline."""
-    with contextlib.suppress(OSError):
-        return time.time() - (folder / DOING).stat().st_mtime < STALLED_S
+    """Return whether a trial is being evaluated and has reported progress lately."""
+    with contextlib.suppress(OSError, ValueError):
+        age_s = time.time() - (folder / DOING).stat().st_mtime
+        return age_s < STALLED_S and json.loads((folder / DOING).read_text()).get("part") == "evaluation"
     return False
 
 

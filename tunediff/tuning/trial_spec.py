@@ -61,6 +61,8 @@ class TrialSpec:
     """Unit of the search's budgets; `budget` is in training seconds."""
     deadline_s: float
     """Wall-clock after which the trial is given up."""
+    counts_evaluations: bool = True
+    """Whether evaluations count towards `deadline_s`: only where the search file sets it."""
     metric: str
     """The objective."""
     mode: str
@@ -95,6 +97,7 @@ class TrialSpec:
         return cls(
             name=name, folder=experiment / "trials" / name, drawn=drawn, pickled=pickle.dumps(config),
             budget=budget.of(config.devices), unit=budget.unit, deadline_s=budget.trial_deadline_s,
+            counts_evaluations=budget.deadline_s is not None,
             fresh=fresh or config.compile.active,  # caches of compilation outlive a trial
             **settings,
         )  # fmt: skip
