@@ -72,9 +72,13 @@ def unwritable(folder: Path) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=1)
 def describe() -> Environment:
     """Return the hardware and versions that a measurement depends on, of this machine."""
+    return {**_described(), "usable_cores": machine.cores()}  # a later call may use another part of it
+
+
+@functools.lru_cache(maxsize=1)
+def _described() -> Environment:
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
     versions = {}
     for package in packages:
