@@ -207,7 +207,7 @@ def test_no_search_runs_on_the_cpu_beside_a_gpu_without_a_word(
         (FOUR, "GPU-bb33,GPU-aa", ["GPU-bb33", "GPU-aa"]),
         (FOUR, "GPU-bb33,GPU-zz,GPU-aa11", ["GPU-bb33"]),
         ((("", ()),) * 4, "GPU-bb33", ["GPU-bb33"]),  # without nvidia-smi nobody knows the UUIDs
-        (CUT, None, ["MIG-1", "MIG-2", "1"]),
+        (CUT, None, ["MIG-1", "MIG-2", "GPU-ab22"]),
         (CUT, "MIG-2", ["MIG-2"]),
         (CUT, "MIG-3", []),
         (CUT, "MIG-GPU-aa11/1/0", ["MIG-GPU-aa11/1/0"]),
@@ -236,9 +236,23 @@ def test_a_part_of_a_machine(monkeypatch):
         assert (machine.cores(), machine.gpus()) == (2, ["3", "1"])
         machine.take(2, 0)
         assert machine.gpus() == []
-        environment.describe.cache_clear()
         assert environment.describe()["usable_cores"] == 2, "results on 2 of 8 cores are told from those on 8"
-    environment.describe.cache_clear()
+        machine.take(1, 0)
+        assert environment.describe()["usable_cores"] == 1, "a notebook runs one search after the other"
+
+
+def test_workers_see_the_mig_devices_that_are_counted(monkeypatch):
+    """Ray and CUDA would count whole GPUs, of which only one part each is seen."""
+    monkeypatch.setattr(machine, "_cards", lambda: CUT)
+    with mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        machine.take(None, None)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1,MIG-2,GPU-ab22"
+        assert machine.gpus() == ["MIG-1", "MIG-2", "GPU-ab22"]
+        monkeypatch.setattr(machine, "_cards", lambda: FOUR)
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        machine.take(None, None)
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 @pytest.mark.training  # in a process of its own

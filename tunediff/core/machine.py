@@ -112,7 +112,8 @@ def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
     is named twice, none is visible.
     """
     if chosen is None:
-        return [name for index, (_, parts) in enumerate(cards) for name in parts or (str(index),)]
+        cut = any(parts for _, parts in cards)  # then no device goes by its index
+        return [name for index, (uuid, parts) in enumerate(cards) for name in parts or (uuid if cut else str(index),)]
     devices: list[str] = []
     for word in map(str.strip, chosen.split(",") if cards else ()):
         alike = word.isdigit() == (devices or [word])[0].isdigit()
@@ -226,6 +227,8 @@ def take(cpus: int | None, count: int | None) -> None:
     if count is not None:
         _allow("--gpus", count, 0, len(devices), "GPUs")
         os.environ[VISIBLE] = ",".join(devices[:count])
+    elif any(name.startswith("MIG-") for name in devices):
+        os.environ.setdefault(VISIBLE, ",".join(devices))  # Ray would number them, and CUDA numbers whole GPUs only
 
 
 def _allow(option: str, value: int, least: int, most: int, unit: str) -> None:
