@@ -37,6 +37,18 @@ def test_an_interruption_during_imports(command, tmp_path):
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize(("command", "setup"), [("search", "search_setup"), ("compare", "compare_setup")])
+def test_sigterm_ends_a_command_before_ray_starts(command, setup):
+    """As Ctrl-C does: processes that measure for it end with it."""
+    code = (
+        f"import os, signal, sys, time; from tunediff import {command}; from tunediff.api import {setup}\n"
+        f"{setup}.prepare = lambda *_: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(20))\n"
+        f"sys.exit({command}.main(['digits', '--dry-run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+
+
 def test_an_import_by_somebody_else_leaves_the_signal_alone():
     code = "import signal, tunediff; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert subprocess.run([*HEARING, sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"

@@ -22,6 +22,7 @@ from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.core.files import write_text
 from tunediff.core.progress import EventLines
+from tunediff.core.signals import terminable
 from tunediff.integrations.services import SERVICES
 from tunediff.report import pair_plan
 
@@ -68,6 +69,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
 
 
 @cli.guarded
+@terminable()
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
     options = arguments(argv)

@@ -12,6 +12,7 @@ from tunediff import cli, search_space
 from tunediff.api import search_run, search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core.progress import EventLines
+from tunediff.core.signals import terminable
 from tunediff.integrations.services import SERVICES
 from tunediff.report import plan
 
@@ -60,6 +61,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
 
 
 @cli.guarded
+@terminable()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
     options = arguments(argv)

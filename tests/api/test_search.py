@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from matplotlib.figure import Figure
@@ -107,6 +109,16 @@ def test_an_interruption_says_how_to_go_on_and_leaves_the_process_as_it_was(tmp_
 def test_an_error_of_the_system_becomes_one_of_the_package():
     with pytest.raises(tunediff.TunediffError, match="x: No such file or directory"), calls.called():
         open("x/y/x").close()
+
+
+def test_sigterm_ends_a_call_before_ray_starts():
+    """It would end the process and leave running what it has started to measure."""
+    with pytest.raises(KeyboardInterrupt), calls.called(cluster=True):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    thread = threading.Thread(target=lambda: calls.called(cluster=True).__enter__())  # it alone may handle signals
+    thread.start()
+    thread.join()
 
 
 def test_options_are_a_command_again():

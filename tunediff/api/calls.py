@@ -16,6 +16,7 @@ from tunediff import cli
 from tunediff.config import ConfigError
 from tunediff.core import machine, remote, text
 from tunediff.core.errors import TunediffError
+from tunediff.core.signals import terminable
 
 Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
@@ -26,7 +27,8 @@ _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 def called(cluster: bool = False) -> Iterator[None]:
     """Leave signal handlers and environment as they were, and turn errors of the system into `TunediffError`.
 
-    `cluster`: Ray starts inside; raises `ConfigError` where it runs in this process already.
+    `cluster`: Ray starts inside, and SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Raises `ConfigError` where Ray
+    runs in this process already.
     """
     if cluster and (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         raise ConfigError("Ray runs in this process already, and a search starts its own; call ray.shutdown() first")
@@ -35,7 +37,8 @@ def called(cluster: bool = False) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in signals} if in_main else {}
     environment = {name: os.environ.get(name) for name in _SET_BY_MACHINE}
     try:
-        yield
+        with terminable() if cluster else contextlib.nullcontext():
+            yield
     except OSError as error:
         raise TunediffError(cli.of_system(error)) from error
     finally:

@@ -1,13 +1,16 @@
 """Handle Ctrl-C while the modules of a command are imported: print a line and exit with code 130.
 
-Imported before all other modules of the package. Later `cli.guarded` replaces this handler.
+Imported before all other modules of the package. Later `cli.guarded` replaces this handler. `terminable`: for SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -15,6 +18,19 @@ def end(*_: Any) -> None:
     """Exit at once: an exception would pass through half-imported modules."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM, as batch schedulers send it, raise `KeyboardInterrupt` inside, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # With `python -m tunediff.search`, argv begins with -m only while its packages are imported; `tunediff` is a script.

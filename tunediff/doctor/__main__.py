@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tunediff import cli
 from tunediff.core import environment, text
+from tunediff.core.signals import terminable
 from tunediff.doctor import finding
 from tunediff.doctor.finding import Finding, Site
 
@@ -34,12 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.out.suffix == ".html" and not args.out.is_dir(), "--out", args.out, "a file that ends with .html"
         )
         cli.check_writable("--out", args.out)
-    # As Ctrl-C: what was started for a look, a search even, ends with it.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with terminable():  # what was started for a look, a search even, ends with it
         return _examine(args, text.original_command("doctor", argv))
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _examine(args: argparse.Namespace, command: str) -> int:

@@ -17,9 +17,7 @@ import functools
 import logging
 import os
 import shutil
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +32,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.progress import log_exceptions
+from tunediff.core.signals import terminable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.dashboard import Listener
@@ -236,7 +235,7 @@ def workers(
     anything starts.
     """
     here = share(resources.local()) if address is None else None
-    with _terminable(), cluster(address) as context, _terminable():  # Ray sets a handler of its own
+    with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
         from tunediff.tuning import slots  # imports Ray, which takes seconds
 
         log_exceptions("the start", greet, context)
@@ -271,20 +270,3 @@ def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -
     alive(folder)  # what this session has spent until here counts, too: Ray has started
     if (why := tuner.search(folder, space, slots, all_spent_s(folder), listener)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM, as batch schedulers send it, end the search like Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
