@@ -336,7 +336,7 @@ def slot(monkeypatch):
         yield {}
         if (status := slot.ends.get(spec.name, "ok")) is KeyboardInterrupt:
             raise KeyboardInterrupt
-        journal.end(End(status, "" if status == "ok" else "needs 9 GiB"))
+        journal.end(status if isinstance(status, End) else End(status, "" if status == "ok" else "needs 9 GiB"))
 
     monkeypatch.setattr(experiment, "workers", workers)
     monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
@@ -397,6 +397,14 @@ def test_a_run_that_fails_ends_it(slot, capsys):
     out = capsys.readouterr().out
     assert "B seed 1001  oom  needs 9 GiB" in out
     assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
+
+
+def test_a_run_whose_workers_died_runs_again_on_resume(slot, capsys):
+    slot.ends = {"t0003": End("error", "the workers died 2 times: killed", process_died=True)}
+    assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
+    slot.ends = {}
+    assert compare.main(["--resume", "x"]) == 0
+    assert "verdict: better\n" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------------- cost and progress

@@ -8,6 +8,7 @@ from tests.helpers import point
 from tests.tuning.asked import pool
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
+from tunediff.core.journal import repeat_lost
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchBudget
 from tunediff.tuning import rounds, trial
@@ -76,6 +77,22 @@ def test_a_rival_that_fails_is_out_and_stays_out(run):
     ran, _ = run(rivals=3, most=3, ends={"t0001": End("oom", "too large")})
     assert [name for name, *_ in ran] == ["t0000", "t0001", "t0002", "t0005", "t0003", "t0006", "t0008"]
     assert run(rivals=3, most=4)[0] == [("t0011", 1003, "C"), ("t0009", 1003, "A")]  # it failed before the kill
+
+
+def test_run_whose_workers_died_runs_again_on_resume(run, tmp_path):
+    died = End("error", "the workers died 2 times: killed", process_died=True)
+    assert [name for name, *_ in run(rivals=3, most=2, ends={"t0001": died})[0]] == [
+        "t0000",
+        "t0001",
+        "t0002",
+        "t0005",
+        "t0003",
+    ]
+    repeat_lost(tmp_path)
+    ran, _ = run(rivals=3, most=2, loses=["t0001"])  # and loses its node then
+    assert [name for name, *_ in ran] == ["t0001", "t0001", "t0004"]
+    again = record.read_trial(tmp_path / "trials" / "t0001")
+    assert (again.status, again.remarks) == ("ok", f"started from the beginning: {died.reason}")
 
 
 def test_candidate_that_fails_in_a_later_round_is_out(run):

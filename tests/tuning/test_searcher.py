@@ -13,7 +13,7 @@ from tunediff import search_space
 from tunediff.config import workload
 from tunediff.core import environment
 from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
+from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.trial_record import End
 from tunediff.tuning import optuna_proposer, sampling
 from tunediff.tuning.pool import Pool
@@ -122,6 +122,31 @@ def test_a_trial_whose_driver_died_is_no_lesson(make):
     end(searcher, suggestion, None, status=None)
     searcher.on_trial_complete("a", None, error=True)
     assert study(searcher)[0].state.name == "FAIL"
+
+
+def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(make, tmp_path):
+    """No other trial can take the place of the baseline; it keeps its name."""
+    died = End("error", "the workers died 2 times: killed", process_died=True)
+    limits, ran = {"budget": {"per_trial": "3s", "trials": 8}}, []
+    searcher = make(**limits)  # of six points
+    while isinstance(suggestion := searcher.suggest("a"), dict):
+        is_lost = len(ran) in (0, 2)
+        ran.append(suggestion["spec"].drawn)
+        end(searcher, suggestion, None if is_lost else "a", status=None if is_lost else "ok")
+        if is_lost:
+            Journal(suggestion["spec"].folder).end_trial(died)
+            searcher.on_trial_complete("a", {})
+    assert (len(ran), ran.count(ran[0]), ran.count(ran[2])) == (7, 1, 2)
+
+    for _ in range(2):  # the second time it is under way
+        repeat_lost(tmp_path, searcher.proposer.space.candidates)
+        searcher = make(**limits)
+        again = searcher.suggest("b")
+        assert (again["trial"], again["spec"].drawn) == ("t0000", ran[0])
+    end(searcher, again, "b")
+    assert record.read_trial(tmp_path / "trials" / "t0000").status == "ok"
+    repeat_lost(tmp_path, searcher.proposer.space.candidates)
+    assert make(**limits).suggest("c") == "FINISHED"
 
 
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):

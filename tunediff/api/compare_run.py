@@ -17,6 +17,7 @@ from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.journal import repeat_lost
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
@@ -51,7 +52,9 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
         tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
         shown,
     ):
-        _run(pairs.read(folder), options, say)
+        with alone(folder):
+            repeat_lost(folder)
+            _run(pairs.read(folder), options, say)
         report.write_all(pairs.read(folder))
         if tracked is not None:
             tracked.finish(tracking.values(as_json(folder)))
@@ -126,7 +129,6 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
         say(f"at most {comparison.most} pairs × 2 × {budget}; results {folder}")
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(alone(folder))
         stack.enter_context(sessions.noted(folder, options.command()))
         slots = stack.enter_context(
             experiment.workers(folder, shared, options.address, None, greet, comparison.configs)

@@ -17,6 +17,7 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import text
+from tunediff.core.journal import repeat_lost
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.integrations import copier, tracking
@@ -113,13 +114,17 @@ def _run(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
     beside: Sequence[Companion],
 ) -> None:  # fmt: skip
-    searched = confirming.complete(folder, space)
-    if searched and not confirming.pending(folder, space):
-        return
     share = functools.partial(resources.share, space)
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(alone(folder))
+        # Other points that were lost may be drawn again
+        repeat_lost(folder, space.candidates)
+        for runs_folder in sessions.confirming_folders(folder):
+            repeat_lost(runs_folder)
+        searched = confirming.complete(folder, space)
+        if searched and not confirming.pending(folder, space):
+            return
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(sessions.noted(folder, options.command()))

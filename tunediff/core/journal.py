@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tunediff.config import Configuration, Values
 from tunediff.core import environment
 from tunediff.core.clock import UnitName
 from tunediff.core.point import Point
-from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events
+from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events, read_trials
 
 
 class Journal:
@@ -39,14 +40,7 @@ class Journal:
 
     def point(self, point: Point) -> bool:
         """Write an evaluation. Return False if this measurement (index and steps) is in the journal already."""
-        # A restart voids all earlier points, so only those after the last restart count.
-        written: set[tuple[int, int]] = set()
-        for line in events(self.folder):
-            if line["event"] == "restarted":
-                written.clear()
-            elif line["event"] == "point":
-                written.add((line["index"], line["steps"]))
-        if (point.index, point.steps) in written:
+        if (point.index, point.steps) in self._written():
             return False
         self.write("point", **point.flat)
         return True
@@ -57,10 +51,20 @@ class Journal:
         `reason`: why its checkpoint cannot be used. Returns False for a first start, for which nothing is
         written.
         """
-        again = bool(reason) or any(line["event"] == "point" for line in events(self.folder))
+        again = bool(reason) or bool(self._written())
         if again:
             self.write("restarted", reason=reason or "no checkpoint")
         return again
+
+    def _written(self) -> set[tuple[int, int]]:
+        """Return (index, steps) of the points since the last restart, which voids all earlier ones."""
+        written: set[tuple[int, int]] = set()
+        for line in events(self.folder):
+            if line["event"] == "restarted":
+                written.clear()
+            elif line["event"] == "point":
+                written.add((line["index"], line["steps"]))
+        return written
 
     def end(self, end: End) -> None:
         """Write that the trial has ended."""
@@ -85,6 +89,16 @@ class Journal:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def repeat_lost(experiment: Path, points: Sequence[Values] | None = None) -> None:
+    """Let trials run again, under their names, that have failed for a reason outside of them; see `End.external_cause`.
+
+    `points`: only trials of these drawn knobs; None: all of them.
+    """
+    for trial in read_trials(experiment):
+        if trial.end is not None and trial.end.external_cause and (points is None or trial.drawn in points):
+            Journal(experiment / "trials" / trial.name).restarted(trial.reason)
 
 
 def to_json(value: Any) -> str:

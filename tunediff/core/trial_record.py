@@ -7,7 +7,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `worker`: device and threads of the worker that trains the trial.
 - `about`: data and model.
 - `restarted`: the training begins at its first step although an earlier attempt had come
-  further, with the reason.
+  further, or had ended for a reason outside of the trial, with the reason.
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
 - `paused`: the trial waits with a checkpoint at its last point; the next `start` continues it.
@@ -212,8 +212,9 @@ def was_lost(folder: Path) -> Line | None:
 
     Workers may outlive their node by seconds and still end the trial; then it is not lost.
     """
-    lines = list(events(folder))
-    ended = any(line["event"] == "end" for line in lines)
+    lines, ended = list(events(folder)), False
+    for line in lines:
+        ended = line["event"] == "end" or (ended and line["event"] != "restarted")
     return lines[-1] if lines and lines[-1]["event"] == "lost" and not ended else None
 
 
@@ -278,6 +279,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective |= dict.fromkeys(event["knobs"], "train(trial) never reads it")
         elif kind == "restarted":
             points, final = {}, {}
+            record.end, record.ended = None, 0.0
             record.restarts.append(event.get("reason", ""))
         # Final evaluation and end
         elif kind == "final":

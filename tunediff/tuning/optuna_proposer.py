@@ -85,11 +85,12 @@ class OptunaProposer:
     # ---- what is known from the start
     def _replay(self) -> None:
         """Bring the study up to the journals, and find the trials that are to be continued."""
-        # ---- add trials that only the journals have: the study file was lost, or is of an older run
+        # ---- add trials that only the journals have: the study file was lost or is of an older run, or they run again
         records = {trial_record.name: trial_record for trial_record in self._records}
         names = {frozen.user_attrs.get("trial") for frozen in self.study.trials()}
+        running = {frozen.user_attrs.get("trial") for frozen in self.study.trials(TrialState.RUNNING)}
         for trial_record in self._records:
-            if trial_record.name not in names:
+            if trial_record.name not in (names if trial_record.finished else running):
                 self.study.add(trial_record.drawn, TrialState.RUNNING, {"trial": trial_record.name})
 
         # ---- end or continue what the study takes for running
@@ -112,13 +113,13 @@ class OptunaProposer:
 
     def _take_up(self, name: str, trial: Trial, trial_record: TrialRecord | None) -> None:
         """Report the end of a trial that Optuna takes for running, or put it among those that are to be continued."""
+        if trial_record is not None and trial_record.finished:
+            self.study.tell(trial, trial_record, self._records)
+            return
         point = self.study.point(trial)
         config = self.space.config(point)
         if point not in self._reruns:
             self._tried.add(config, name)
-        if trial_record is not None and trial_record.finished:
-            self.study.tell(trial, trial_record, self._records)
-            return
         spec = self._spec(name, trial, config, point)
         if self.pausing is not None and trial_record is not None and trial_record.paused:
             self.pausing.add(spec)
@@ -318,6 +319,9 @@ class OptunaProposer:
         if trial_record is None:
             self.study.drop(trial)
             return
+        lost = trial_record.end is not None and trial_record.end.external_cause
+        if lost and spec.drawn not in self.space.candidates:  # these run again on a resume, under their names
+            self._tried.forget(spec.name)
         self._records.append(trial_record)
         self.study.tell(trial, trial_record, self._records)
 

@@ -24,11 +24,13 @@ class Tried:
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
-        """`device`: "cpu" or "cuda", what trials train on."""
+        """`device`: "cpu" or "cuda", what trials train on; one that failed for a reason outside of it tried nothing."""
         self._space, self._device = space, device
         self._exact: dict[str, str] = {}  # names of trials by the fingerprints of their configurations
         self._alike: dict[str, str] = {}  # names of trials by `_identity`
         for trial in records:
+            if trial.end is not None and trial.end.external_cause:
+                continue
             self._exact[trial.fingerprint] = trial.name
             with contextlib.suppress(ConfigError):  # of a workload that has changed since
                 self._alike.setdefault(self._identity(trial.configuration), trial.name)
@@ -37,6 +39,12 @@ class Tried:
         """Remember that a configuration was tried, and by which trial."""
         self._exact.setdefault(cfg.fingerprint(config), name)
         self._alike.setdefault(self._identity(config), name)
+
+    def forget(self, name: str) -> None:
+        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn again."""
+        for names in (self._exact, self._alike):
+            for fingerprint in [fingerprint for fingerprint, other in names.items() if other == name]:
+                del names[fingerprint]
 
     def exact(self, config: Systems) -> str | None:
         """Return the trial of this very configuration; None: there is none."""
