@@ -88,9 +88,9 @@ class OptunaProposer:
         # ---- add trials that only the journals have: the study file was lost or is of an older run, or they run again
         records = {trial_record.name: trial_record for trial_record in self._records}
         names = {frozen.user_attrs.get("trial") for frozen in self.study.trials()}
-        running = {frozen.user_attrs.get("trial") for frozen in self.study.trials(TrialState.RUNNING)}
+        unended = {frozen.user_attrs.get("trial") for frozen in self.study.trials(TrialState.RUNNING)}
         for trial_record in self._records:
-            if trial_record.name not in (names if trial_record.finished else running):
+            if trial_record.name not in (names if trial_record.finished else unended):
                 self.study.add(trial_record.drawn, TrialState.RUNNING, {"trial": trial_record.name})
 
         # ---- end or continue what the study takes for running
