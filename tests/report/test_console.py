@@ -17,6 +17,7 @@ from tunediff.core import progress, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
+from tunediff.core.trial_record import End
 from tunediff.report import console, heartbeat, live_table, plan, result_json, summary, words
 from tunediff.tuning import experiment
 
@@ -144,6 +145,7 @@ def test_a_restart_is_told_with_its_reason(night, capsys):
     journal = Journal(folder / "trials" / "t0001")
     journal.write("restarted", reason="checkpoint.pt cannot be read (EOFError)")
     journal.point(helpers.point(4, 8.0, frechet=5.0))
+    journal.end(End("ok"))
     lines = console.Console(folder, loaded)
     lines.listen("end", "t0001", {})
     assert "started from the beginning: checkpoint.pt cannot be read (EOFError)" in capsys.readouterr().out
