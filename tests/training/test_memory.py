@@ -186,3 +186,36 @@ def test_batch_statistics_are_updated_once_where_activations_are_computed_again(
     norm = block[1]
     assert norm.num_batches_tracked == 1
     torch.testing.assert_close(norm.running_mean, 0.1 * block[0](x).detach().mean(0))
+
+
+class Normalized(torch.nn.Module):
+    def __init__(self, broken):
+        super().__init__()
+        self.linear, self.norm, self.broken = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), broken
+
+    def forward(self, x):
+        x = self.norm(self.linear(x))
+        if self.broken:
+            torch._dynamo.graph_break()
+        return x.relu()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+def test_checkpointed_blocks_can_be_compiled(scope, broken):
+    """They learn the same, batch statistics included, also where a block cannot be compiled in one piece."""
+    states, x = [], torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = call = torch.nn.Sequential(Normalized(broken), Normalized(broken))
+        if compiled:
+            torch.compiler.reset()
+            memory.checkpoint(model, Normalized, 1.0)
+            call = torch.compile(model, backend="aot_eager") if scope == "model" else model
+            for block in model if scope == "blocks" else ():
+                block.compile(backend="aot_eager")
+        call(x).square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        states.append(gradients | dict(model.named_buffers()))
+    torch.compiler.reset()
+    torch.testing.assert_close(states[0], states[1])

@@ -65,20 +65,22 @@ def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -
     why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
     refuse(not modules, f"memory.checkpoint: {share} is not allowed: {why}")
     for block in modules[: round(share * len(modules))]:
-        run = functools.partial(
-            torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False,
-            context_fn=functools.partial(_recomputing, block),
-        )  # fmt: skip
-        block.forward = functools.partial(_in_training, block, block.forward, run)
+        block.forward = functools.partial(_in_training, block, block.forward)
 
 
-def _in_training(block: nn.Module, plain: Any, run: Any, *inputs: Any, **named: Any) -> Any:
-    return (run if block.training and torch.is_grad_enabled() else plain)(*inputs, **named)
+def _in_training(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
+    if not (block.training and torch.is_grad_enabled()):
+        return plain(*inputs, **named)
+    run = functools.partial(_run, block, plain)
+    return torch.utils.checkpoint.checkpoint(run, *inputs, use_reentrant=False, **named)
 
 
-def _recomputing(block: nn.Module) -> tuple[Any, Any]:
-    """Return the contexts of the forward pass and of its repetition."""
-    return contextlib.nullcontext(), _frozen_statistics(block)
+def _run(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
+    """Run a block; within a backward pass it is the repetition."""
+    # A compiled graph updates statistics once by itself, and torch.compile takes no `context_fn` that says so.
+    again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    with _frozen_statistics(block) if again else contextlib.nullcontext():
+        return plain(*inputs, **named)
 
 
 @contextlib.contextmanager
