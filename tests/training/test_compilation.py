@@ -1,5 +1,6 @@
 """What torch.compile finds and leaves, and whether it compiles all that it should."""
 
+import math
 import os
 from pathlib import Path
 
@@ -169,6 +170,25 @@ def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
         RuntimeError, match="no step was trained: compiling took 11 s, which the budget is charged with"
     ):
         train(toy(compile__mode="default"), seconds=10.0, clock=timed(10.0, hands), body=body)
+
+
+@pytest.mark.parametrize("compile_s", [3.0, 6.0, 9.9])
+def test_a_step_is_trained_before_the_first_point_however_long_compiling_took(monkeypatch, compile_s):
+    """Charged compilation took longer than the first of four segments: the rest of the budget is trained."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+    hands = Hands()
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += compile_s if trial.warming_up else 0.5
+            trial.step(loss_of(net, batch), optimizer)
+
+    config = toy(compile__mode="default", evaluation__points=4)
+    outcome = train(config, seconds=10.0, clock=timed(10.0, hands), body=body)
+    assert outcome.finished
+    assert outcome.points[0].steps == 1
+    assert outcome.steps == math.ceil((10.0 - compile_s) / 0.5)
 
 
 def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):

@@ -55,8 +55,12 @@ class Pace:
 
     @property
     def reached(self) -> bool:
-        """Return whether the stop is reached, by a reading of the clock and not by extrapolation."""
-        return self.checked and self.progress >= self._stop - 1e-9
+        """Return whether the stop is reached, by a reading of the clock and not by extrapolation.
+
+        Compilation may take more of the budget than lies before the first stop: a step is made all the same, unless
+        nothing is left.
+        """
+        return self.checked and self.progress >= (self._stop if self.steps else 1.0) - 1e-9
 
     def step(self, samples: int) -> None:
         """Count an optimizer step over `samples` samples, which was queued."""
