@@ -267,6 +267,25 @@ def test_a_points_loss_is_the_mean_since_the_one_before():
     assert [point.loss for point in told.points] == pytest.approx([sum(half) / len(half) for half in halves], rel=1e-5)
 
 
+def test_points_without_a_step_repeat_what_is_known_of_speed_and_loss():
+    """A step of 6 s ends two segments of 2.5 s at once."""
+    hands = Hands()
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 6.0 * (not trial.warming_up)
+            trial.step(loss_of(net, batch), optimizer)
+
+    points = train(toy(evaluation__points=4), seconds=10.0, clock=timed(10.0, hands), body=body).points
+    assert [(point.index, point.steps) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    for point, before in ((points[1], points[0]), (points[3], points[2])):
+        assert point.samples_per_s == before.samples_per_s == pytest.approx(8 / 6.0)
+        assert point.loss == before.loss > 0
+        assert point.step_s == before.step_s == pytest.approx(6.0)
+        assert point.phases_s == before.phases_s
+
+
 def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
     hands, told = Hands(), Told()
 

@@ -272,14 +272,15 @@ class Engine(Session):
         if not self.pace.steps:
             spent_s = self.clock.seconds["compile"]
             raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
-        point = self.meter.measure(index, fraction)
+        point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
         described = evaluation.finite_findings(
             evaluation.plain_findings(self.description(), "describe_with", self.config.schema.title)
         )
         point = dataclasses.replace(point, **self.compilation.facts(), batches_ahead=self.batches_ahead)
         self.batches_ahead = 0
-        if self.pending is not None and self.pending.steps == point.steps:  # nothing was trained since
-            point, described = self.pending, {}
+        pending = self.pending
+        if pending is not None and (pending.index, pending.steps) == (index, point.steps):  # nothing was trained since
+            point, described = pending, {}
         if not math.isfinite(point.loss):
             raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
         point = dataclasses.replace(point, metrics={**point.metrics, **described})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import platform
@@ -20,6 +21,11 @@ from tunediff.distributed import World
 from tunediff.training import hardware, memory
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
+
+PER_STEP = (
+    "loss", "samples_per_s", "samples_per_s_sd", "step_s", "phases_s", "data_wait_share", "peak_share", "samples_per_j",
+)  # fmt: skip
+"""Fields of a point that nothing is known of without a step."""
 
 
 class Meter:
@@ -85,8 +91,12 @@ class Meter:
                 self.streak += 1
         self._losses.clear()
 
-    def measure(self, index: int, fraction: float) -> Point:
-        """Return the point of this moment, without the workload's findings. `loss` is NaN when none was finite."""
+    def measure(self, index: int, fraction: float, before: Point | None = None) -> Point:
+        """Return the point of this moment, without the workload's findings. `loss` is NaN when none was finite.
+
+        Where no step was made since the point `before`, as a long one ends several segments at once, its loss and its
+        speed are repeated.
+        """
         seconds = {name: value - self._seconds[name] for name, value in self._clock.seconds.items()}
         trained = seconds["train"] + seconds["data_wait"]
         samples, steps = self._pace.samples - self._samples, self._pace.steps - self._steps
@@ -97,7 +107,7 @@ class Meter:
         self.read()
         loss = 0.0 if not steps else float(self._sum) / self._finite if self._finite else math.nan
         self._sum, self._finite = np.float32(0.0), 0
-        return Point(
+        point = Point(
             index=index,
             fraction=fraction,
             train_s=self._pace.train_s,
@@ -117,6 +127,9 @@ class Meter:
             **self._machine(samples),
             **self._memory(),
         )
+        if steps or before is None:
+            return point
+        return dataclasses.replace(point, **{name: getattr(before, name) for name in PER_STEP})
 
     def _parts(self, trained: float, steps: int) -> dict[str, float]:
         """Return the seconds of the mean step's parts on this rank's device; `other` is what no part claims."""
