@@ -4,6 +4,7 @@ that takes milliseconds."""
 import dataclasses
 import itertools
 import math
+import operator
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch.utils.data import TensorDataset
 from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
+from tunediff.config.systems import Precision
 from tunediff.training import memory, state, strategies
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
+from tunediff.training.precision import set_backends
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -467,6 +470,39 @@ def test_evaluation_sees_ieee_float32_whatever_the_knobs(amp, matmul, monkeypatc
         torch.set_float32_matmul_precision("highest")
     assert {(point["format"], point["tf32"], point["autocast"]) for point in points} == {("highest", False, False)}
     assert set(seen) == {(matmul, True, amp == "bf16")}, "the training goes on in its own format"
+
+
+def float32_formats():
+    """What torch computes float32 in, by all that has an `fp32_precision`."""
+    backends = torch.backends
+    cuda = (backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn)
+    cpu = (backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+    return [scope.fp32_precision for scope in (backends, *cuda, *cpu)]
+
+
+@pytest.mark.parametrize("scope", ["", "cuda.matmul", "cudnn", "cudnn.conv", "mkldnn", "mkldnn.matmul"])
+def test_evaluation_sees_ieee_float32_whatever_format_the_workload_sets(scope):
+    """By torch's newer interface, which its older one refuses to be read beside."""
+    set_backends(Precision(), "cpu")
+    before, seen, judged = float32_formats(), [], []
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        (operator.attrgetter(scope)(torch.backends) if scope else torch.backends).fp32_precision = "tf32"
+        trial.evaluate_with(lambda: judged.append(float32_formats()) or {"error": 1.0})
+        seen.append(float32_formats())
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+        seen.append(float32_formats())
+
+    try:
+        train(toy(), samples=IMAGES, evaluates=True, body=body)
+    finally:
+        set_backends(Precision(), "cpu")
+    assert "tf32" in seen[0]
+    assert seen[0] == seen[1], "the training goes on in its own format"
+    assert {value for formats in judged for value in formats} == {"ieee", "none"}
+    assert float32_formats() == before, "the next training begins without it"
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

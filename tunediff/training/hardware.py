@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tunediff.core.environment import install_command
+from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
 """Share of the machine's cores that others used, and share of its own time this process then waited for a core, from
@@ -35,15 +36,12 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     format that the device only emulates does not lower its roof: float32 counts as well. What it took stays with the
     allocator, until `memory.reset`.
     """
-    best, before = 0.0, torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(matmul)
-    try:
+    best = 0.0
+    with float32_formats(matmul, conv_tf32=False):
         for number_format in {None, dtype}:
             key = (device, number_format, matmul)
             _peaks[key] = max(_peaks.get(key, 0.0), fastest_product(device, number_format or torch.float32))
             best = max(best, _peaks[key])
-    finally:
-        torch.set_float32_matmul_precision(before)
     return best
 
 

@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.backends import cudnn
 
 from tunediff.config.systems import Precision
 
+_backends: Any = torch.backends
+_SCOPES = (
+    _backends, _backends.cudnn, _backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn,
+    _backends.mkldnn.matmul, _backends.mkldnn.conv, _backends.mkldnn.rnn,
+)  # fmt: skip
+"""Where torch takes an `fp32_precision`; while one is `none`, the wider ones before it count. Setting that of `mkldnn`
+itself sets the first."""
+_CONVOLUTIONS = 3
+
 
 def set_backends(precision: Precision, device: str) -> None:
-    """Set what holds for the whole process: float32 products, and cuDNN where `device` is "cuda"."""
-    torch.set_float32_matmul_precision(precision.matmul)
+    """Set what holds for the whole process: formats of float32, and cuDNN's choices where `device` is "cuda"."""
+    _set_float32(precision.matmul, precision.conv_tf32)
     if device == "cuda":
-        torch.backends.cudnn.allow_tf32 = precision.conv_tf32
-        torch.backends.cudnn.benchmark = precision.cudnn_benchmark
+        cudnn.benchmark = precision.cudnn_benchmark
+
+
+def _set_float32(matmul: str, conv_tf32: bool) -> None:
+    """Set the formats by the interface that libraries read, and let no `fp32_precision` of a training contradict it."""
+    for scope in _SCOPES:
+        scope.fp32_precision = "none"
+    torch.set_float32_matmul_precision(matmul)
+    cudnn.allow_tf32 = conv_tf32
+
+
+@contextlib.contextmanager
+def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
+    """Compute products and convolutions of float32 in these formats, whichever were set before, by either interface.
+
+    `matmul`: as `torch.set_float32_matmul_precision` has it.
+    """
+    before = []
+    for scope in _SCOPES:  # "none" first in the wider ones, to read what a scope has of its own
+        before.append(scope.fp32_precision)
+        scope.fp32_precision = "none"
+    matmul_before = torch.get_float32_matmul_precision()  # raises where an `fp32_precision` contradicts it
+    _set_float32(matmul, conv_tf32)
+    try:
+        yield
+    finally:
+        _set_float32(matmul_before, before[_CONVOLUTIONS] == "tf32")
+        for scope, value in zip(_SCOPES, before, strict=True):
+            scope.fp32_precision = value
 
 
 def fastest_matmul(precision: Precision, device: str) -> str:
@@ -31,15 +68,12 @@ def evaluation_precision(device: torch.device, precision: Literal["fp32", "tf32"
 
     All trials of a search are judged in this one format.
     """
-    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolution
+    tf32 = precision == "tf32"
+    with (
+        float32_formats("high" if tf32 else "highest", tf32),
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        yield
 
 
 class Amp:
