@@ -79,6 +79,8 @@ def test_waiting_for_data():
     assert changes(profile(GPU, parts=WAITING), many) == [{"loader.resident": True}], "no more cores"
     assert changes(profile(parts=WAITING), tiny(loader__resident=True)) == []
     assert changes(profile(parts={"data_wait": 0.04})) == []
+    assert changes(profile(GPU, parts=WAITING, samples={"mib": 0.0})) == [{"loader.workers": 4}], "no tensors"
+    assert advise(profile(GPU, parts=WAITING), CONFIG, ["loader.resident", "loader.workers"]) == [], "not followed"
 
 
 def test_little_reserve():

@@ -3,12 +3,15 @@
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers import CPU, tiny
 from tests.profiling.conftest import PHASES
+from tests.users import plain
+from tunediff import config as cfg
 from tunediff.core.point import Point
 from tunediff.profiling import measure
 
@@ -85,6 +88,18 @@ def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
 
     monkeypatch.setattr(bench, "speed", full)
     assert bench.model_alone(tiny(), 3) is None
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_a_loader_of_its_own_follows_is_known(tmp_path, reads):
+    batch = "X[: trial.loader_options['batch_size']], Y[:16]" if reads else "X[:16], Y[:16]"
+    text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", f"trial.steps([({batch})])")
+    (tmp_path / "mine.py").write_text(text)
+    config = cfg.baseline(str(tmp_path / "mine.py"))
+    bench = measure.Bench(config, CPU)
+    bench.train(config, 2)
+    assert "loader.resident" in bench.unread
+    assert ("loader.batch_size" in bench.unread) != reads
 
 
 def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tunediff import config as cfg
@@ -24,23 +24,23 @@ def amdahl(share: float, factor: float = math.inf) -> float:
     return 1 / (1 - share + share / factor)
 
 
-def advise(profile: Profile, config: Systems) -> list[Advice]:
+def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Advice]:
     """Return what to try next: first what was measured, then by the bound; empty when nothing stands out.
 
-    `profile`: a profile of `config`. Nothing is advised that is on already, that the configuration does not allow, or
-    that changes nothing on the device.
+    `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is advised that is on
+    already, that the configuration does not allow, or that changes nothing on the device.
     """
     all_advice = (advice for rule in RULES for advice in rule(profile, config))
-    possible = [advice for advice in all_advice if _possible(advice.change, profile, config)]
+    possible = [advice for advice in all_advice if _possible(advice.change, profile, config, unread)]
     return sorted(possible, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
 
 
-def _possible(change: Values, profile: Profile, config: Systems) -> bool:
+def _possible(change: Values, profile: Profile, config: Systems, unread: Collection[str]) -> bool:
     try:
         changed = cfg.override(config, change)
     except ConfigError:  # not allowed, or no knob of this configuration
         return False
-    without_effect = cfg.not_effective(changed, profile["device"]["type"])
+    without_effect = {*unread, *cfg.not_effective(changed, profile["device"]["type"])}
     return bool(cfg.differences(changed, config)) and not any(name in without_effect for name in change)
 
 
@@ -71,9 +71,10 @@ def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
     if config.loader.resident or (waited := share(profile, "data_wait")) <= WAIT:
         return
     reason, device = f"waiting for {profile['unit']} is {_share_in_words(profile, 'data_wait')}", profile["device"]
-    if not _cuda(profile) or profile["samples"]["mib"] < 0.1 * device["memory_mib"]:
-        size = number(profile["samples"]["mib"])
-        yield Advice({"loader.resident": True}, f"{reason}; all {profile['unit']} take {size} MiB", amdahl(waited))
+    size = profile["samples"]["mib"]  # 0 where they are no tensors
+    if size and (not _cuda(profile) or size < 0.1 * device["memory_mib"]):
+        resident = f"{reason}; all {profile['unit']} take {number(size)} MiB"
+        yield Advice({"loader.resident": True}, resident, amdahl(waited))
     more = min(max(2, 2 * config.loader.workers), device["cores"])
     if more > config.loader.workers and (_cuda(profile) or config.loader.workers):
         yield Advice({"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited))

@@ -114,6 +114,8 @@ class Bench:
         self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
         self.state_mib: dict[str, float] = {}
         """What the last training kept at its end, by name: it stays from one step to the next."""
+        self.unread: tuple[str, ...] = ()
+        """Knobs that the last training did not follow."""
 
     @classmethod
     def of(cls, config: Systems) -> Bench:
@@ -130,7 +132,7 @@ class Bench:
             program = Measure()
             engine = Engine(short, budget, self.world, Watch(after_step), program, evaluates=False)
             outcome = run(engine)
-            self.state_mib = program.state_mib(engine)
+            self.state_mib, self.unread = program.state_mib(engine), outcome.unread
             return outcome.points
         finally:
             if config.compile.active:

@@ -55,7 +55,7 @@ def profile(
         **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "sweep": swept, "compile": cost, "advice": [],
     }  # fmt: skip
-    result["advice"] = advise(result, config)
+    result["advice"] = advise(result, config, bench.unread)
     for advice in result["advice"] if attempt else []:
         say(f"trying {text.knobs(advice.change)}")
         advice.tried = bench.attempt(config, advice.change, steps)
