@@ -10,6 +10,7 @@ from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
 from tunediff.profiling import advice
 from tunediff.profiling.advice import RULES, advise, amdahl
+from tunediff.profiling.run import of_all_workers
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
 CONFIG = tiny(loader__workers=2, precision__amp="bf16", memory__channels_last=True, precision__cudnn_benchmark=True)
@@ -23,7 +24,7 @@ def profile(*changes, parts=None, step_s=0.1, **values):
         "device": {"type": "cpu", "cores": 8, "gpus": 0, "memory_mib": 16000.0, "memory_limit_mib": 10000.0},
         "step": {"step_s": step_s, "parts_s": dict.fromkeys((*PHASES, "other"), 0.0), "peak_memory_mib": 6000.0},
         "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
-        "operations": {"convolution_share": 0.0}, "unit": "images", **values,
+        "operations": {"convolution_share": 0.0}, "unit": "images", "workers": 1, **values,
     }  # fmt: skip
     for change in changes:
         found |= copy.deepcopy(change)
@@ -127,6 +128,9 @@ def test_batch_size():
     assert changes(profile(sweep(b8=80, b16=100, b32=103))) == []
     assert changes(profile(sweep(b8=80, b32=300))) == [], "the configured one was not measured"
     assert changes(profile({"sweep": {"rows": []}})) == []
+    assert of_all_workers(smaller.change, 4, "ddp") == {"loader.batch_size": 32}
+    assert of_all_workers(smaller.change, 4, "pipeline") == {"loader.batch_size": 8}, "its stages see the whole batch"
+    assert of_all_workers({"loader.workers": 4}, 4, "ddp") == {"loader.workers": 4}
 
 
 def test_fused_optimizer():
@@ -259,6 +263,8 @@ def test_more_gpus():
     assert (one.change, one.bound) == ({"parallel.workers": 4}, 4.0)
     found["device"]["gpus"] = 3
     assert changes(found) == [], "the batch of 16 is no multiple of 3"
+    found["device"]["gpus"] = 4
+    assert changes(found | {"workers": 4}) == [], "the profile is of one of them"
 
 
 def test_order():

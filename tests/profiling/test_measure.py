@@ -42,6 +42,11 @@ def test_a_summary_is_of_what_follows_the_warm_up():
     assert measure.summary(points[:2], 32, 1)["samples_per_s_sd"] is None
 
 
+def test_a_part_that_a_later_segment_begins_with_takes_no_time_before():
+    points = [point(0.1), point(0.1), point(0.1, step_late_s=0.04)]
+    assert measure.summary(points, 32, 2)["parts_s"]["late"] == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize(
     ("seconds", "step_s", "steps"), [(5, 0.1, 50), (5, 0.0001, 200), (5, 60, 3), (5, 1.7, 3), (5, 1.6, 4)]
 )
@@ -79,6 +84,14 @@ def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
     monkeypatch.setattr(bench, "batches", counted)
     alone = bench.loader_alone(tiny(loader__accumulation=2), 0.0)
     assert alone["samples"] == sum(given[1:]), "the first one is not timed"
+
+
+def test_loader_and_model_count_alike_what_an_item_counts_as(tmp_path):
+    text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", "trial.batches((X, Y), samples_each=1024)")
+    (tmp_path / "mine.py").write_text(text)
+    config = cfg.baseline(str(tmp_path / "mine.py"))
+    alone = measure.Bench(config, CPU).loader_alone(config, 0.0)
+    assert alone["samples"] == 3 * 16 * 1024
 
 
 def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):

@@ -215,7 +215,7 @@ def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
 def more_gpus(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on GPUs that do nothing."""
     gpus = profile["device"]["gpus"]
-    if gpus > 1 and config.parallel.workers == 1 and config.loader.batch_size % gpus == 0:
+    if gpus > 1 and profile["workers"] == 1 and config.loader.batch_size % gpus == 0:
         yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used", float(gpus))
 
 

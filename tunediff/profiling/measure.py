@@ -92,9 +92,11 @@ class Look(Program):
     source: loader.Source | None = None  # a loader of the workload's own
     made: loader.Prepare | None = None
     collate: items.Collate | None = None
+    samples_each = 1
 
     def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
         self.source, self.made, self.collate = source, options.get("prepare"), options.get("collate")
+        self.samples_each = options.get("samples_each", 1)
         raise _Seen
 
 
@@ -109,6 +111,7 @@ class Bench:
         with contextlib.suppress(_Seen):
             run(Engine(config, Budget(samples=1), world, observer, look, evaluates=False))
         self._source, self._prepare, self._collate = look.source, look.made, look.collate
+        self._samples_each = look.samples_each
         count = 0 if look.source is None else loader.length(look.source) or 0
         size = sum(column.nbytes for column in items.columns(look.source))
         self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
@@ -175,7 +178,7 @@ class Bench:
                 count += 1
             self.world.synchronize()
             spent = time.monotonic() - begin
-        samples = count * config.loader.batch_size // config.loader.accumulation
+        samples = count * config.loader.batch_size // config.loader.accumulation * self._samples_each
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
@@ -214,7 +217,7 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     speed = {
         "batch_size": batch_size, "steps": steps, "samples_per_s": counted / step_s,
         "samples_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
-        "parts_s": {name: statistics.fmean(point[f"step_{name}_s"] for point in points) for name in last.phases_s},
+        "parts_s": {name: statistics.fmean(point.phases_s.get(name, 0.0) for point in points) for name in last.phases_s},
         "first_step_s": last["first_step_s"], "compile_s": last.seconds["compile"],
         **{name: max(point[name] for point in points) for name in ALSO if name in last},
         "disturbed": any(point["disturbed"] for point in points),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import config as cfg
-from tunediff.config import Systems, Workload
+from tunediff.config import Systems, Values, Workload
 from tunediff.core import environment, text
 from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.advice import advise
@@ -59,8 +59,20 @@ def profile(
     for advice in result["advice"] if attempt else []:
         say(f"trying {text.knobs(advice.change)}")
         advice.tried = bench.attempt(config, advice.change, steps)
+    for advice in result["advice"]:
+        advice.change = of_all_workers(advice.change, workers, config.parallel.strategy)
     result["wall_s"] = time.monotonic() - began
     return result
+
+
+def of_all_workers(change: Values, workers: int, strategy: str) -> Values:
+    """Return a change that was measured on one of the training workers as their configuration has it.
+
+    They divide the batch, but for the stages of a pipeline.
+    """
+    if "loader.batch_size" not in change or strategy == "pipeline":
+        return change
+    return {**change, "loader.batch_size": change["loader.batch_size"] * workers}
 
 
 def _compile_cost(

@@ -143,7 +143,10 @@ class Program:
         return prepared
 
     def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
-        """Called when the workload requests batches of `source`, None: its own loader; `options`: prepare, collate."""
+        """Called when the workload requests batches of `source`, None: its own loader.
+
+        `options`: prepare, collate and samples_each of `trial.batches`.
+        """
 
     def begin(self, session: Session) -> bool:
         """Return whether to train, once everything is set up and the first batch is asked for."""

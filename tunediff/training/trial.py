@@ -323,7 +323,8 @@ class Trial:
         counts as in `UNIT`, such as the tokens of a sequence.
         """
         engine, section, world = self.engine, self.config.loader, self.replicas
-        engine.program.on_source(engine, source, {"prepare": prepare, "collate": collate})
+        about = {"prepare": prepare, "collate": collate, "samples_each": samples_each}
+        engine.program.on_source(engine, source, about)
         engine.samples_per_step = section.batch_size * samples_each
         if (length := loader.length(source)) == 0:
             raise engine.mistake("trial.batches: the data set is empty")
