@@ -22,6 +22,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
 from tunediff.profiling import compiling, figures, measure, sweep, trace
 from tunediff.profiling.measure import Bench
+from tunediff.training import memory
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 FILES = {
@@ -162,8 +163,12 @@ def test_json(tmp_path, capsys, quick):
 
 def test_compile_is_measured_when_asked_for(capsys, quick, monkeypatch):
     cost = compiling.compared("default", [quick, quick], quick | {"samples_per_s": 150.0, "compile_s": 60.2})
-    monkeypatch.setattr(compiling, "compile_cost", lambda config, steps, folder: cost)
+    done, reset = [], memory.reset
+    monkeypatch.setattr(compiling, "compile_cost", lambda config, steps, folder: done.append("compile") or cost)
+    monkeypatch.setattr(trace, "snapshot", lambda bench, config, path: done.append("trained"))
+    monkeypatch.setattr(memory, "reset", lambda device: done.append("reset") or reset(device))
     assert profile.main(["--config", "digits", "--no-sweep", "--compile"]) == 0
+    assert done[-3:] == ["trained", "reset", "compile"], "what compiles is another process, and needs the memory"
     out = capsys.readouterr().out
     assert "mode default: 100 → 150 images/s (1.50×), compiling takes 1m00s: pays after 3m00s / 18,000 images" in out
     assert "compile.mode=default: it pays after 3m00s" in out

@@ -145,6 +145,7 @@ def test_fused_optimizer():
     assert (waits.change, waits.bound) == ({"optimizer.implementation": "fused"}, None)
     assert "loss scaling waits at each step" in waits.reason
     assert changes(profile(), scaled) == [], "a CPU has nothing to wait for"
+    assert changes(profile(GPU), cfg.override(scaled, {"optimizer.name": "muon"})) == [], "it waits in any case"
     assert changes(profile(GPU), cfg.override(scaled, {"optimizer.implementation": "fused"})) == []
 
 

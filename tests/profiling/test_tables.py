@@ -161,7 +161,13 @@ def test_feeding():
     in_turn["config"]["loader.workers"] = 0
     assert tables.feeding(in_turn).endswith("; with loader.workers=0 they take turns, the loader 25 % of the time")
     assert "feed 12,345× what" in tables.feeding(profile(feed_ratio=12345.0))
-    assert "plays no part" in tables.feeding(profile(loader_alone=None))
+    resident = profile(loader_alone=None, model_alone=None, feed_ratio=None)
+    assert tables.feeding(resident) == "not measured: the workload has a loader of its own"
+    resident["config"]["loader.resident"] = True
+    assert "plays no part" in tables.feeding(resident)
+    items = profile(model_alone=None, feed_ratio=None, samples={"name": "", "count": 64, "mib": 0.0})
+    assert tables.feeding(items).endswith("images/s; the model is not measured alone, since the data set is not made of "
+                                          "tensors")  # fmt: skip
     assert tables.feeding(profile(model_alone=None, feed_ratio=None)).endswith("the device cannot hold all images")
 
 

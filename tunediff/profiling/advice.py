@@ -124,7 +124,8 @@ def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
     if _set(config, "optimizer.implementation") == "fused":
         return
     change, taken = {"optimizer.implementation": "fused"}, share(profile, "optimizer")
-    if _cuda(profile) and config.precision.amp == "fp16":
+    # Muon's own step always waits.
+    if _cuda(profile) and config.precision.amp == "fp16" and _set(config, "optimizer.name") != "muon":
         yield Advice(change, "loss scaling waits at each step for whether the gradients are finite; fused does not")
     elif taken > OPTIMIZER:
         yield Advice(change, f"the update is {_share_in_words(profile, 'optimizer')}", amdahl(taken))

@@ -217,7 +217,7 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
     speed = {
         "batch_size": batch_size, "steps": steps, "samples_per_s": counted / step_s,
         "samples_per_s_sd": statistics.stdev(rates) if len(rates) > 1 else None, "step_s": step_s,
-        "parts_s": {name: statistics.fmean(point.phases_s.get(name, 0.0) for point in points) for name in last.phases_s},
+        "parts_s": {name: statistics.fmean(one.phases_s.get(name, 0.0) for one in points) for name in last.phases_s},
         "first_step_s": last["first_step_s"], "compile_s": last.seconds["compile"],
         **{name: max(point[name] for point in points) for name in ALSO if name in last},
         "disturbed": any(point["disturbed"] for point in points),

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tunediff import config as cfg
 from tunediff.config import Systems, Values, Workload
 from tunediff.core import environment, text
@@ -14,6 +16,7 @@ from tunediff.profiling import compiling, measure, trace
 from tunediff.profiling.advice import advise
 from tunediff.profiling.result import CompileCost, Failed, Profile, Skipped
 from tunediff.profiling.sweep import sweep
+from tunediff.training import memory
 
 SECONDS = 5.0
 """How long a step is measured where nobody says how many (s)."""
@@ -43,7 +46,7 @@ def profile(
     traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
     snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
     swept = sweep(bench, config, step["step_s"], lambda batch: say(f"batch {batch}")) if sweep_batches else None
-    cost = _compile_cost(config, steps, folder, say, bench.cuda, compile_too)
+    cost = _compile_cost(config, steps, folder, say, bench.world.device, compile_too)
     result: Profile = {
         "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
         "unit": workload.unit, "names": named(workload),
@@ -76,14 +79,16 @@ def of_all_workers(change: Values, workers: int, strategy: str) -> Values:
 
 
 def _compile_cost(
-    config: Systems, steps: int, folder: Path, say: Callable[[str], None], cuda: bool, compile_too: bool | None
-) -> CompileCost | Failed | Skipped:
+    config: Systems, steps: int, folder: Path, say: Callable[[str], None], device: torch.device,
+    compile_too: bool | None,
+) -> CompileCost | Failed | Skipped:  # fmt: skip
     """Measure what torch.compile costs and gains, if that is wanted; `compile_too`: as in `profile`."""
-    if compile_too is None and not cuda:
+    if compile_too is None and device.type != "cuda":
         return {"skipped": "it takes minutes on a CPU; --compile measures it"}
     if compile_too is False:
         return {"skipped": "--no-compile"}
     say("torch.compile, in a process of its own and with an empty cache")
+    memory.reset(device)  # that process needs what the trainings here have left
     return compiling.compile_cost(config, steps, folder)
 
 

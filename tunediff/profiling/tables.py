@@ -131,10 +131,14 @@ def _operations(profile: Profile) -> Section:
 def feeding(profile: Profile) -> str:
     """Return a sentence on the rates of loader and model alone."""
     loader, model, ratio, unit = profile["loader_alone"], profile["model_alone"], profile["feed_ratio"], profile["unit"]
-    if loader is None:
+    if profile["config"]["loader.resident"]:
         return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
+    if loader is None:
+        return "not measured: the workload has a loader of its own"
     sentence = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
     if model is None or ratio is None:
+        if not profile["samples"]["mib"]:
+            return f"{sentence}; the model is not measured alone, since the data set is not made of tensors"
         return f"{sentence}; the device cannot hold all {unit}"
     sentence += (
         f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "

@@ -41,7 +41,7 @@ class Scheduled(Optimized):
     implementation: Literal["foreach", "fused", "for_loop"] = "fused"
     """How the step runs: `foreach` several tensors per kernel, `fused` the whole update in one kernel, `for_loop` one
     tensor after the other; in `muon` what AdamW updates. With precision.amp = fp16 on a GPU only `fused` goes on
-    without waiting at each step for whether the gradients are finite."""
+    without waiting at each step for whether the gradients are finite, and `muon` never does."""
 
 
 @section
