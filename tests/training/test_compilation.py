@@ -96,6 +96,18 @@ def test_what_is_judged_is_counted_as_well(eagerly):
     assert [counts(point) for point in found] == [(1, 1), (3, 3)], "two sizes, first judged at the first point"
 
 
+def test_what_a_framework_compiles_has_no_expected_number_of_graphs():
+    def body(trial):
+        trial.adopt(net := nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+        trial.keep(net=net, optimizer=optimizer)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    last = train(toy(compile__mode="default"), samples=8 * 4, body=body).points[-1]
+    assert counts(last) == (0, None)
+
+
 def test_more_graphs_than_there_are_calls(eagerly):
     made, expected = counts(points(Broken(4, 4), Part(4, 1))[-1])
     assert (made, expected) == (3, 2)

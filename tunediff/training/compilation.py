@@ -75,10 +75,14 @@ class Compilation:
         return call(*inputs, **named)
 
     def facts(self) -> dict[str, Any]:
-        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if nothing is compiled."""
+        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if nothing is compiled.
+
+        A framework that compiles by itself leaves open how many are to be expected.
+        """
         if not self._options.active:
             return {}
-        return {"compiled_graphs": graphs() - self._before, "expected_graphs": len(self._seen)}
+        expected = {"expected_graphs": len(self._seen)} if self._parts else {}
+        return {"compiled_graphs": graphs() - self._before, **expected}
 
 
 def _kind(value: Any, static: bool) -> Hashable:
