@@ -182,6 +182,22 @@ def test_a_gpu_that_is_held_back_or_shared_is_weak(changes, words):
     assert words in found.means
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ours"), [(["1", "3"], ["-i", "1,3"]), (["GPU-5e"], ["-i", "GPU-5e"]), (["MIG-5e"], [])]
+)
+def test_doctor_asks_only_about_gpus_that_are_ours(site, monkeypatch, gpus, ours):
+    commands = []
+
+    def run(command, **how):
+        commands.append(command)
+        return types.SimpleNamespace(stdout=", ".join(ROW))
+
+    monkeypatch.setattr(site_machine.machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(site_machine.subprocess, "run", run)
+    assert site_machine.condition(Site(site.storage, "cuda")).state == "ok"
+    assert commands[0][:-2] == ["nvidia-smi", *ours]
+
+
 def test_checks_of_a_gpu_fail_where_the_gpu_does(site, monkeypatch):
     gpu = Site(site.storage, "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

@@ -104,7 +104,10 @@ def condition(site: Site) -> Answer:
     """Driver, power limit, link, and whether somebody else is on it: what one wants to know of a rented GPU."""
     if site.device != "cuda":
         return Answer("skipped", "no GPU")
-    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    # By itself it lists all GPUs of the machine, whichever are ours; it takes no parts of one.
+    whole = [name for name in machine.gpus() if not name.startswith("MIG-")]
+    ours = ["-i", ",".join(whole)] if whole else []
+    command = ["nvidia-smi", *ours, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     return judged([[word.strip() for word in line.split(",")] for line in output.splitlines() if line.strip()])
 
