@@ -32,6 +32,7 @@ from tunediff.core.progress import DOING, Progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.profiling import operations
 from tunediff.training import process_settings, run_trial, state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Assignment, Lost
@@ -184,6 +185,20 @@ def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
     assert int(backward["calls"]) % 3 == 0  # as often in each of the three steps
     assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "end"]  # profiling measures no point
     assert record.read_trial(tmp_path).points[-1]["samples"] == 64
+
+
+def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkeypatch, capfd):
+    """The group ends all the same: what failed may have harmed its processes."""
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(operations, "write", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.work(dataclasses.replace(job, profile_steps=3), "s1", Slot(tmp_path), alone())
+    assert kinds(tmp_path)[-2:] == ["point", "end"]
+    assert record.read_trial(tmp_path).status == "ok"
+    assert "its operations were not profiled: " in capfd.readouterr().err
 
 
 def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):

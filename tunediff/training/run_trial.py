@@ -36,8 +36,8 @@ class TrialResult:
     outcome: Outcome | None = None
     """Of a training that ran to its end or was asked to stop."""
     error: Exception | None = None
-    """What broke the training and may have harmed its process. It keeps the tensors of the training alive. None where
-    the process is as good as before: status `ok`, `pruned` or `nan`."""
+    """What broke the training, or a profile after it, and may have harmed its process. It keeps the tensors of the
+    training alive. None where the process is as good as before: status `ok`, `pruned` or `nan`."""
 
 
 def run_trial(

@@ -148,6 +148,8 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
     try:
         # The slot's or the cluster's fault says nothing about this trial.
         result = run_trial(train, world, job.folder, (SlotLostError, RayError), job.group.place.per_gpu)
+        if job.profile_steps and result.end is not None and result.end.status == "ok":
+            result = _profiled(result, job, world)
         _conclude(result, job, serial, slot, world, draining)
     finally:
         changed = process_settings.restore(settings)
@@ -156,6 +158,19 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
         message = f"train(trial) has changed the process: {', '.join(changed)}"
         print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
     return world.any(bool(changed))
+
+
+def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
+    """Profile a few further steps. The trial stays `ok` where that fails, and its process may have been harmed."""
+    from tunediff.profiling import operations
+
+    memory.reset(world.device)
+    try:
+        operations.write(job.config, world, job.folder, job.profile_steps)
+    except Exception as error:
+        print(f"{job.name}: its operations were not profiled: {code.described(error)}", file=sys.stderr, flush=True)
+        return dataclasses.replace(result, error=error)
+    return result
 
 
 def _conclude(
@@ -206,7 +221,7 @@ def _train(
     job: TrialSpec, serial: str, slot: Any, world: World, on_part: Callable[[str], object],
     stop_requests: Sequence[object],
 ) -> Outcome:  # fmt: skip
-    """Train, and run the job's final evaluation and its profile.
+    """Train, and run the job's final evaluation.
 
     `on_part` is called with the name of each part of the time that begins; a non-empty list `stop_requests` stops the
     training with a checkpoint.
@@ -232,7 +247,7 @@ def _train(
 
 
 def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World) -> Outcome:
-    """Keep the weights, judge them once more, and profile a few steps, as the job asks for."""
+    """Keep the weights and judge them once more, as the job asks for."""
     if world.main and job.keeps:
         about = weights.about(job.config, job.folder, outcome.steps)
         weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
@@ -240,11 +255,6 @@ def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World
         with clock.part("evaluation"):
             evaluate_finally(job.config, job.final, outcome, world, job.folder)
         outcome = dataclasses.replace(outcome, seconds=dict(clock.seconds))
-    if job.profile_steps:
-        from tunediff.profiling import operations
-
-        memory.reset(world.device)
-        operations.write(job.config, world, job.folder, job.profile_steps)
     return outcome
 
 
