@@ -32,9 +32,10 @@ def per_thousand(trial: TrialRecord) -> dict[str, float]:
 
     Over the last evaluation interval; {} if they were not recorded.
     """
-    size = batch_size(trial)
-    spent = trial.points[-1].phases_s if trial.points else {}
-    return {part: 1000 * float(value) / size for part, value in spent.items() if size}
+    if not trial.points or not (end := trial.points[-1]).steps:
+        return {}
+    samples = end.samples / end.steps  # not the batch size: a sample of a workload may count as many tokens
+    return {part: 1000 * float(value) / samples for part, value in end.phases_s.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- compile
