@@ -1,4 +1,4 @@
-"""A search by a call from Python and one by the command: the same numbers on the same seed."""
+"""A search by a call from Python, and the same one by the command."""
 
 import json
 import subprocess
@@ -55,15 +55,29 @@ def run(folder, *words):
     return done.stdout
 
 
+def called(folder):
+    (folder / "script.py").write_text(SCRIPT)
+    assert run(folder, "script.py") == "", "a call prints nothing"
+    return tunediff.open_search("called", folder / "ray_results")
+
+
+def drawn(search):
+    return [tuple(row) for row in search.trials()[["trial", "width", "lr"]].to_numpy().tolist()]
+
+
+def test_a_call_leaves_the_process_as_it_was(tmp_path):
+    search = called(tmp_path)
+    assert search.json()["statuses"] == {"ok": 3}
+    assert drawn(search)[0] == ("t0000", 8, 0.01)
+    assert len(set(drawn(search))) == 3
+
+
+@pytest.mark.nightly
 def test_a_call_and_the_command_find_the_same_on_the_same_seed(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    assert run(tmp_path, "script.py") == "", "a call prints nothing"
-    called = tunediff.open_search("called", tmp_path / "ray_results")
-    file = str(called.folder / "workload" / "notebook.py")
-    search = ["-m", "tunediff.search", "--json", "--quiet", "--no-check"]
-    typed = json.loads(run(tmp_path, *search, file, *SAME, "--confirm", "0", "--seed", "7"))
+    search = called(tmp_path)
+    file = str(search.folder / "workload" / "notebook.py")
+    command = ["-m", "tunediff.search", "--json", "--quiet", "--no-check"]
+    typed = json.loads(run(tmp_path, *command, file, *SAME, "--confirm", "0", "--seed", "7"))
     keys = ("statuses", "best_trial", "best_configuration", "best_values", "baseline_values", "speedup_unknown")
-    assert {key: called.json()[key] for key in keys} == {key: typed[key] for key in keys}
-    drawn = [(trial, width, lr) for trial, width, lr in called.trials()[["trial", "width", "lr"]].to_numpy().tolist()]
-    again = tunediff.open_search("typed", tmp_path / "ray_results").trials()
-    assert drawn == [tuple(row) for row in again[["trial", "width", "lr"]].to_numpy().tolist()]
+    assert {key: search.json()[key] for key in keys} == {key: typed[key] for key in keys}
+    assert drawn(search) == drawn(tunediff.open_search("typed", tmp_path / "ray_results"))
