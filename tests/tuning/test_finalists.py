@@ -54,8 +54,8 @@ def test_two_configurations_are_compared(tmp_path):
     assert done.returncode == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]], done.stderr
     assert (told["pairs"], told["runs"]) == (3, 6)
     low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
-    if ratio is None:  # left open where others disturb three runs of a second beyond all measure
-        assert (told["verdict"], low, high) == ("no significant difference", None, None)
+    if ratio is None:  # three runs of a second may differ so much that the interval says nothing of its size
+        assert (low, high) == (None, None)
     else:
         assert low < ratio < high
     again = [*command[:3], "--resume", "two", "--storage", "kept", "--json"]
