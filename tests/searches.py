@@ -47,14 +47,15 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
         {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "samples": 1797},
     ]  # fmt: skip
     for index, (train_s, samples, value) in enumerate(curve, 1):
-        rate, size = more.get("rate", samples / train_s), config.loader.batch_size
+        rate, steps = more.get("rate", samples / train_s), max(1, samples // config.loader.batch_size)
+        size = samples / steps
         step = {f"step_{part}_s": size / rate / len(parts) for part in parts}
         label = {"label": more.get("label", "FD (classifier)")} if diffusion else {}
         lines.append(
             {
                 "event": "point", "time": 1002.0 + number + index, "index": index, "device_s": train_s * config.devices,
                 "train_s": train_s, "samples": samples,
-                "samples_per_s": rate, "steps": samples // size, "step_s": size / rate, **step,
+                "samples_per_s": rate, "steps": steps, "step_s": size / rate, **step,
                 "peak_memory_mib": 500.0 + number, "effective_weight": [1.0, 2.0], "seconds": seconds,
             } | label | more.get("found", {}) | ({own: value} if value is not None else {})
         )  # fmt: skip

@@ -19,15 +19,15 @@ def test_a_method_is_tuned_its_best_runs_again_and_nothing_twice(tmp_path, monke
     ran = []
     train = tuned.train
 
-    def counted(wanted, values, images, seed, points):
+    def counted(wanted, values, images, seed, points, device):
         ran.append((wanted.baseline.timesteps.name, images, seed, points, values["optimizer.lr"]))
-        return train(wanted, values, images, seed, points)
+        return train(wanted, values, images, seed, points, device)
 
     monkeypatch.setattr(tuned, "train", counted)
     table = tmp_path / "t.csv"
     args = argparse.Namespace(
         measure="digits_tune", out=table, methods="uniform,wiener", images=128, trials=2, seeds=1, times=[1, 2],
-        words=SMALL, points=3,
+        first_seed=0, device="cpu", words=SMALL, points=3,
     )  # fmt: skip
     tuned.measure(args)
     assert [(name, images, seed, points) for name, images, seed, points, _ in ran] == [
