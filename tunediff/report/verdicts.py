@@ -128,7 +128,7 @@ def caution_words(evidence: Evidence) -> str:
         sentences = [words for words in cfg.cautions(best.configuration) if words not in cfg.cautions(space.baseline)]
     except ConfigError:  # the workload does not exist any more
         return ""
-    how = "`confirm: {budgets: [1x, 16x]}` in the search file trains the finalists longer as well."
+    how = "In the search file, confirm: {budgets: [1x, 16x]} trains the finalists longer as well."
     return " ".join([*sentences, how]) if sentences else ""
 
 
