@@ -288,13 +288,17 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.paused, record.paused_at = True, event["index"]
         elif kind == "end":
             record.end, record.ended, record.paused = End.of(event), when, False
-    # The final evaluation belongs to the last point, unless training has continued since.
     if record is not None:
-        record.points = [points[index] for index in sorted(points)]
-        if record.points and record.points[-1].steps == final.pop("steps", None):
-            last, values = record.points[-1], {f"final_{key}": value for key, value in final.items()}
-            record.points[-1] = dataclasses.replace(last, metrics=last.metrics | values)
+        record.points = _with_final([points[index] for index in sorted(points)], final)
     return record
+
+
+def _with_final(points: list[Point], final: Line) -> list[Point]:
+    """Return the points with the final evaluation, which belongs to the last, unless training has continued since."""
+    if not points or points[-1].steps != final.get("steps"):
+        return points
+    values = {f"final_{key}": value for key, value in final.items() if key != "steps"}
+    return [*points[:-1], dataclasses.replace(points[-1], metrics=points[-1].metrics | values)]
 
 
 def by_number(name: str) -> tuple[int, str]:

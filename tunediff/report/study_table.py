@@ -55,8 +55,8 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Return why the first failed run failed; '' if none did."""
-        return next((trial.reason for trial in self.runs if trial.status != "ok" and trial.reason), "")
+        """Return what failed in the first run of which that is known, such as a profile after it; "" for nothing."""
+        return next((trial.reason for trial in self.runs if trial.reason), "")
 
     @property
     def without_effect(self) -> dict[str, str]:

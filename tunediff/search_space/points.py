@@ -12,6 +12,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Lines, Schema, Values
 from tunediff.config.knobs import refuse
+from tunediff.core import text
 from tunediff.search_space.model import Dimension, Rung, SearchSpace, as_param, combinations, count
 from tunediff.search_space.sections import File, Spec, checked
 
@@ -81,6 +82,16 @@ def _valid(points: Sequence[Values], space: SearchSpace, where: str) -> tuple[li
                 raise
             invalid.append(str(error))
     return valid, invalid
+
+
+def left_out(points: int, space: SearchSpace) -> list[str]:
+    """Return how many of the `points` under `first:` run, if the search has fewer trials; else []."""
+    room = len(space.candidates) - space.noise
+    if space.kind != "search" or points <= room:
+        return []
+    run = f"only {room} of {text.pluralize(points, 'point')} run"
+    trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
+    return [f"{space.source}: first: {run}: {trials}; allowed: more trials"]
 
 
 def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:

@@ -21,7 +21,7 @@ from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
 from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, RATE, SEED_OFFSET, SearchBudget, SearchSpace
-from tunediff.search_space.points import planned, spread
+from tunediff.search_space.points import left_out, planned, spread
 from tunediff.search_space.sections import COSTS, Budget, Confirm, File, Objective, RunOptions, checked
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -127,10 +127,7 @@ def parse(
     config = "is a configuration, not a search file; a search file names it after base:"
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
     # Sections, baseline and objective
-    file = checked(File, dict(content), source)
-    forms = {"search": file.search, "grid": file.grid}
-    named: Lines = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
-    file = dataclasses.replace(file, **named)
+    file = _spread(checked(File, dict(content), source), source)
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
     metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
@@ -161,10 +158,17 @@ def parse(
     first, *others = space.candidates
     repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
     space = dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
-    skipped = (*space.skipped, *_left_out(len(others), space))
+    skipped = (*space.skipped, *left_out(len(others), space))
     space = dataclasses.replace(space, reruns=_reruns(file.reruns, space), skipped=skipped)
     _check_seeds(space)
     return space
+
+
+def _spread(file: File, source: str) -> File:
+    """Return the file with the knobs under `search:` and `grid:` by dotted name."""
+    forms = {"search": file.search, "grid": file.grid}
+    named: Lines = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
+    return dataclasses.replace(file, **named)
 
 
 def _check_seeds(space: SearchSpace) -> None:
@@ -185,16 +189,6 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
     none_left = f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
     refuse(1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
     return runs
-
-
-def _left_out(points: int, space: SearchSpace) -> list[str]:
-    """Return how many of the `points` under `first:` run, if the search has fewer trials; else []."""
-    room = len(space.candidates) - space.noise
-    if space.kind != "search" or points <= room:
-        return []
-    run = f"only {room} of {text.pluralize(points, 'point')} run"
-    trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
-    return [f"{space.source}: first: {run}: {trials}; allowed: more trials"]
 
 
 def _reruns(trials: int | None, space: SearchSpace) -> int:

@@ -161,15 +161,16 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
-    """Profile a few further steps. The trial stays `ok` where that fails, and its process may have been harmed."""
+    """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its reason."""
     from tunediff.profiling import operations
 
     memory.reset(world.device)
     try:
         operations.write(job.config, world, job.folder, job.profile_steps)
     except Exception as error:
-        print(f"{job.name}: its operations were not profiled: {code.described(error)}", file=sys.stderr, flush=True)
-        return dataclasses.replace(result, error=error)
+        assert result.end is not None
+        end = dataclasses.replace(result.end, reason=f"its operations were not profiled: {code.described(error)}")
+        return dataclasses.replace(result, end=end, error=error)  # the process may have been harmed
     return result
 
 
