@@ -209,6 +209,23 @@ def test_which_job_needs_another_group(slot, first, end, second, groups):
     assert asyncio.run(both()) == groups
 
 
+def test_job_after_a_failed_profile_gets_other_workers(slot):
+    """The trial before is `ok`, but its workers end with the failure, which must not count against the next trial."""
+
+    async def both():
+        serial = await slot.submit(job())
+        await slot.post(serial, End("ok", "its operations were not profiled: …"), workers_end=True)
+        failing = asyncio.get_running_loop().call_later(
+            0.05, slot.groups[0].set_exception, RuntimeError("torch.OutOfMemoryError: CUDA out of memory")
+        )
+        serial = await slot.submit(job("t0001/1"))
+        assert failing.when() <= asyncio.get_running_loop().time()
+        return await slot.event(serial, 0), len(slot.groups), await slot.take(slot._generation, "")
+
+    event, groups, order = asyncio.run(both())
+    assert (event, groups, order.job) == (None, 2, job("t0001/1"))
+
+
 def test_a_job_is_not_forgotten_where_changed_workers_leave_early(slot):
     """Their group ends before the slot gets to replace it."""
 

@@ -53,13 +53,13 @@ class Slot:
     """Takes what the worker says, as the actor would."""
 
     def __init__(self, folder):
-        self.folder, self.heard, self.answer = folder, [], "go"
+        self.folder, self.heard, self.answer, self.workers_end = folder, [], "go", False
         for name in ("post", "decision"):
             setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _post(self, serial, event):
+    def _post(self, serial, event, workers_end=False):
         self.heard.append((type(event).__name__, (self.folder / state.CHECKPOINT).exists()))
-        self.last = event
+        self.last, self.workers_end = event, workers_end
 
     def _decision(self, serial, index):
         return self.answer
@@ -194,8 +194,10 @@ def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkey
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(operations, "write", fail)
+    slot = Slot(tmp_path)
     with pytest.raises(torch.OutOfMemoryError):
-        worker.work(dataclasses.replace(job, profile_steps=3), "s1", Slot(tmp_path), alone())
+        worker.work(dataclasses.replace(job, profile_steps=3), "s1", slot, alone())
+    assert (slot.last.status, slot.workers_end) == ("ok", True)
     assert kinds(tmp_path)[-2:] == ["point", "end"]
     ended = record.read_trial(tmp_path)
     assert ended.status == "ok"

@@ -175,16 +175,17 @@ class Slot:
             self._retired.add(generation)  # the end of this group does not lose a job
         self._renewing = asyncio.ensure_future(replaced())  # not awaited: the group leaves once this call returns
 
-    async def post(self, serial: str, event: Event) -> None:
+    async def post(self, serial: str, event: Event, workers_end: bool = False) -> None:
         """Pass an event to the driver: a point, after which the workers ask for the `decision`, the job's end, or a
-        loss."""
+        loss. `workers_end`: whether a fault ends the workers right after it, so that the next job needs others.
+        """
         async with self._changed:
             if serial != self._serial or self._ended:
                 return
             self._events.append(event)
             self._ended = not isinstance(event, Point)
-            if isinstance(event, End) and event.status in ("oom", "error"):
-                self._group_fresh = True  # the workers end with this fault; the next job needs others
+            if workers_end or (isinstance(event, End) and event.status in ("oom", "error")):
+                self._group_fresh = True
             self._waiting_for = event.index if isinstance(event, Point) else None
             self._changed.notify_all()
 

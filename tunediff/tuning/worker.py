@@ -181,7 +181,7 @@ def _conclude(
     if result.error is not None:
         if result.end is not None:
             _write_traceback(result.error, job.folder, world.rank)
-            _end(job, serial, slot, result.end)
+            _end(job, serial, slot, result.end, workers_end=True)
         raise result.error
     assert result.end is not None
     if world.main and draining and result.end.status == "pruned":
@@ -200,12 +200,12 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
         )
 
 
-def _end(job: TrialSpec, serial: str, slot: Any, end: End) -> None:
-    """Write the end of the trial to its journal, then report it to its driver."""
+def _end(job: TrialSpec, serial: str, slot: Any, end: End, workers_end: bool = False) -> None:
+    """Write the end of the trial to its journal, then report it to its driver; `workers_end`: see `Slot.post`."""
     with contextlib.suppress(OSError):  # the driver still gets it
         Journal(job.folder).end_trial(end)
         (job.folder / DOING).unlink(missing_ok=True)
-    ray.get(slot.post.remote(serial, end))
+    ray.get(slot.post.remote(serial, end, workers_end))
 
 
 def _reset(device: torch.device) -> None:
