@@ -175,8 +175,13 @@ class OptunaProposer:
         return spec or self._rerun()
 
     def _may_draw(self) -> bool:
-        """Return whether number and time leave room for a new configuration, beside reruns and confirming runs."""
-        return self._draws_left > 0 and not self._time_is_up(reruns_left=max(0, self._reruns.left(self._draws)))
+        """Return whether number and time leave room for a new configuration, beside reruns and confirming runs.
+
+        The first trial runs in any case: start-up may take what a short limit leaves over.
+        """
+        if self._draws_left <= 0:
+            return False
+        return self._next == 0 or not self._time_is_up(reruns_left=max(0, self._reruns.left(self._draws)))
 
     @property
     def _draws(self) -> int:
