@@ -3,6 +3,7 @@
 import math
 import pickle
 import types
+import warnings
 
 import optuna
 import pytest
@@ -300,6 +301,31 @@ def test_the_curve_is_in_the_study(make):
     end(searcher, suggestion, "a")
     searcher.on_trial_result("a", {"index": 3, "objective": 1.0})  # of a trial that ended: of no use
     assert study(searcher)[0].intermediate_values == {1: 9.0, 2: 7.0, 3: 5.0, 4: 5.0}
+
+
+def test_points_that_come_again_at_the_end_make_optuna_warn_of_nothing(make):
+    """From Python 3.12 on its warning belongs to the module that calls it, and reached the console."""
+    searcher = make()
+    end(searcher, suggestion := searcher.suggest("a"), None)
+    searcher.on_trial_result("a", {"index": 1, "objective": 5.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        searcher.on_trial_result("a", {"index": 1, "objective": 5.0})
+        searcher.on_trial_complete("a", {})
+    assert study(searcher)[0].intermediate_values == dict.fromkeys(range(1, 5), 5.0)
+    assert suggestion["trial"] == "t0000"
+
+
+def test_resumed_study_knows_the_points_that_it_has(make):
+    first = make()
+    end(first, first.suggest("a"), None, status=None)
+    first.on_trial_result("a", {"index": 1, "objective": 5.0})
+    second = make()
+    suggestion = second.suggest("b")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        end(second, suggestion, "b")
+    assert study(second)[0].intermediate_values == dict.fromkeys(range(1, 5), 5.0)
 
 
 def test_curve_of_a_pruned_trial_is_complete_in_the_study_also_when_rebuilt(make, tmp_path):

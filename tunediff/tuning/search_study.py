@@ -31,6 +31,7 @@ class SearchStudy:
         """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
+        self._reported: dict[int, set[int]] = {}  # indices of the points that the study has, by number of the trial
         self.optuna = optuna.create_study(
             storage=storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes], sampler=sampler(seed),
@@ -45,6 +46,7 @@ class SearchStudy:
         """Return the handle of a trial that Optuna takes for running."""
         study = self._storage.get_study_id_from_name(STUDY)
         number = self._storage.get_trial_id_from_study_id_trial_number(study, frozen.number)
+        self._reported[frozen.number] = set(frozen.intermediate_values)
         return Trial(self.optuna, number)
 
     def point(self, trial: Any) -> Values:
@@ -81,10 +83,13 @@ class SearchStudy:
     # ---- results
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """Keep a point of the curve, by its index; Optuna keeps none where there are two objectives."""
-        if self.space.cost is None:
-            # After a restart and at the end a point is reported again, which Optuna refuses.
-            with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):
-                trial.report(result["objective"], step=int(result["index"]))
+        index, reported = int(result["index"]), self._reported.setdefault(trial.number, set())
+        # After a restart and at the end a point comes again, of which Optuna would warn.
+        if self.space.cost is not None or index in reported:
+            return
+        with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):
+            trial.report(result["objective"], step=index)
+            reported.add(index)
 
     def drop(self, trial: Trial, **why: str) -> None:
         """End a trial of which nothing is learned, with the reason as an attribute."""
