@@ -150,6 +150,22 @@ def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(m
     assert make(**limits).suggest("c") == "FINISHED"
 
 
+def test_configuration_that_is_lost_twice_is_drawn_no_third_time(make):
+    """It would be drawn until all trials are used up: what kills its workers is then likely its own."""
+    limits, drawn = {"budget": {"per_trial": "3s", "trials": 14}, "first": []}, []
+    searcher = make(**limits)
+    while isinstance(suggestion := searcher.suggest("a"), dict):
+        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
+        is_lost = drawn[-1] == (32, True)
+        end(searcher, suggestion, None if is_lost else "a", status=None if is_lost else "ok")
+        if is_lost:
+            died = End("error", "the workers died 2 times: killed", process_died=True)
+            Journal(suggestion["spec"].folder).end_trial(died)
+            searcher.on_trial_complete("a", {})
+    assert (len(drawn), len(set(drawn)), drawn.count((32, True))) == (7, 6, 2)
+    assert make(**limits).suggest("b") == "FINISHED"
+
+
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
     first = make()
     end(first, first.suggest("a"), "a")

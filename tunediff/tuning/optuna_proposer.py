@@ -326,7 +326,7 @@ class OptunaProposer:
             return
         lost = trial_record.end is not None and trial_record.end.external_cause
         if lost and spec.drawn not in self.space.candidates:  # these run again on a resume, under their names
-            self._tried.forget(spec.name)
+            self._tried.forget(spec.config, spec.name)
         self._records.append(trial_record)
         self.study.tell(trial, trial_record, self._records)
 

@@ -24,24 +24,37 @@ class Tried:
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
-        """`device`: "cpu" or "cuda", what trials train on; one that failed for a reason outside of it tried nothing."""
+        """`device`: "cpu" or "cuda", what trials train on; `records`: of the trials so far, see `forget` for those
+        that failed for a reason outside of them.
+        """
         self._space, self._device = space, device
+        self._forgotten: set[str | None] = set()  # `_identity` of the configurations that were forgotten once
         self._exact: dict[str, str] = {}  # names of trials by the fingerprints of their configurations
         self._alike: dict[str, str] = {}  # names of trials by `_identity`
         for trial in records:
-            if trial.end is not None and trial.end.external_cause:
+            identity = None
+            with contextlib.suppress(ConfigError):  # of a workload that has changed since
+                identity = self._identity(trial.configuration)
+            if trial.end is not None and trial.end.external_cause and identity not in self._forgotten:
+                self._forgotten.add(identity)
                 continue
             self._exact[trial.fingerprint] = trial.name
-            with contextlib.suppress(ConfigError):  # of a workload that has changed since
-                self._alike.setdefault(self._identity(trial.configuration), trial.name)
+            if identity is not None:
+                self._alike.setdefault(identity, trial.name)
 
     def add(self, config: Systems, name: str) -> None:
         """Remember that a configuration was tried, and by which trial."""
         self._exact.setdefault(cfg.fingerprint(config), name)
         self._alike.setdefault(self._identity(config), name)
 
-    def forget(self, name: str) -> None:
-        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn again."""
+    def forget(self, config: Systems, name: str) -> None:
+        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn once more.
+
+        A second such failure is likely its fault: it would be drawn until all trials are used up.
+        """
+        if (identity := self._identity(config)) in self._forgotten:
+            return
+        self._forgotten.add(identity)
         for names in (self._exact, self._alike):
             for fingerprint in [fingerprint for fingerprint, other in names.items() if other == name]:
                 del names[fingerprint]
