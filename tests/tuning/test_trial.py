@@ -224,6 +224,31 @@ def test_evaluations_do_not_count_towards_the_default_deadline(
     assert known.status == status
 
 
+@pytest.mark.parametrize(("stalled_s", "status"), [(900.0, "ok"), (-1.0, "timeout")])
+def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, monkeypatch, tmp_path, stalled_s, status):
+    """The point whose seconds count the evaluation is written after the checkpoint."""
+    clock = itertools.chain([0.0], itertools.repeat(2000.0))
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(trial, "STALLED_S", stalled_s)
+    doing = tmp_path / "trials" / "t0003" / DOING
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
+    _, _, known = drive([None, point(1, frechet=4.0), End("ok")])
+    assert known.status == status
+
+
+def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeypatch, tmp_path):
+    """«Beside its evaluations» would deny what took the time."""
+    clock = itertools.chain([0.0], itertools.repeat(2000.0))
+    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(trial, "STALLED_S", -1.0)
+    doing = tmp_path / "trials" / "t0003" / DOING
+    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    _, _, known = drive([None, End("ok")])
+    assert known.status == "timeout"
+    assert "beside" not in known.reason
+    assert "its evaluation has reported no progress for -1 s: budget.deadline allows more" in known.reason
+
+
 def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     """The worker has written it a moment before its deadline, and it is on its way to the driver."""
     clock = iter([0.0, 1e6])

@@ -148,8 +148,7 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
-            beside = "" if spec.counts_evaluations else " beside its evaluations"
-            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock{beside}")
+            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock{_beside_evaluations(spec)}")
 
         # ---- report a point; the workers train on once Tune asks for the next one
         if event is not None:
@@ -163,19 +162,35 @@ def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
 
     Evaluations that count towards the deadline may not, but for a final one that reports progress.
     """
+    part, age_s = _doing(spec.folder)
+    advances = age_s < STALLED_S and part == "evaluation"
     if spec.counts_evaluations:
-        return bool(spec.final) and _advances(spec.folder)
+        return bool(spec.final) and advances
     trial = record.read_trial(spec.folder)
     judged_s = seconds_of(trial).get("evaluation", 0.0) if trial is not None else 0.0
-    return late_s < judged_s or _advances(spec.folder)
+    # An evaluation is followed by a checkpoint, and only then by the point whose seconds count it.
+    return late_s < judged_s or advances or (age_s < STALLED_S and part == "checkpoint")
 
 
-def _advances(folder: Path) -> bool:
-    """Return whether a trial is being evaluated and has reported progress lately."""
+def _beside_evaluations(spec: TrialSpec) -> str:
+    """Return what the wall-clock of a trial past its deadline leaves out, or why its evaluation counts all the same."""
+    if spec.counts_evaluations:
+        return ""
+    part, _ = _doing(spec.folder)
+    if part != "evaluation":
+        return " beside its evaluations"
+    return f", and its evaluation has reported no progress for {STALLED_S:.0f} s: budget.deadline allows more"
+
+
+def _doing(folder: Path) -> tuple[str, float]:
+    """Return the part of its time in which a trial is, and the seconds since it last reported progress in it.
+
+    Returns an empty part where that is unknown.
+    """
     with contextlib.suppress(OSError, ValueError):
         age_s = time.time() - (folder / DOING).stat().st_mtime
-        return age_s < STALLED_S and json.loads((folder / DOING).read_text()).get("part") == "evaluation"
-    return False
+        return json.loads((folder / DOING).read_text()).get("part", ""), age_s
+    return "", math.inf
 
 
 def _unreachable(place: Placement, missing_s: float) -> str:
