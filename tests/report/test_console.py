@@ -294,6 +294,16 @@ def test_a_start_says_when_the_first_trial_ends_where_the_limit_is_shorter(tmp_p
     assert "first trial" not in wall_clock("30s", {})
 
 
+def test_plan_of_a_limit_below_one_trial_costs_one_trial_per_slot(tmp_path, monkeypatch):
+    """What starts at once runs to its end."""
+    monkeypatch.setattr(plan.resources, "local", lambda: plan.resources.Machine(2, 0))
+    budget = {"per_trial": "300s", "total": "320s", "trials": 8, "price_per_device_hour": 3.0}
+    wanted = searches.make(tmp_path / "night", searches.FILE | {"budget": budget})
+    told = plan.values(wanted, tmp_path, {"evaluation_s": 200.0, "parameters": 1000})
+    assert (told["device_hours"], told["price"]) == (pytest.approx(300 / 3600), pytest.approx(0.25))
+    assert told["disk_mib"] == pytest.approx(4 * 1000 * (1 + 8) / 2**20)
+
+
 def test_no_refusal_rests_on_what_was_timed_beside_other_processes(tmp_path):
     """100,000 s of an evaluation would be a month; alone they are 1,000 times shorter."""
     wanted = searches.make(tmp_path / "night")

@@ -33,8 +33,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
     share, sizes, budget = resources.share(space, machine), resources.world_sizes(space), space.budget
     cost = evaluating.Cost.of(space, measured)
     spent, points = cost.parts(share.least), search_space.size(space)
-    ends = budget.total_s is not None and budget.trials * cost.trial_s / share.least > budget.total_s
-    trials = budget.trials if not ends else round((budget.total_s or 0.0) * share.least / cost.trial_s)
+    trials = _trials_in_time(space, cost, share)
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price, stored_runs = budget.price_per_device_hour, trials + sum(runs for runs, _ in space.again)
     parameters = measured.get("parameters", 0)
@@ -82,6 +81,15 @@ def _warm(space: SearchSpace, folder: Path, device: str) -> str:
         if not (folder / "search.yaml").is_file():
             raise
         return ""
+
+
+def _trials_in_time(space: SearchSpace, cost: evaluating.Cost, share: resources.ResourcePartition) -> int:
+    """Return how many trials `budget: total` leaves time for: at least those that start at once, which run to their
+    ends."""
+    trials, total_s = space.budget.trials, space.budget.total_s
+    if total_s is None or trials * cost.trial_s / share.least <= total_s:
+        return trials
+    return min(trials, max(share.slots, round(total_s * share.least / cost.trial_s)))
 
 
 def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:
