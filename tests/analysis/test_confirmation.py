@@ -318,11 +318,52 @@ def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
     assert not confirmation.confirm(found, analysis.read(folder)).over
 
 
-def fail(folder, name, status="timeout"):
+def fail(folder, name, status="timeout", **more):
     """Let a run have ended without a result."""
     journal = folder / "trials" / name / "journal.jsonl"
-    end = json.loads(journal.read_text().splitlines()[-1]) | {"status": status}
+    end = json.loads(journal.read_text().splitlines()[-1]) | {"status": status} | more
     journal.write_text("\n".join([*journal.read_text().splitlines()[:-1], json.dumps(end)]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "names", "process_died", "left"),
+    [
+        (3, ["t0008"], True, False),
+        (1, ["t0001", "t0002"], True, True),
+        (1, ["t0001", "t0002"], False, False),
+        (1, ["t0000"], True, True),
+        (1, ["t0000"], False, False),
+    ],
+    ids=["decided", "rivals lost", "rivals failed", "baseline lost", "baseline failed"],
+)
+def test_lost_confirming_runs_are_left_unless_it_is_decided(tmp_path, rounds, names, process_died, left):
+    found, folder, wanted = confirmed_by_64(tmp_path, rounds)
+    for name in names:
+        fail(folder, name, "error", process_died=process_died)
+    assert confirmation.confirm(found, analysis.read(folder)).over
+    assert confirming.left(found, folder, wanted) == confirming.pending(found.folder, found.space) == left
+
+
+def test_resume_without_time_keeps_the_verdict_and_why_a_finalist_is_out(tmp_path, capsys):
+    """Without its lost run the finalist would count as still in, and the others as too few."""
+    found, folder, _ = confirmed_by_64(tmp_path, 3, budget={"per_trial": "20s", "total": "30s"})
+    (found.folder / "sessions.jsonl").write_text(SESSION % 100)
+    fail(folder, "t0008", "error", process_died=True)
+    assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
+    assert "winner: loader.batch_size=64\n" in capsys.readouterr().out
+    assert analysis.read(folder).trials[8].status == "error"
+
+
+def confirmed_by_64(tmp_path, rounds, **changes):
+    """A search and so many rounds of its confirming runs, which 64 wins; their folder and space."""
+
+    def ends(size, seed):
+        return {64: 1.0, 256: 1.1}.get(size, 2.0) * noise(size, seed, 0.01)
+
+    found = searched(tmp_path, ends, **changes)
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[: 3 * rounds]), ends)
+    return found, folder, wanted
 
 
 def test_a_baseline_that_fails_in_between_confirms_nothing_and_takes_nothing_from_the_leader(tmp_path):

@@ -85,7 +85,12 @@ class Confirmation:
     @property
     def over(self) -> bool:
         """Return whether no further seed is needed: it is decided, or the baseline or all rivals have failed."""
-        return self.look.over or self.baseline_failure is not None or self._rivals_failed
+        return self.decided or self.baseline_failure is not None or self._rivals_failed
+
+    @property
+    def decided(self) -> bool:
+        """Return whether the sequential test has ended, with rivals that have not failed."""
+        return self.look.over and not self._rivals_failed
 
     @property
     def baseline_failure(self) -> TrialRecord | None:

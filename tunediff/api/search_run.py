@@ -120,8 +120,6 @@ def _run(
         stack.enter_context(alone(folder))
         # Other points that were lost may be drawn again
         repeat_lost(folder, space.candidates)
-        for runs_folder in sessions.confirming_folders(folder):
-            repeat_lost(runs_folder)
         searched = confirming.complete(folder, space)
         if searched and not confirming.pending(folder, space):
             return
@@ -154,8 +152,9 @@ def _run_again(folder: Path, slots: Slots, display: Display) -> None:
     assert prepared is not None
     first, again = prepared
     for place, space in [prepared, *confirming.longer(results, first)]:
-        if confirming.over(results, place) or not confirming.has_time(results, place, space):
+        if not confirming.left(results, place, space):
             continue
+        repeat_lost(place)
         with display(place, space) as shown:
             log_exceptions("what is confirmed", _announce, shown, space is not again)
             tell = functools.partial(_tell, shown)

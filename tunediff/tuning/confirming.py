@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -69,13 +70,38 @@ def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
 
 
 def pending(folder: Path, space: SearchSpace) -> bool:
-    """Return whether confirming runs of the search in `folder` are left to run, those with longer budgets included."""
+    """Return whether confirming runs of the search in `folder` are left to run: see `left`.
+
+    Those with longer budgets are included.
+    """
     results = analysis.read(folder)
     prepared = prepare(results) if space.confirm is not None else None
     if prepared is None:
         return False
     runs = [prepared, *longer(results, prepared[0])]
-    return any(not over(results, runs_folder) and has_time(results, runs_folder, again) for runs_folder, again in runs)
+    return any(left(results, runs_folder, again) for runs_folder, again in runs)
+
+
+def left(results: Results, folder: Path, space: SearchSpace) -> bool:
+    """Return whether runs in `folder` are left to run, and another round is expected to end within `budget: total`.
+
+    Runs that have failed for a reason outside of them are left, too, unless the comparison is decided without them.
+    """
+    runs = analysis.read(folder)
+    if runs.trials:
+        confirmed = confirmation.confirm(results, runs)
+        if confirmed.decided or (confirmed.over and confirmation.confirm(results, _without_lost(runs)).over):
+            return False
+    return has_time(results, folder, space)
+
+
+def _without_lost(runs: Results) -> Results:
+    """Return confirming runs as they are once `journal.repeat_lost` has made the lost ones unfinished."""
+    trials = [
+        dataclasses.replace(trial, end=None) if trial.end is not None and trial.end.external_cause else trial
+        for trial in runs.trials
+    ]
+    return dataclasses.replace(runs, trials=trials)
 
 
 def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
