@@ -19,11 +19,13 @@ from tests.json_schemas import validate
 from tunediff import compare
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.api import compare_setup
+from tunediff.api import compare_run, compare_setup
 from tunediff.core import text
+from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.report import pair_plan
 from tunediff.report import pairs as report
+from tunediff.report.heartbeat import Heartbeat
 from tunediff.training import check, probe
 from tunediff.tuning import experiment, resources, sessions
 from tunediff.tuning.pool import Pool
@@ -289,6 +291,17 @@ def test_a_damaged_folder(capsys):
     assert said in capsys.readouterr().err
     assert compare.main(["--resume", str(folder), "--storage", "elsewhere"]) == 2, "as a path, which a shell completes"
     assert said in capsys.readouterr().err
+
+
+def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch):
+    """It reads a run that has ended only once, and would say all the while that workers start."""
+    folder, hearts = made({"A": [2.0], "B": [1.0]}, statuses=[(("B", 1), "error")]), []
+    Journal(folder / "trials" / "t0001").end(End("error", "the workers died 2 times", process_died=True))
+    monkeypatch.setattr(compare_run, "Heartbeat", lambda *given: hearts.append(Heartbeat(*given)) or hearts[-1])
+    said = []
+    monkeypatch.setattr(compare_run, "_run", lambda *_: said.append(hearts[-1].doing()))
+    compare.main(["--resume", "x"])
+    assert [line[:27] for line in said] == ["t0001 waits for its workers"]
 
 
 def test_what_was_interrupted_can_be_resumed(capsys):

@@ -36,25 +36,16 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     """
     new = options.resume is None
     folder = _create(options, lines) if new else compare_setup.resume(options)
-    heart = Heartbeat(folder, lines.say)
-
-    def say(message: str, event: str = "message", **fields: Any) -> None:
-        if event != "start" or lines.as_json:  # people read how a run ended; the heartbeat says what goes on
-            lines.say(message, event, **fields)
-            heart.beat()
-
-    shown = contextlib.nullcontext() if lines.quiet else heart
     again = text.command("compare", "--resume", folder.name, storage=folder.parent)
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
         copier.copied(folder, lines.aside.say, again, options.force, lambda: new or compare_setup.resume(options)),
         tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
-        shown,
     ):
         with alone(folder):
             repeat_lost(folder)
-            _run(pairs.read(folder), options, say)
+            _run_shown(folder, options, lines)
         report.write_all(pairs.read(folder))
         if tracked is not None:
             tracked.finish(tracking.values(as_json(folder)))
@@ -90,6 +81,19 @@ def _create(options: CompareOptions, lines: EventLines) -> Path:
             lines.say(line)
         compare_setup.create(request)
     return request.folder
+
+
+def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None:
+    """Run pairs until it is decided, and say how far it is."""
+    heart = Heartbeat(folder, lines.say)  # reads what has ended, once
+
+    def say(message: str, event: str = "message", **fields: Any) -> None:
+        if event != "start" or lines.as_json:  # people read how a run ended; the heartbeat says what goes on
+            lines.say(message, event, **fields)
+            heart.beat()
+
+    with contextlib.nullcontext() if lines.quiet else heart:
+        _run(pairs.read(folder), options, say)
 
 
 def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
