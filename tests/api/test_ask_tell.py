@@ -7,6 +7,7 @@ import tunediff
 from tests import searches
 from tests.helpers import shipped_toy
 from tunediff import cli, search
+from tunediff.analysis import journals
 from tunediff.core import trial_record as record
 from tunediff.tuning.optuna_proposer import OptunaProposer
 
@@ -97,6 +98,25 @@ def test_a_study_that_was_closed_asks_again_for_what_it_was_not_told(study, tmp_
         assert one.ask().number == 2
     trial_record = record.read_trial(tmp_path / "night" / "trials" / "t0001")
     assert (trial_record.value("error"), trial_record.attempts, len(trial_record.restarts)) == (0.5, 2, 1)
+
+
+def test_session_of_a_study_is_complete_only_at_its_end(study, tmp_path):
+    """Else the report would call an interrupted one ended."""
+
+    def complete():
+        return [session.complete for session in journals.sessions(tmp_path / "night")]
+
+    with pytest.raises(KeyboardInterrupt), study() as one:
+        one.tell(one.ask(), 3.0)
+        raise KeyboardInterrupt
+    with study() as one:
+        one.tell(one.ask(), 3.0)
+    with study() as one:
+        for _ in range(4):  # all that are left, without another `ask`
+            one.tell(one.ask(), 2.0)
+    with study() as one:
+        assert one.ask() is None
+    assert complete() == [False, False, True, True]
 
 
 def test_trials_end_in_any_order_and_by_any_status(study):

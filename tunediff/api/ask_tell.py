@@ -32,7 +32,7 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import STATUSES, End
 from tunediff.integrations import copier, tracking
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.lock import alone
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.trial_spec import TrialSpec
@@ -112,6 +112,7 @@ class AskTellStudy:
 
         self.folder = folder
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
+        self._exhausted = self._over = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(remote.address_of(folder.parent) or folder.parent)
@@ -123,7 +124,8 @@ class AskTellStudy:
             settings = tracking.settings(space)
             stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
             before_s = sessions.all_spent_s(folder)
-            stack.enter_context(sessions.noted(folder, f"{sessions.ASKED}(name={folder.name!r})"))
+            command = f"{sessions.ASKED}(name={folder.name!r})"
+            stack.enter_context(sessions.noted(folder, command, lambda: self._over))
             with self._checked():
                 self._proposer = OptunaProposer(space, folder, before_s, device=resources.local().device)
             self._rule: Any = None
@@ -145,7 +147,9 @@ class AskTellStudy:
         Trials that were asked for and not told before the study was closed come first, from the beginning.
         """
         with self._checked():
-            if (spec := self._proposer.ask()) is None:
+            spec = self._proposer.ask()
+            self._exhausted = spec is None
+            if spec is None:
                 return None
             spec.begin().restarted()
             self._running[spec.name] = trial = AskedTrial(self, spec)
@@ -182,14 +186,16 @@ class AskTellStudy:
 
     def close(self) -> None:
         """Release the study; a trial that was not told is asked for again when it is opened the next time."""
-        self._running.clear()
-        self._open.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> AskTellStudy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        finished = self._exhausted or confirming.complete(self.folder, self.space)
+        self._over = finished and not self._running
+        self._running.clear()
+        self._open.__exit__(kind, error, at)
 
     def __repr__(self) -> str:
         return f"AskTellStudy({str(self.folder)!r})"

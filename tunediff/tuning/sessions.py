@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,17 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, command: str) -> Iterator[None]:
+def noted(folder: Path, command: str, over: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Note that a session begins, with the command that started it and the hardware, and that it ends.
 
     The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached, or nothing is left.
+    `over` returns whether that is so, for whoever can end a session earlier without an exception.
     """
     _note(folder, "begin", command=command, environment=environment.describe())
     complete = False
     try:
         yield
-        complete = True
+        complete = over()
     finally:
         with contextlib.suppress(OSError):  # the trials report a full disk
             _note(folder, "end", complete=complete)
