@@ -172,6 +172,18 @@ def test_the_table_says_who_is_better_and_what_it_costs(found):
     assert (speed["timesteps.name"], speed["finished"]) == ("speed", 3)
 
 
+def test_table_keeps_knobs_with_the_names_of_its_columns(tmp_path):
+    """`p` is the usual name of a dropout's probability."""
+    found = finished(tmp_path / "night")
+    for trial in found.trials:
+        trial.drawn.update({"p": 0.25} if trial.drawn["timesteps.name"] == "speed" else {})
+    compared = compare(found)
+    table = compared.table().set_index("configuration")
+    assert list(table["knobs.p"].dropna()) == [0.25, 0.25]
+    assert list(table["p"].dropna()) == [p for group in compared.others if (p := group.difference.p) is not None]
+    assert "knobs.timesteps.name" not in table
+
+
 def test_the_conclusions_name_both_kinds(found):
     first, better, same, least = conclusions(compare(found))
     assert first.startswith("Some differences from the baseline are significant (3 seeds, 5 comparisons")

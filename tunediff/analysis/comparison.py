@@ -121,6 +121,7 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """Return one row per configuration: its knobs, its results, and how they compare with the baseline.
 
+        A knob that has the name of another column is in the column `knobs.NAME`.
         `p` and the interval hold for one comparison alone; `p_holm` is corrected for their number.
         `speedup`: see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
         """
@@ -128,9 +129,7 @@ class Comparison:
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:
             values, rate = group.values(metric), mean(_rates(group))
-            row: dict[str, object] = {
-                "configuration": group.name,
-                **group.knobs,
+            cells: dict[str, object] = {
                 "runs": len(group.runs),
                 "finished": len(group.done),
                 f"{metric}_mean": mean(values),
@@ -146,8 +145,10 @@ class Comparison:
                 "cost": base_rate / rate if rate and base_rate else None,
             }
             for name in self.results.judged:
-                row |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
-            rows.append(row)
+                cells |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
+            taken = {"configuration", *cells}
+            knobs = {f"knobs.{name}" if name in taken else name: value for name, value in group.knobs.items()}
+            rows.append({"configuration": group.name, **knobs, **cells})
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:
