@@ -174,6 +174,15 @@ def test_oom_of_ray_counts_all_workers_of_the_trial():
     assert found == {"total_mib": 65536.0, "demand_mib": 4 * 14336.0, "others_mib": 5120.0}
 
 
+def test_end_that_was_written_before_the_loss_stands(drive, monkeypatch, tmp_path):
+    """A second start would void it, and train the whole trial again without its checkpoint."""
+    folder = tmp_path / "trials" / "t0003"
+    event = lambda slot, *_: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")  # noqa: E731
+    monkeypatch.setattr(Slot, "_event", event)
+    slot, _, known = drive([], [])
+    assert (len(slot.jobs), known.attempts, known.status, known.end.steps) == (1, 1, "ok", 7)
+
+
 def test_a_full_disk_is_no_end(drive, tmp_path):
     with pytest.raises(OSError, match="No space left on device"):
         drive([Lost("OSError: [Errno 28] No space left on device")])

@@ -102,10 +102,11 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
             journal.write("unwritable", reason=why)  # a disk too full for a checkpoint has room for a line
             raise OSError(why)  # the trial has no end, and the search stops
 
-        # ---- an end, of the workers or because they died too often
-        if (end := ended if isinstance(ended, End) else _after_loss(ended, attempt, spec.group.size)) is None:
-            continue
-        if (written := record.read_trial(folder)) is None or not written.finished:  # the worker could not write it
+        # ---- an end: of the workers, who may have written it before they were lost, or because they died too often
+        end = ended if isinstance(ended, End) else _after_loss(ended, attempt, spec.group.size)
+        if (written := record.read_trial(folder)) is None or not written.finished:
+            if end is None:
+                continue
             Journal(folder).end_trial(end)
         return
 
