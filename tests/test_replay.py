@@ -13,7 +13,7 @@ import yaml
 from benchmarks.replay import enough, record
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.report import ratios
-from benchmarks.replay.strategies import STRATEGIES, Strategy, ToTheEnd, replay
+from benchmarks.replay.strategies import END, STRATEGIES, Strategy, ToTheEnd, replay
 from benchmarks.replay.table import load
 from tunediff import search_space
 from tunediff.tuning.allocation import Decision
@@ -68,7 +68,7 @@ def test_every_strategy_finds_the_best_and_repeats_itself(folder, name):
 def test_seconds_are_those_of_the_points_that_were_looked_at(folder):
     class NoneButTheBest(ToTheEnd):
         def after_point(self, trial, trials):
-            return Decision.GO_ON if trial.points[-1]["frechet"] < 4.2 else Decision.END
+            return Decision.GO_ON if trial.points[-1]["frechet"] < 4.2 else END
 
     table = load(folder)
     first = [one.curves[0].points[0].train_s for one in table.configurations]

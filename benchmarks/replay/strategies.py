@@ -22,7 +22,7 @@ from benchmarks.replay.table import Table, load
 from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
-from tunediff.tuning.allocation import AllocationRule, BestOfGroup, Decision, default_rule, loss
+from tunediff.tuning.allocation import Decision, Promotion, is_baseline, loss
 from tunediff.tuning.curve_model import propose
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
@@ -77,10 +77,14 @@ class Sampled:
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
+END = "end"
+"""What `after_point` of a rule may return beside a `Decision`: the trial ends as `pruned`."""
+
+
 class ToTheEnd:
     """Trains every trial to its end."""
 
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
+    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision | str:
         return Decision.GO_ON
 
     def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
@@ -95,13 +99,43 @@ class Stopping(ToTheEnd):
         self._space, self._scheduler = space, BaselineExemptScheduler(rule, space)
         self._scheduler.set_search_properties("objective", space.mode)
 
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
+    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision | str:
         point, points = trial.points[-1], self._space.baseline.evaluation.points
         stands_for = SimpleNamespace(config={SPEC: SimpleNamespace(name=trial.name, drawn=trial.drawn)})
         result = {"fraction": point.index / points, "objective": point[self._space.metric]}
         result |= {"index": point.index, "train_s": point.train_s}
         decision = self._scheduler.on_trial_result(None, stands_for, result)
-        return Decision.GO_ON if decision == TrialScheduler.CONTINUE else Decision.END
+        return Decision.GO_ON if decision == TrialScheduler.CONTINUE else END
+
+
+class BestOfGroup(ToTheEnd):
+    """Train every trial to its first point; then continue the best one of every `size` trials to its end.
+
+    A group is `size` trials by their numbers, the baseline's runs not counted. Those that are left over continue none,
+    unless they are all there are. A trial that was continued and failed before its second point is replaced by the next
+    best. Source of the rule: «one epoch, then the best k», arXiv 2307.15422.
+    """
+
+    def __init__(self, space: SearchSpace, size: int = 6) -> None:
+        self._space, self._size = space, size
+
+    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
+        """Pause every trial at its first point."""
+        return Decision.PAUSE if len(trial.points) == 1 else Decision.GO_ON
+
+    def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
+        """Return the best trial of the first group that has no trial beyond its first point, and none that runs."""
+        compared = sorted(
+            (trial for trial in trials if not is_baseline(self._space, trial.drawn)), key=lambda trial: trial.number
+        )
+        for first in range(0, len(compared), self._size):
+            group = compared[first : first + self._size]
+            if len(group) < self._size and (may_draw or first):
+                return None
+            paused = [trial for trial in group if trial.paused]
+            if paused and all((trial.paused or trial.finished) and len(trial.points) <= 1 for trial in group):
+                return min(paused, key=lambda trial: loss(self._space, trial)).name
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------------ together
@@ -109,7 +143,7 @@ class Stopping(ToTheEnd):
 class Strategy:
     """A way to search."""
 
-    rule: Callable[[SearchSpace], AllocationRule]
+    rule: Callable[[SearchSpace], ToTheEnd | Promotion]
     sampler: Callable[[int], BaseSampler] | None = None
     """Makes Optuna's sampler from a seed; None: random order."""
     models: bool = False
@@ -124,7 +158,7 @@ def _tpe(seed: int) -> BaseSampler:
     return TPESampler(seed=seed)
 
 
-def _rest(space: SearchSpace) -> AllocationRule:
+def _rest(space: SearchSpace) -> ToTheEnd:
     return ToTheEnd()
 
 
@@ -134,9 +168,9 @@ STRATEGIES: dict[str, Strategy] = {
     "TPE + ASHA": Strategy(Stopping, _tpe),
     "ours + ASHA": Strategy(Stopping, default_sampler),
     "one point each, then the best": Strategy(BestOfGroup),
-    "promotion, random": Strategy(default_rule),
-    "promotion, ours": Strategy(default_rule, default_sampler),
-    "pause": Strategy(default_rule, default_sampler, models=True),
+    "promotion, random": Strategy(Promotion),
+    "promotion, ours": Strategy(Promotion, default_sampler),
+    "pause": Strategy(Promotion, default_sampler, models=True),
 }
 
 
@@ -161,9 +195,9 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
             spent_s += current.points[-1].train_s - before
             last = len(current.points) == table.points
             decision = Decision.GO_ON if last or current.number == 0 else rule.after_point(current, trials)
-            status = "ok" if last else "pruned" if decision is Decision.END else None
+            status = "ok" if last else "pruned" if decision == END else None
         else:
-            status, decision = curve.status, Decision.END
+            status, decision = curve.status, END
         current.paused, current.end = decision is Decision.PAUSE, End(status) if status else None
         draws.report(current)
         # ---- is it found?

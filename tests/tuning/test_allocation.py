@@ -4,10 +4,11 @@ import math
 
 import pytest
 
+from benchmarks.replay.strategies import BestOfGroup
 from tests.helpers import point
 from tests.tuning.test_experiment import loaded
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning.allocation import BestOfGroup, Decision, Promotion, is_baseline, loss
+from tunediff.tuning.allocation import Decision, Promotion, is_baseline, loss
 
 SPACE = loaded()
 

@@ -13,7 +13,7 @@ from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.tuning import curve_model, experiment, warm_start
-from tunediff.tuning.allocation import Decision, default_rule
+from tunediff.tuning.allocation import Decision, Promotion
 from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
 
@@ -231,18 +231,6 @@ def test_no_trial_starts_or_continues_that_would_not_end_in_time(search, spent_s
     assert one.suggest() == answer
 
 
-def test_a_rule_may_end_a_trial(search):
-    one = search()
-    one.suggest()
-    one.run(9.0)
-    one.searcher.proposer.pausing._rule = types.SimpleNamespace(
-        after_point=lambda trial, trials: Decision.END, next_trial=lambda trials, may_draw: None
-    )
-    one.suggest()
-    assert one.run(3.0) == 1
-    assert (one.trial("t0001").status, one.trial("t0001").reason[:17]) == ("pruned", "ended after 1.0 s")
-
-
 def test_pausing_is_refused_where_no_checkpoint_is_kept():
     content = {
         "workload": "digits",
@@ -253,9 +241,9 @@ def test_pausing_is_refused_where_no_checkpoint_is_kept():
         search_space.parse(content | {"objective": "samples_per_s", "early_stopping": "pause"}, "x.yaml")
 
 
-def test_default_rule_finishes_the_best_and_ends_the_search(search):
+def test_promotion_finishes_the_best_and_ends_the_search(search):
     one = search(budget={"per_trial": "3s", "trials": 9})
-    one.searcher.proposer.pausing._rule = default_rule(one.searcher.proposer.space)
+    one.searcher.proposer.pausing._rule = Promotion(one.searcher.proposer.space)
     values, turns = {"t0000": 9.0, "t0004": 2.0}, 0
     while (name := one.suggest()) != "FINISHED":
         one.run(values.get(name, 8.0 + 0.1 * int(name[1:])))

@@ -19,19 +19,16 @@ from tunediff.core.journal import Journal
 from tunediff.core.trial_record import CHECKPOINT, End, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import curve_model
-from tunediff.tuning.allocation import AllocationRule, Decision, default_rule, loss, runs_through
+from tunediff.tuning.allocation import Decision, Promotion, loss, runs_through
 from tunediff.tuning.trial_spec import TrialSpec
 
 
 class Pausing:
     """Asks a rule which trials pause and continue, and keeps those that are paused."""
 
-    def __init__(
-        self, space: SearchSpace, experiment: Path, rule: AllocationRule | None = None,
-        priors: Sequence[TrialRecord] = (),
-    ) -> None:  # fmt: skip
+    def __init__(self, space: SearchSpace, experiment: Path, priors: Sequence[TrialRecord] = ()) -> None:
         """`experiment`: the folder of the search; `priors`: `warm_start.reused_trials`, which the model reads too."""
-        self._space, self._experiment, self._rule = space, experiment, rule or default_rule(space)
+        self._space, self._experiment, self._rule = space, experiment, Promotion(space)
         self._following, self._priors = Following(experiment), priors
         self._specs: dict[str, TrialSpec] = {}
 
@@ -65,7 +62,7 @@ class Pausing:
         return decision
 
     def next_trial(self, may_draw: bool) -> str | None:
-        """Return the name of the paused trial that continues on a free slot; None: none does; see `AllocationRule`."""
+        """Return the name of the paused trial that continues on a free slot; None: none does; see `Promotion`."""
         return self._rule.next_trial(self._records(), may_draw)
 
     def propose(self, number: int) -> Values | None:

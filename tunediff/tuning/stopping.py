@@ -172,8 +172,6 @@ def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
     budget_s = trial_record.budget_s if trial_record is not None else None
     points = trial_record.points if trial_record is not None else []
     after = f" after {points[-1].train_s:.1f} s" if points else ""
-    if space.early_stopping == "pause":
-        return End("pruned", f"ended{after}: hardly any chance to become the best")
     grace_s = GRACE * (budget_s or space.longest_s)
     why = f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
     why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
