@@ -21,6 +21,7 @@ from tunediff.analysis import journals
 from tunediff.core import colors
 from tunediff.report import __main__ as command
 from tunediff.report import context
+from tunediff.report.files import Files
 from tunediff.report.html import SCRIPT
 from tunediff.report.sections.curves import of_trials
 from tunediff.tuning import sessions
@@ -197,6 +198,15 @@ def test_damaged_points_are_no_values(night, plain):
     assert "t0001 is ahead" in text
     assert "1 journal was not readable and left out" in text
     assert "t0005" in text
+
+
+def test_report_removes_files_of_an_earlier_report_and_nothing_else(tmp_path):
+    for name in ("won.csv", "longer_240s.csv", "longer_240s.png", "longer_480s.csv", "mine.csv"):
+        (tmp_path / name).write_text("")
+    files = Files(tmp_path)
+    files.keep("longer_480s.csv", b"")
+    files.tidy()
+    assert {file.name for file in tmp_path.iterdir()} == {"longer_480s.csv", "mine.csv"}
 
 
 # ---------------------------------------------------------------------------------------------------- unfinished states

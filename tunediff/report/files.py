@@ -17,9 +17,9 @@ FOLDER = "report"
 """Name of the folder beside the page that holds its data."""
 NAMES = (
     *("curves", "trials", "won", "comparison", "study", "why", "why_curves", "step", "importance", "effects"),
-    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds", "hold"),
+    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds", "longer_*s"),
 )
-"""Names of all tables and pictures that a report can contain."""
+"""Names of all tables and pictures that a report can contain, as patterns of file names."""
 
 
 class Files:
@@ -61,8 +61,9 @@ class Files:
 
     def tidy(self) -> None:
         """Remove files of an earlier report that this one has not written."""
-        for file in {f"{name}.{end}" for name in NAMES for end in ("csv", "png")} - set(self.written):
-            (self.folder / file).unlink(missing_ok=True)
+        found = {file for name in NAMES for end in ("csv", "png") for file in self.folder.glob(f"{name}.{end}")}
+        for file in found - {self.folder / name for name in self.written}:
+            file.unlink(missing_ok=True)
 
 
 class Figures(Files):

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from tunediff.analysis.comparison import ITSELF
 from tunediff.analysis.statistics import SAME, Difference, Estimate, is_wide, mean, sd
 from tunediff.core.text import number
-from tunediff.core.text import pluralize as pluralize
-from tunediff.core.text import truncate as truncate
 
 SPACE = "\N{NO-BREAK SPACE}"
 OPEN = "not determined"
