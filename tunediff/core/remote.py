@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from tunediff.config import ConfigError
@@ -39,19 +39,8 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _WITH_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs")
 """Protocols where a folder has to be made before a file is put there."""
 
-
-class FileSystem(Protocol):
-    """What is used of an fsspec file system."""
-
-    def find(self, path: str, detail: bool) -> dict[str, dict[str, Any]]: ...
-    def put_file(self, local: str, remote: str) -> None: ...
-    def get_file(self, remote: str, local: str) -> None: ...
-    def cat_file(self, path: str) -> bytes: ...
-    def pipe_file(self, path: str, value: bytes, **how: str) -> None: ...
-    def rm_file(self, path: str) -> None: ...
-    def info(self, path: str) -> dict[str, Any]: ...
-    def makedirs(self, path: str, exist_ok: bool) -> None: ...
-    def invalidate_cache(self) -> None: ...
+FileSystem = Any
+"""A file system of fsspec, which has no types."""
 
 
 def local(storage: str | Path) -> Path:
@@ -98,7 +87,7 @@ def connect(address: str) -> tuple[FileSystem, str]:
     except (ImportError, ValueError) as error:
         extra = f"; run: {install_command(_EXTRAS[protocol])}" if protocol in _EXTRAS else ""
         raise ConfigError(f"--storage: {address}: {error}{extra}") from None
-    return cast(FileSystem, system), path.rstrip("/")
+    return system, path.rstrip("/")
 
 
 def check(storage: Path) -> None:
