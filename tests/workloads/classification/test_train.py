@@ -77,7 +77,7 @@ def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     counts = torch.tensor([[float(cell) for cell in line[3:]] for line in lines[1:]])
     assert counts.sum() == 359
     assert counts.diag().sum().item() / 359 == pytest.approx(accuracy[-1])
-    again = judge_of(digits().knobs, CPU)(outcome.model)
+    again = judged(judge_of(digits().knobs, CPU), outcome.model)
     assert again == {name: outcome.points[-1][name] for name in ("accuracy", "validation_loss")}
 
 
@@ -152,14 +152,19 @@ def test_it_uses_what_anybodys_file_can_use():
 
 
 # ----------------------------------------------------------------------------------------------------------- judging
+def judged(judge, net):
+    """What is found of a model in an evaluation."""
+    with torch.no_grad():
+        return judge(net.eval())
+
+
 def test_judged_as_by_hand_whatever_the_batch_size():
     config = digits(model__width=4)
-    held, net = sets.held_out(config.data, None), network(config.knobs).train()
+    held, net = sets.held_out(config.data, None), network(config.knobs)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = [Judge(held, size, CPU)(net) for size in (7, 100, 1000)]
-    assert net.training
+    found = [judged(Judge(held, size, CPU), net) for size in (7, 100, 1000)]
     assert_equal(before, dict(net.state_dict()))
-    logits = net.eval()(held.pixels.float() / 127.5 - 1)
+    logits = net(held.pixels.float() / 127.5 - 1)
     assert found[0]["accuracy"] == (logits.argmax(1) == held.labels).double().mean().item()
     for one in found:
         assert one["accuracy"] == found[0]["accuracy"]
@@ -190,10 +195,10 @@ def both(world):
     divided |= {"parallel__schedule": "gpipe", "parallel__microbatches": 1}  # the statistics of the whole batch
     piped_with_norm = train(digits(**divided), samples=32 * 4, world=world)
     with_norm = train(digits(parallel__workers=2), samples=32 * 4, world=world)
-    judged = judge_of(digits(parallel__workers=2, evaluation__batch_size=50).knobs, world)(with_norm.model)
+    judge = judge_of(digits(parallel__workers=2, evaluation__batch_size=50).knobs, world)
     return {
-        "weights": weights(outcome), "points": told.points, "with_norm": weights(with_norm), "judged": judged,
-        "piped_with_norm": weights(piped_with_norm),
+        "weights": weights(outcome), "points": told.points, "with_norm": weights(with_norm),
+        "judged": judged(judge, with_norm.model), "piped_with_norm": weights(piped_with_norm),
     }  # fmt: skip
 
 
@@ -214,6 +219,6 @@ def test_two_ranks_learn_and_find_what_one_does(tmp_path):
     assert_equal(first["with_norm"], second["with_norm"])
     alone = network(digits().knobs)
     alone.load_state_dict(first["with_norm"])
-    found = judge_of(digits().knobs, CPU)(alone)
+    found = judged(judge_of(digits().knobs, CPU), alone)
     assert found["accuracy"] == first["judged"]["accuracy"]
     assert found["validation_loss"] == pytest.approx(first["judged"]["validation_loss"], rel=1e-5)

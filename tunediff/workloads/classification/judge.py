@@ -30,34 +30,29 @@ class Judge:
         """Of the last evaluation, a row for each class: its number, its images, the share of them that is classified
         right, and how many of them were classified as which class."""
 
-    @torch.no_grad()
     def __call__(self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Return `accuracy`, the share classified right, and `validation_loss`, the mean cross-entropy in nats.
 
-        In float32 and evaluation mode. Raises, on all ranks at once, `NotFiniteError`, and `EvaluationStoppedError` if
-        `should_stop()` was true before all images were classified.
+        In float32; the model is in evaluation mode and computes no gradients, as in every function of `evaluate_with`.
+        Raises, on all ranks at once, `NotFiniteError`, and `EvaluationStoppedError` if `should_stop()` was true before
+        all images were classified.
         """
         world, count, size = self._world, len(self._labels), self._batch_size
         predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
         losses = torch.zeros(count, dtype=torch.float64, device=world.device)
         for buffer in model.buffers():  # batch statistics differ between ranks: those of rank 0 are saved
             world.first(buffer)
-        training = model.training
-        model.eval()
-        try:
-            # Every rank fills in its own rows, in as many batches as every other rank; the sum over ranks is complete.
-            work = Progress("held-out images", count)
-            for start in range(0, count, world.size * size):
-                work.more(world.size * size * (start > 0))
-                if world.any(should_stop()):
-                    raise EvaluationStoppedError(f"evaluation stopped after {start} of {count} images")
-                rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)
-                logits, labels = self._logits(model, rows.clamp(max=count - 1))
-                rows = rows[rows < count].to(world.device)
-                predicted[rows] = logits.argmax(1)[: len(rows)]
-                losses[rows] = F.cross_entropy(logits, labels, reduction="none")[: len(rows)].double()
-        finally:
-            model.train(training)
+        # Every rank fills in its own rows, in as many batches as every other rank; the sum over ranks is complete.
+        work = Progress("held-out images", count)
+        for start in range(0, count, world.size * size):
+            work.more(world.size * size * (start > 0))
+            if world.any(should_stop()):
+                raise EvaluationStoppedError(f"evaluation stopped after {start} of {count} images")
+            rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)
+            logits, labels = self._logits(model, rows.clamp(max=count - 1))
+            rows = rows[rows < count].to(world.device)
+            predicted[rows] = logits.argmax(1)[: len(rows)]
+            losses[rows] = F.cross_entropy(logits, labels, reduction="none")[: len(rows)].double()
         predicted, losses = world.sum(predicted).cpu(), world.sum(losses).cpu()
         if not torch.isfinite(losses).all():
             raise NotFiniteError("outputs for held-out images are not finite")
