@@ -337,6 +337,26 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_from_there(tmp_path):
     assert_equal(a, b)
 
 
+def test_stopped_at_the_end_of_a_segment_its_point_says_what_was_measured_before(tmp_path):
+    how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True}
+    first = train(toy(), observer=Told(stop=lambda told: told.steps >= STEPS // 2), **how)
+    assert (first.finished, first.steps, first.points) == (False, STEPS // 2, [])
+    told = Told()
+    again, whole = train(toy(), observer=told, **how), train(toy(), samples=IMAGES, evaluates=True)
+    assert [point.loss for point in again.points] == [point.loss for point in whole.points]
+    assert told.points[0].samples_per_s > 0
+    assert told.points[0].step_s > 0
+    assert_equal(weights(again), weights(whole))
+
+
+def test_stopped_at_the_last_step_the_last_point_is_not_a_copy_of_the_one_before(tmp_path):
+    how = {"samples": IMAGES, "folder": tmp_path}
+    train(toy(), observer=Told(stop=lambda told: told.steps >= STEPS), **how)
+    again, whole = train(toy(), **how), train(toy(), samples=IMAGES)
+    assert again.finished
+    assert [point.loss for point in again.points] == [point.loss for point in whole.points]
+
+
 def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
     """A batch scheduler waits half a minute; an evaluation may take hours."""
     judged = []

@@ -113,10 +113,10 @@ class Engine(Session):
                     yield from self.passes()
                     if not self.batches_left_out:
                         self.after_step()
-            if not self.training:
+            if self.pace.reached:
+                self.evaluate_point(index, index / total)
+            else:  # it was asked to stop
                 checkpoints.save(self)
-                break
-            self.evaluate_point(index, index / total)
         self.done = True
         self.close()
 
@@ -268,7 +268,11 @@ class Engine(Session):
 
     # ---------------------------------------------------------------------------------------------------- every point
     def evaluate_point(self, index: int, fraction: float) -> None:
-        """Measure, judge, save and report; the clock of the budget stands still."""
+        """Measure, judge, save and report; the clock of the budget stands still.
+
+        Where the training was asked to stop, what was measured is only saved: the point is judged after a resume, when
+        nothing of the steps before could be measured any more.
+        """
         if not self.pace.steps:
             spent_s = self.clock.seconds["compile"]
             raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
@@ -284,17 +288,16 @@ class Engine(Session):
         if not math.isfinite(point.loss):
             raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
         point = dataclasses.replace(point, metrics={**point.metrics, **described})
-        if self.evaluates and self.evaluation is not None:
+        if self.training and self.evaluates and self.evaluation is not None:
             with self.clock.part("evaluation"):
                 try:
-                    values = self.judge()
-                except EvaluationStoppedError:  # asked to stop: it will be measured when the training goes on
+                    point = dataclasses.replace(point, metrics={**point.metrics, **self.judge()})
+                except EvaluationStoppedError:
                     self.training = False
-            if not self.training:
-                checkpoints.save(self, pending=point)
-                return
-            point = dataclasses.replace(point, metrics={**point.metrics, **values})
             memory.restart_peak(self.device)  # what judging needs is not what training needs
+        if not self.training:
+            checkpoints.save(self, pending=point)
+            return
         self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
         checkpoints.write_files(self, index)
         checkpoints.save(self)
