@@ -84,6 +84,35 @@ def test_a_training_gives_the_order(monkeypatch, keep):
     assert given == [(keep, "cpu")]
 
 
+# Peak memory of two points whose evaluation takes 300 MiB, in a process that keeps what it frees.
+JUDGED = """
+import json
+import torch
+from tests.helpers import toy, train
+from tests.toy.train import INPUTS, TARGETS, begin, loss_of
+
+def judge():
+    torch.empty(300 * 2**18).fill_(1.0)
+    return {"error": 1.0}
+
+def body(trial):
+    net, optimizer = begin(trial)
+    trial.evaluate_with(judge)
+    for batch in trial.batches((INPUTS, TARGETS)):
+        trial.step(loss_of(net, batch), optimizer)
+
+outcome = train(toy(memory__keep_freed=True), samples=80, evaluates=True, body=body)
+print(json.dumps([point.peak_memory_mib for point in outcome.points]))
+"""
+
+
+@glibc
+def test_what_judging_took_is_not_what_training_needs_where_the_process_keeps_it():
+    done = subprocess.run([sys.executable, "-c", JUDGED], cwd=ROOT, text=True, check=True, capture_output=True)
+    first, second = json.loads(done.stdout)
+    assert second < first + 150
+
+
 # ------------------------------------------------------------------------------------------------------- it ran out
 @pytest.mark.parametrize(
     "error",

@@ -102,13 +102,13 @@ def reset(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # glibc: give freed memory back, or it counts for the next one
-        ctypes.CDLL(None).malloc_trim(0)
     restart_peak(device)
 
 
 def restart_peak(device: torch.device) -> None:
-    """Start the peak counters from here."""
+    """Start the peak counters from here; what was freed before counts no more, also where the process keeps it."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc: the peak begins at all that is resident, used or not
+        ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters are there from then on
         torch.cuda.reset_peak_memory_stats(device)
