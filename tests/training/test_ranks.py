@@ -260,6 +260,44 @@ def test_loss_scaling_passes_over_the_same_steps_whatever_the_strategy(two):
         assert_equal(answers["ddp"]["fp16"], answers["fsdp"]["fp16"], **HALF)
 
 
+# ------------------------------------------------------------------------------------------------ parameters not used
+class HalfUsed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def half_used(trial):
+    net = trial.prepare(HalfUsed())
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+
+def steps_of_half_used(world):
+    found = []
+    for knobs in ({}, {"parallel__static_graph": True}, FSDP):
+        try:
+            found.append(train(toy(**PLAIN, **knobs), samples=FEW, world=world, body=half_used).steps)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def test_parameters_that_no_step_uses_need_a_static_graph_which_the_error_names(tmp_path):
+    for answers in ranks(steps_of_half_used, tmp_path):
+        assert answers == [
+            "parallel.static_graph: False is not allowed: a step has not used all parameters (unused.weight, "
+            "unused.bias); allowed: True where no step uses them, or parallel.strategy: fsdp",
+            4,
+            4,
+        ]
+
+
 # ---------------------------------------------------------------------------------------------------------- compiled
 COMPILED = [
     {"compile__scope": "model"}, FSDP | {"compile__scope": "model"}, FSDP | {"compile__scope": "blocks"},

@@ -157,8 +157,8 @@ class Parallel:
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
     """ddp: gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
     static_graph: Bool = False
-    """ddp: tell DistributedDataParallel that every step computes the same graph, which spares it the search for unused
-    parameters and lets it order the buckets by the first step."""
+    """ddp: tell DistributedDataParallel that every step computes the same graph, which lets it order the buckets by the
+    first step, and allows parameters that no step uses; without it each step has to use all of them."""
     reshard: Bool = True
     """fsdp: give the weights of a block back after its forward pass, and gather them again for the backward pass: less
     memory, half as much again to send."""

@@ -387,6 +387,9 @@ def run(engine: Engine) -> Outcome:
     try:
         with described_in_environment(engine.world), script_arguments(path, engine.knobs, seed=seed):
             workload.code.train(Trial(engine))
+    except RuntimeError as error:
+        engine.strategy.explain(error)
+        raise
     finally:
         engine.close()
     return engine.outcome()

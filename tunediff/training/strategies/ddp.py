@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from tunediff.config import ConfigError
 from tunediff.training.strategies.single import Single
+
+UNUSED = "parameters that were not used in producing loss"
+"""What torch says in the step after one that has not used all parameters, unless the graph is static."""
 
 
 class Ddp(Single):
@@ -38,6 +43,17 @@ class Ddp(Single):
         mean = self._world.mean(torch.cat([one.flatten().to(sent) for one in gradients]))
         for gradient, part in zip(gradients, torch.split(mean, [one.numel() for one in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))
+
+    def explain(self, error: RuntimeError) -> None:
+        if self._wrapped is None or UNUSED not in str(error):
+            return
+        learned = [name for name, one in self._wrapped.module.named_parameters() if one.requires_grad]
+        indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        names = [learned[int(index)] for index in (indices[1].split() if indices else ())]
+        raise ConfigError(
+            f"parallel.static_graph: False is not allowed: a step has not used all parameters ({', '.join(names[:3])}"
+            f"{', …' if len(names) > 3 else ''}); allowed: True where no step uses them, or parallel.strategy: fsdp"
+        ) from error
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         return self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext()

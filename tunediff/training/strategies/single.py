@@ -49,6 +49,9 @@ class Single:
         """
         raise NotImplementedError
 
+    def explain(self, error: RuntimeError) -> None:
+        """Raise `ConfigError` if a knob of the strategy is why the training has failed with this error."""
+
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         """The context of all but the last pass of an accumulation: gradients need not be averaged yet."""
         return contextlib.nullcontext()
