@@ -36,12 +36,12 @@ from tunediff.api.train_run import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines
 from tunediff.report import outputs, plan, summary
 from tunediff.report.sections import curves
 from tunediff.training import hardware, probe
 from tunediff.tuning import experiment, resources, sessions
-from tunediff.tuning.lock import alone
 
 TINY = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -730,6 +730,19 @@ def test_train_starts_over_where_another_rank_has_removed_the_journal(tmp_path, 
     (tmp_path / record.JOURNAL).unlink()
     monkeypatch.setattr(record, "read_trial", lambda folder: killed)
     assert train_run.prepare(request).folder == tmp_path
+
+
+def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_path, capsys):
+    """Whose journal, without a point yet, looks like that of a training that was killed."""
+    out = tmp_path / "out"
+    Journal(out).start(cfg.baseline("toy"), {"samples": 80}, None)
+    with alone(out):
+        assert toy() == 2
+        assert f"--out: {out} is trained by another process; wait for it, or stop it" in capsys.readouterr().err
+    assert len(list(record.events(out))) == 1
+    assert toy() == 0
+    with alone(out):
+        assert toy() == 0, "what has ended is only printed"
 
 
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])

@@ -26,7 +26,7 @@ from tunediff.config import ConfigError
 from tunediff.core.environment import install_command
 
 if TYPE_CHECKING:
-    from tunediff.tuning.lock import Runner
+    from tunediff.core.lock import Runner
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this machine. "
@@ -180,7 +180,7 @@ class Server:
 
     def _runner(self, name: str) -> Runner | None:
         """Return the process that runs it, also if another server, a shell or another machine has started it."""
-        from tunediff.tuning.lock import runner
+        from tunediff.core.lock import runner
 
         return runner(self._storage / name)
 

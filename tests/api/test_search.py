@@ -16,7 +16,7 @@ from tests import searches
 from tunediff import cli, search, search_space
 from tunediff.api import calls, display, search_run, search_setup
 from tunediff.api.search_setup import SearchOptions
-from tunediff.tuning import lock
+from tunediff.core import lock
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ from tunediff.config import ConfigError, Values
 from tunediff.core import journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
+from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
 from tunediff.core.point import Point
 from tunediff.core.trial_record import STATUSES, End
 from tunediff.integrations import copier, tracking
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
-from tunediff.tuning.lock import alone
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.trial_spec import TrialSpec
 

@@ -18,13 +18,13 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
+from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import experiment, local_ray, resources, sessions
-from tunediff.tuning.lock import alone
 
 log = logging.getLogger(__name__)
 

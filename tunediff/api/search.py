@@ -23,11 +23,11 @@ from tunediff.api.search_results import BestTrial, SearchVerdict
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
+from tunediff.core.lock import runner
 from tunediff.report import context, page, style, summary, verdicts
 from tunediff.report import words as phrases
 from tunediff.report.html import el, join, table
 from tunediff.report.sections import curves
-from tunediff.tuning.lock import runner
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,6 +18,7 @@ from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import text
 from tunediff.core.journal import repeat_lost
+from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.integrations import copier, tracking
@@ -27,7 +28,6 @@ from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
-from tunediff.tuning.lock import alone
 
 if TYPE_CHECKING:
     from tunediff.tuning.slots import Slots

@@ -17,7 +17,7 @@ from tunediff import config as cfg
 from tunediff.api.stop_signals import stop_signals
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import remote, text
+from tunediff.core import lock, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.errors import TunediffError, UserCodeError
@@ -98,6 +98,8 @@ def run(request: TrainRequest, lines: EventLines) -> str:
             remote.check(request.folder.parent)
         with contextlib.ExitStack() as beside:
             if main:
+                beside.enter_context(_alone(request.folder))
+                _settle(request)
                 objective = cfg.of(request.config).objective.name
                 beside.enter_context(
                     copier.copied(request.folder, lines.aside.say, again, fetch=lambda: _fetch(request))
@@ -111,10 +113,30 @@ def run(request: TrainRequest, lines: EventLines) -> str:
         raise KeyboardInterrupt(again) from None
 
 
+def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Return the lock of a training's folder, and nothing for one that has ended, whose folder may be read-only."""
+    trial = record.read_trial(folder)
+    if trial is not None and trial.status == "ok":
+        return contextlib.nullcontext()
+    return lock.alone(folder, "--out", f"--out: {folder} is trained by another process")
+
+
 def _fetch(request: TrainRequest) -> None:
     """Fetch what is at the address of the training. Raises `ConfigError` if that is another one."""
     remote.pull(request.folder, heavy=True)
-    _check(request.config, request.budget, request.folder, request.initial)
+    _settle(request)
+
+
+def _settle(request: TrainRequest) -> None:
+    """Check the folder once more, since another process may have trained there, and remove a journal without a point.
+
+    Call it under the lock. Raises `ConfigError` if the folder holds another training.
+    """
+    folder = request.folder
+    _check_folder(request.config, request.budget, folder, request.initial)
+    trial = record.read_trial(folder)
+    if trial is not None and _starts_over(trial, folder):
+        (folder / record.JOURNAL).unlink()
 
 
 def _folder(options: TrainOptions) -> Path:
@@ -149,19 +171,25 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
 
 def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
     """Refuse what would fail later, and a folder that holds another training. Raises `ConfigError`."""
-    # ---- files
     cli.check_here(config, evaluates=True)
     cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
         raise ConfigError(f"--initial: {initial}: no such file; allowed: {INITIAL}")
+    _check_folder(config, budget, folder, initial)
+    with cli.writing("--out", folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
-    # ---- a folder that is there: without a point or a checkpoint it starts over, else it must be of this training
+
+def _starts_over(trial: record.TrialRecord, folder: Path) -> bool:
+    """Return whether a training was killed or out of memory, as with a larger batch, before anything was kept."""
+    empty = not trial.points and not (folder / record.CHECKPOINT).exists()
+    return empty and (not trial.finished or trial.status == "oom")
+
+
+def _check_folder(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
+    """Refuse a folder that holds another training. Raises `ConfigError`."""
     trial = record.read_trial(folder)
-    empty = trial is not None and not trial.points and not (folder / "checkpoint.pt").exists()
-    if empty and trial is not None and (not trial.finished or trial.status == "oom"):
-        # Killed or out of memory, as with a larger batch, before anything was kept; another rank may be faster.
-        (folder / record.JOURNAL).unlink(missing_ok=True)
-    elif trial is not None:
+    if trial is not None and not _starts_over(trial, folder):
         if trial.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, trial.configuration)
             changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
@@ -184,8 +212,6 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
             raise ConfigError(
                 f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
             )
-    with cli.writing("--out", folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _options(budget_s: float | None, samples: int | None) -> str:

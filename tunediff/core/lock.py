@@ -1,4 +1,4 @@
-"""The lock of a search or comparison, which two processes must not run at once, and who holds it."""
+"""The lock of a search, a comparison or a training, which two processes must not run at once, and who holds it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ class Runner(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> Iterator[None]:
     """Hold the lock of what runs in `folder`; it ends with the process.
 
-    Where the file system has no locks, a warning is logged. Raises `ConfigError` if another process has the lock.
+    `option`: the one that names the folder, for messages; `busy`: what another process does there, by default that it
+    runs a search. Where the file system has no locks, a warning is logged. Raises `ConfigError` if another process has
+    the lock.
     """
     if (why := environment.unwritable(folder)) is not None:
-        raise ConfigError(f"--storage: {folder} cannot be written: {why}")
+        raise ConfigError(f"{option}: {folder} cannot be written: {why}")
     with open(folder / LOCK, "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            busy = f"--resume: {folder.name} is running in another process; wait for it, or stop it"
-            raise ConfigError(busy) from None
+            busy = busy or f"--resume: {folder.name} is running in another process"
+            raise ConfigError(f"{busy}; wait for it, or stop it") from None
         except OSError as error:
             why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
-            log.warning("--storage: %s run %s at once", why, folder.name)
+            log.warning("%s: %s run %s at once", option, why, folder.name)
         lock.truncate(0)
         lock.write(f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()}")
         lock.flush()
