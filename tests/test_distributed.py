@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.helpers import CPU, ranks
+from tunediff.config import ConfigError
 from tunediff.distributed import World, alone, from_environment
 
 
@@ -61,6 +62,17 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with from_environment() as world:
         assert (world.rank, world.size) == (0, 1)
+
+
+@pytest.mark.parametrize("local", ["0", "1"])
+def test_more_processes_than_gpus_are_refused_on_every_rank(monkeypatch, local):
+    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": local, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("CUDA error: invalid device ordinal"))
+    with pytest.raises(ConfigError, match="LOCAL_RANK: 1 is not allowed: .* this one sees 1; allowed: 0 to 0"):  # noqa: SIM117
+        with from_environment():
+            pass
 
 
 def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(monkeypatch):

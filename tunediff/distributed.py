@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tunediff.config.knobs import refuse
+
 
 @dataclasses.dataclass(frozen=True)
 class World:
@@ -152,6 +154,9 @@ def from_environment() -> Iterator[World]:
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
+        last, here = max(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1), torch.cuda.device_count()
+        why = f"each process needs a GPU of its own, and this one sees {here}"
+        refuse(last >= here, f"LOCAL_RANK: {last} is not allowed: {why}; allowed: 0 to {here - 1}")
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield World(rank, size, device)

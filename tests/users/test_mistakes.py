@@ -1,5 +1,6 @@
 """What a user's file may get wrong, and the answer to each: before anything starts, with the line of his own."""
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -12,6 +13,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
+from tunediff.core import machine, processes
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import check, rerun
 
@@ -316,6 +318,44 @@ def test_the_check_in_its_own_process(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"gone.py: its process died"):
         check.before_search(gone, said.append)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "knobs", "expected"),
+    [
+        (1, {}, (1, 4)),
+        (2, {}, (2, 8)),
+        (2, {"parallel.strategy": "pipeline"}, (2, 16)),
+        (2, {"parallel.strategy": "dp"}, (2, 8)),
+        (4, {}, (4, 16)),
+        (8, {}, (4, 16)),
+        (0, {}, (4, 16)),
+    ],
+)
+def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeypatch, gpus, knobs, expected):
+    """The nodes of a cluster, where the search runs, may have more; on the CPU any number of ranks can run."""
+    checked, said = [], []
+
+    @contextlib.contextmanager
+    def started(module, path, answer, ranks, output):
+        config = cfg.load(Path(path))
+        checked.append((config.parallel.workers, config.loader.batch_size, ranks))
+        Path(answer).write_text('{"unread": []}')
+        output.write_text("done\n")
+        yield []
+
+    monkeypatch.setattr(machine, "gpus", lambda: [str(index) for index in range(gpus)])
+    monkeypatch.setattr(processes, "started", started)
+    config = cfg.override(cfg.baseline(str(file(tmp_path, PLAIN))), {"parallel.workers": 4, **knobs})
+    assert check.before_search(config, said.append) == {"unread": []}
+    workers, batch_size = expected
+    assert checked == [(workers, batch_size, 1 if "dp" in knobs.values() else workers)]
+    reduced = [line for line in said if "is checked with the" in line]
+    if workers < 4:
+        count = "1 GPU" if workers == 1 else f"{workers} GPUs"
+        assert reduced == [f"mine.py: parallel.workers = 4 is checked with the {count} of this machine"]
+    else:
+        assert not reduced
 
 
 @pytest.mark.nightly

@@ -24,7 +24,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
-from tunediff.core import machine, processes
+from tunediff.core import machine, processes, text
 from tunediff.core.clock import Budget
 from tunediff.distributed import World, from_environment
 from tunediff.training import hardware, memory, rerun, state, weights
@@ -182,7 +182,11 @@ def _warnings(session: Session, program: Check) -> list[str]:
 # --------------------------------------------------------------------------------------------------- in its processes
 def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with what is wrong."""
-    title, ranks = cfg.of(config).title, config.parallel.processes
+    title, workers, config = cfg.of(config).title, config.parallel.workers, _for_this_machine(config)
+    ranks = config.parallel.processes
+    if config.parallel.workers < workers:
+        here = text.pluralize(config.parallel.workers, "GPU")
+        say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
     say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path, answer, output = (Path(folder) / name for name in ("config.yaml", "answer.json", "output.txt"))
@@ -198,6 +202,19 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     if (error := report.get("error")) is not None:
         raise ConfigError(error)
     return report
+
+
+def _for_this_machine(config: Systems) -> Systems:
+    """Return the configuration with no more workers than this machine has GPUs, each with as much of a batch as before.
+
+    A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another node or on several.
+    """
+    workers, gpus = config.parallel.workers, len(machine.gpus())
+    if not 0 < gpus < workers:
+        return config
+    batch, (_, divides) = config.loader.batch_size, config.parallel.parts
+    batch = batch // workers * gpus if divides == "parallel.workers" else batch
+    return cfg.override(config, {"parallel.workers": gpus, "loader.batch_size": batch}, check=False)
 
 
 def _wait(started: list[processes.Process], answer: Path, title: str, say: Callable[[str], None]) -> None:
