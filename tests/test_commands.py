@@ -732,6 +732,20 @@ def test_train_starts_over_where_another_rank_has_removed_the_journal(tmp_path, 
     assert train_run.prepare(request).folder == tmp_path
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_train_computes_with_the_cores_of_its_quota_unless_told_otherwise(toy, monkeypatch, chosen):
+    """By itself torch knows the affinity alone: 64 threads on the 3 cores of a quota."""
+    before, threads, train_toy = torch.get_num_threads(), [], toy_train.train
+    monkeypatch.setattr("tunediff.core.machine.cores", lambda: before + 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", str(before))
+    monkeypatch.setattr(toy_train, "train", lambda trial: threads.append(torch.get_num_threads()) or train_toy(trial))
+    assert toy() == 0
+    assert threads == [before if chosen else before + 3]
+    assert torch.get_num_threads() == before
+
+
 def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_path, capsys):
     """Whose journal, without a point yet, looks like that of a training that was killed."""
     out = tmp_path / "out"

@@ -255,6 +255,43 @@ def test_workers_see_the_mig_devices_that_are_counted(monkeypatch):
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 8),
+        ({"LOCAL_WORLD_SIZE": "3"}, 2),
+        ({"LOCAL_WORLD_SIZE": "16"}, 1),
+        ({"OMP_NUM_THREADS": "3"}, None),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"MKL_NUM_THREADS": "3"}, None),
+        ({"OMP_NUM_THREADS": "8", machine.PART: "8", "LOCAL_WORLD_SIZE": "2"}, 4),  # of --cpus
+    ],
+)
+def test_processes_share_the_cores_unless_the_user_has_chosen(monkeypatch, environment, expected):
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    with mock.patch.dict(os.environ, environment, clear=True):
+        assert machine.threads() == expected
+
+
+AS_TORCHRUN = """
+import os, subprocess, sys
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+code = "from tunediff.core import machine; machine.cores = lambda: 8; print(machine.threads())"
+own = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
+subprocess.run(["sh", "-c", f"{sys.executable} -c '{code}'; true"], env={**os.environ, **own}, check=True)
+"""
+
+
+@pytest.mark.training  # in a process of its own
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the environment that another process began with")
+@pytest.mark.parametrize(("chosen", "expected"), [({}, "4"), ({"OMP_NUM_THREADS": "1"}, "None")])
+def test_one_thread_that_torchrun_has_set_is_not_the_users_choice(chosen, expected):
+    environment = {name: value for name, value in os.environ.items() if name != machine.OMP} | chosen
+    command = [sys.executable, "-c", AS_TORCHRUN]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == expected
+
+
 @pytest.mark.training  # in a process of its own
 def test_every_process_started_from_here_knows_the_part():
     with mock.patch.dict(os.environ):

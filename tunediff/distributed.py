@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tunediff.config.knobs import refuse
+from tunediff.core import machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +146,28 @@ def described_in_environment(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def share_of_cores() -> Iterator[None]:
+    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and no other rank."""
+    before, threads = torch.get_num_threads(), machine.threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def from_environment() -> Iterator[World]:
-    """Yield the world that torchrun describes in the environment; without torchrun, that of one process."""
+    """Yield the world that torchrun describes in the environment; without torchrun, that of one process.
+
+    Its threads are those of `share_of_cores`.
+    """
+    with share_of_cores(), _world_of_environment() as world:
+        yield world
+
+
+@contextlib.contextmanager
+def _world_of_environment() -> Iterator[World]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield alone()

@@ -115,14 +115,16 @@ def _tidy(folder: Path) -> None:
 
 
 def _profile(config: Systems, workers: int, folder: Path, options: ProfileOptions, lines: EventLines) -> ProfileResult:
+    from tunediff.distributed import share_of_cores
     from tunediff.profiling import files, run
     from tunediff.training.run_trial import end_of
 
     try:
-        profile = run.profile(
-            config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
-            steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
-        )  # fmt: skip
+        with share_of_cores():
+            profile = run.profile(
+                config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
+                steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
+            )  # fmt: skip
     except Exception as error:
         if end_of(error).status == "oom":
             raise TunediffError(f"out of memory with a batch of {config.loader.batch_size}: {error}") from error

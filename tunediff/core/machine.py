@@ -13,10 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tunediff.config import ConfigError
 
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
+OMP = "OMP_NUM_THREADS"
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Set in every process that torchrun starts."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 WSL = Path("/usr/lib/wsl/lib")
@@ -35,6 +40,34 @@ def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
     """Return the usable cores, at least 1. `affinity`: cores; `allowed`: quota in cores (2.5 gives 2)."""
     part = environ.get(PART, "")
     return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
+
+
+def threads() -> int | None:
+    """Return the torch threads of this process: its share of `cores`, as workers of a search have it.
+
+    The processes that torchrun has started on this machine share them. None: the user has chosen, by OMP_NUM_THREADS or
+    MKL_NUM_THREADS.
+    """
+    chosen = os.environ.get(OMP)
+    by_us = chosen in (None, os.environ.get(PART)) or (chosen == "1" and _torchrun_has_chosen())
+    if not by_us or "MKL_NUM_THREADS" in os.environ:
+        return None
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _torchrun_has_chosen() -> bool:
+    """Return whether OMP_NUM_THREADS is torchrun's: it gives 1 to several processes if its own environment has none.
+
+    False where that environment cannot be read.
+    """
+    if _OF_TORCHRUN not in os.environ:
+        return False
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.Process().parents():
+            began_with = process.environ()  # what a process has set later is not in it
+            if _OF_TORCHRUN not in began_with:
+                return OMP not in began_with
+    return False
 
 
 def _affinity() -> int:
@@ -223,7 +256,7 @@ def take(cpus: int | None, count: int | None) -> None:
     if cpus is not None:
         _allow("--cpus", cpus, 1, have, "CPU cores")
         os.environ[PART] = str(cpus)
-        os.environ.setdefault("OMP_NUM_THREADS", str(cpus))  # read when torch is first imported
+        os.environ.setdefault(OMP, str(cpus))  # read when torch is first imported
     if count is not None:
         _allow("--gpus", count, 0, len(devices), "GPUs")
         os.environ[VISIBLE] = ",".join(devices[:count])

@@ -26,7 +26,7 @@ from tunediff.core.files import write_text
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
-from tunediff.distributed import World, alone
+from tunediff.distributed import World, alone, share_of_cores
 from tunediff.training import hardware
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
@@ -160,7 +160,7 @@ def _main(path: str, answer: str, options: str) -> None:
         write_text(Path(answer), json.dumps(measured_so_far))
 
     try:
-        with progress.EventLines().work():
+        with progress.EventLines().work(), share_of_cores():
             result = measured(cfg.load(Path(path)), alone(), **json.loads(options), tell=tell)
     except ConfigError as error:
         result = {"refused": str(error)}
