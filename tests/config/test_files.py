@@ -166,3 +166,13 @@ def test_a_workload_is_found_once_whoever_asks():
     ):
         cfg.find("digit", "my.yaml")
     assert cfg.baseline_names()[:4] == ["cifar10", "images", "digits", "cifar10_classifier"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "-inf"])
+def test_what_is_no_finite_number_is_refused_with_what_is_allowed(value):
+    """YAML 1.1 reads these words as text."""
+    for knob, allowed in (("loader.batch_size", "a whole number"), ("optimizer.lr", "a number")):
+        with pytest.raises(ConfigError, match=rf"^command line: {knob}: .* is not allowed; allowed: {allowed}"):
+            cfg.with_words(DEFAULT, [f"{knob}={value}"])
+        with pytest.raises(ConfigError, match=rf"^x.yaml: {knob}: '{value}' is not allowed; allowed: {allowed}"):
+            cfg.override(DEFAULT, {knob: value}, "x.yaml")

@@ -15,6 +15,7 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import textwrap
 import types
 import typing
@@ -155,6 +156,8 @@ class Knob:
             try:
                 number = float(value)
             except ValueError:
+                return ""
+            if not math.isfinite(number):
                 return ""
             mantissa, _, exponent = f"{number:.6e}".partition("e")
             return f" (YAML 1.1 reads {value!r} as text; write {float(mantissa)}e{int(exponent):+d})"
