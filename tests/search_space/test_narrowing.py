@@ -93,6 +93,22 @@ def test_grids_are_narrowed_as_well():
 
 
 @pytest.mark.parametrize(
+    ("form", "listed", "noun"),
+    [
+        ("trials", [{"loader.batch_size": 64}, {"loader": {"batch_size": 256}}], "points"),
+        ("ladder", {"larger": {"loader.batch_size": 64}}, "rungs"),
+    ],
+)
+def test_points_that_name_a_knob_of_the_command_line_keep_their_value_and_the_search_says_so(form, listed, noun):
+    changes = {"search": None, "first": None, "budget": {"per_trial": "20s"}, form: listed}
+    wanted, notices = narrow("loader.batch_size=32", "optimizer.lr=1e-3", **changes)
+    assert [point["loader.batch_size"] for point in wanted.candidates][:2] == [32, 64]
+    assert notices == [
+        f"loader.batch_size=32 is not the value of all trials: {noun} of {form}: that name the knob keep their own"
+    ]
+
+
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("loader.batch_size=banana", "command line: loader.batch_size: 'banana' is not allowed; allowed: a whole number"),

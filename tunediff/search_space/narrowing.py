@@ -31,7 +31,7 @@ class Narrowed:
 
 
 def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()) -> Narrowed:
-    """Let `knob=value` words override a file's `search:` or `grid:`.
+    """Let `knob=value` words override a file's `search:` or `grid:`; points of `trials:` and rungs keep what they name.
 
     A fixed knob is not searched, and neither is a knob that applies only to other values of it. A knob of
     a union's member stays a dimension with one choice while the union itself is searched, because other
@@ -41,8 +41,21 @@ def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[s
     refuse_keys(words)
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
     if not words or form is None or ("workload" in content) == ("base" in content):
-        return Narrowed(content, list(words), [])
+        return Narrowed(content, list(words), _kept_by_points(content, source, words))
     return _Narrowing(content, source, folder, words, form).narrowed()
+
+
+def _kept_by_points(content: Lines, source: str, words: Sequence[str]) -> list[str]:
+    """Return a message for each word whose knob is named by points of `trials:` or rungs of `ladder:`."""
+    notices = []
+    for form, noun in (("trials", "points"), ("ladder", "rungs")):
+        listed = content.get(form)
+        points = [point for point in (listed.values() if isinstance(listed, dict) else listed or ())
+                  if isinstance(point, dict)] if isinstance(listed, dict | list) else []  # fmt: skip
+        named = {name for point in points for name in cfg.flatten(point, f"{source}: {form}")}
+        keep = f"is not the value of all trials: {noun} of {form}: that name the knob keep their own"
+        notices += [f"{word} {keep}" for word in words if word.partition("=")[0] in named]
+    return notices
 
 
 def refuse_keys(words: Sequence[str]) -> None:
