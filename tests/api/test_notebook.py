@@ -116,6 +116,27 @@ def test_what_no_file_can_hold_is_refused_by_name(main, tmp_path, cell, message)
         notebook.named(main(cell), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "decorated",
+    ["@torch.no_grad()\ndef data():", "import functools\n@functools.cache\ndef data():",
+     "def twice(f):\n    return lambda: (f(), f())[1]\n@twice\ndef data():"],
+)  # fmt: skip
+def test_decorated_functions_are_copied_with_their_decorators(main, tmp_path, decorated):
+    text = Path(notebook.named(main(f"{decorated}\n    return HIDDEN"), tmp_path)).read_text()
+    scope = {"__name__": "copied"}
+    linecache.cache["copied"] = (len(text), None, text.splitlines(True), "copied")
+    exec(compile(text, "copied", "exec"), scope)
+    assert scope["data"]() == 3
+
+
+def test_a_decorated_train_is_copied_also_under_another_name(main, tmp_path):
+    workload = main("@torch.enable_grad()\ndef learn(trial):\n    data()")
+    workload.train = workload.train.__globals__["learn"]
+    text = Path(notebook.named(workload, tmp_path)).read_text()
+    assert "@torch.enable_grad()\ndef learn(trial):" in text
+    assert text.endswith("train = learn\n")
+
+
 def test_names_of_files_and_modules_pass_and_other_objects_are_refused(tmp_path):
     from tests.users import plain
 

@@ -13,6 +13,7 @@ import cmath
 import dataclasses
 import dis
 import hashlib
+import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ def named(workload: Any, storage: Path) -> str:
     members = {name: getattr(workload, name) for name in MEMBERS if hasattr(workload, name)}
     if not isinstance(members["train"], types.FunctionType):
         raise ConfigError(f"train: {members['train']!r} is not allowed; allowed: a function of one argument")
-    module = _Module(members["train"].__globals__)
+    module = _Module(inspect.unwrap(members["train"]).__globals__)
     for name, value in members.items():
         module.add(name, value, "workload")
     version = hashlib.sha256(repr([module.text(), sorted(own.version for own in module.own)]).encode()).hexdigest()[:12]
@@ -90,9 +91,12 @@ class _Module:
         if name in self._seen:
             return
         self._seen.add(name)
-        definition = self._definitions.get(name)
+        # A member of the workload may have another name than in the program, where that name may be something else
+        definition = self._definitions.get(name) if self._scope.get(name) is value else None
         if definition is not None and isinstance(definition.node, ast.Import | ast.ImportFrom):
             self._import(definition.source, definition.node)
+        elif definition is not None:  # decorators may have made it any object
+            self._copy(name, definition.source)
         elif isinstance(value, types.ModuleType):
             self._import(f"import {value.__name__} as {name}", None)
         elif isinstance(value, type | types.FunctionType):
@@ -108,25 +112,27 @@ class _Module:
             raise ConfigError(f"{user}: uses the variable {name}, a {called}, which no file can hold; {advice}")
 
     def _define(self, name: str, value: Any) -> None:
-        """Add a class or a function: its definition in the program, or its import from elsewhere."""
+        """Add a class or a function whose name is another one in the program, or its import from elsewhere."""
         own = value.__name__
         if value.__module__ != self._scope.get("__name__"):
             self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}", None)
             return
+        if own != name and self._scope.get(own) is value and own in self._definitions:
+            self.add(own, value, name)
+            self._statements.append(f"{name} = {own}")
+            return
         if getattr(value, "__closure__", None):
             outer = ", ".join(value.__code__.co_freevars)
             raise ConfigError(f"{name}: uses {outer} of the function around it; make that a knob or a global name")
-        definition = self._definitions.get(own)
-        if value.__qualname__ != own or definition is None:
-            where = "at the top level of a cell or a file"
-            raise ConfigError(f"{name}: the definition of {value.__qualname__} is not found; write it {where}")
-        self._seen.add(own)
-        for used in _globals_of(definition.source):
-            if used in self._scope and used != own:
-                self.add(used, self._scope[used], own)
-        self._statements.append(definition.source)
-        if name != own:
-            self._statements.append(f"{name} = {own}")
+        where = "at the top level of a cell or a file"
+        raise ConfigError(f"{name}: the definition of {value.__qualname__} is not found; write it {where}")
+
+    def _copy(self, name: str, source: str) -> None:
+        """Add the definition of a class or a function as it stands in the program, after what it uses."""
+        for used in _globals_of(source):
+            if used in self._scope and used != name:
+                self.add(used, self._scope[used], name)
+        self._statements.append(source)
 
     def _import(self, statement: str, node: ast.Import | ast.ImportFrom | None) -> None:
         """Add an import; remember files of the user, which lie in or below the working directory."""
