@@ -12,6 +12,7 @@ import torch
 from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search, search_space
+from tunediff.api.calls import words
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import trial_record as record
@@ -373,3 +374,42 @@ def test_a_preset_has_the_last_word(tmp_path):
     )
     config = cfg.baseline(f"{tmp_path / 'mine.py'}:large")
     assert (config.loader.batch_size, config.knobs.optimizer) == (64, 0.1)
+
+
+TEXTS = (
+    PLAIN.replace(
+        "    dropout: float = 0.0\n",
+        """    dropout: float = 0.0
+    note: str = ""
+    path: Annotated[str, File()] | None = None
+    mode: Literal["on", "off", "none"] = "on"
+""",
+    )
+    .replace("import Annotated", "import Annotated, Literal")
+    .replace("import Choice", "import File, Choice")
+)
+
+
+@pytest.mark.parametrize("note", ["run #2", "my photos #1", "3", "2024-01-01", "a: b", "[new] photos", "off", "null", "",
+                                  "~", "'quoted'", '"', " x ", "1e-3", "*a", "ü 😀", "two\nlines"])  # fmt: skip
+def test_text_from_python_is_the_knobs_value_as_it_is(tmp_path, note):
+    baseline = cfg.baseline(str(texts(tmp_path)))
+    config = cfg.with_words(baseline, words(({"note": note},)))
+    assert config.knobs.note == note
+
+
+def test_text_on_the_command_line_needs_no_quotes(tmp_path):
+    baseline = cfg.baseline(str(texts(tmp_path)))
+    for word, value in {"mode=off": "off", "mode='off'": "off", "note=2024": "2024", "note='2024'": "2024"}.items():
+        name = word.partition("=")[0]
+        assert getattr(cfg.with_words(baseline, [word]).knobs, name) == value
+    assert cfg.with_words(baseline, ["path=my photos #1"]).knobs.path == str(Path.cwd() / "my photos #1")
+    assert cfg.with_words(baseline, ["path=null"]).knobs.path is None
+    with pytest.raises(cfg.ConfigError, match="mode: True is not allowed; allowed: one of on, off"):
+        cfg.with_words(baseline, ["mode=true"])
+
+
+def texts(folder):
+    path = folder / "texts.py"
+    path.write_text(TEXTS)
+    return path

@@ -14,6 +14,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.config import ConfigError
+from tunediff.config.files import as_word
 from tunediff.core import machine, remote, text
 from tunediff.core.errors import TunediffError
 from tunediff.core.signals import terminable
@@ -76,4 +77,4 @@ def as_printed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return as_word(value) if isinstance(value, str) else json.dumps(value, default=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from tunediff.config import workload
-from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
+from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
 from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
 MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
@@ -19,6 +20,8 @@ MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
 FORMAT, FORMAT_KEY = 1, "tunediff_format"
 """Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML file. It rises when
 an older version would misread a file."""
+NULLS, QUOTES = ("", "~", "null", "Null", "NULL"), ("'", '"')
+"""Words that YAML reads as null, and what a quoted string begins with."""
 TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
@@ -172,7 +175,7 @@ def missing_equals_hint(words: Sequence[str]) -> str:
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
-    """Return the knobs of `knob=value` words; values are YAML, and numbers may be written as 1e-3."""
+    """Return the knobs of `knob=value` words; values are YAML, or plain text; numbers may be written as 1e-3."""
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -184,12 +187,30 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         repeated = [other for other in words if other.partition("=")[0] == name]
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
-            value = _parsed(text)
+            values[name] = _value(text, knob)
         except (yaml.YAMLError, ValueError):
             raise ConfigError(f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}") from None
-        if isinstance(value, str) and knob.kind == "float":
-            # A value that is not a number is refused later, with the allowed range.
-            with contextlib.suppress(ValueError):
-                value = float(value)
-        values[name] = value
     return values
+
+
+def _value(text: str, knob: Knob) -> Any:
+    """Return the value of a `knob=value` word. Raises `yaml.YAMLError` and `ValueError`.
+
+    A knob that is a string takes the text as it stands: YAML would read `2024` as a number and `a #1` as `a`.
+    """
+    if knob.kind == "str" and text not in NULLS and not text.startswith(QUOTES):
+        return text
+    value = _parsed(text)
+    choices = knob.choices or ()
+    if value not in choices and text in choices:  # off and on, which YAML 1.1 reads as false and true
+        return text
+    if isinstance(value, str) and knob.kind == "float":
+        # A value that is not a number is refused later, with the allowed range.
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def as_word(value: str) -> str:
+    """Return what `parse_overrides` reads as this string, where the knob takes one."""
+    return json.dumps(value, ensure_ascii=False) if value in NULLS or value.startswith(QUOTES) else value
