@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -129,6 +130,17 @@ def test_options_are_a_command_again():
     assert calls.words(("a.b=1", {"optimizer.lr": 1e-5, "x": "none", "y": [1, 2], "z": False})) == [
         "a.b=1", "optimizer.lr=1e-05", "x=none", "y=[1, 2]", "z=false",
     ]  # fmt: skip
+
+
+def test_numbers_of_numpy_are_numbers(monkeypatch):
+    knobs = {"a": np.int64(64), "b": np.bool_(True), "c": np.float32(0.5), "d": [np.int64(1)], "e": np.arange(2)}
+    assert calls.words((knobs,)) == ["a=64", "b=true", "c=0.5", "d=[1]", "e=[0, 1]"]
+    assert calls.duration(np.int64(5)) == calls.duration(np.float32(5)) == "5s"
+    asked = []
+    monkeypatch.setattr("tunediff.api.search._started", asked.append)
+    tunediff.run_search("digits", trials=np.int64(4), seed=np.int64(3), budget=np.int64(5), background=True)
+    assert asked[0].command().endswith(" --trials 4 --budget 5s --seed 3")
+    assert [type(value) for value in (asked[0].trials, asked[0].seed)] == [int, int]
 
 
 def test_a_search_that_a_process_runs_is_running_until_that_ends(night):

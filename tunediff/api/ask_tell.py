@@ -20,7 +20,7 @@ from typing import Any
 from tunediff import cli
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
-from tunediff.api.calls import Knobs, called, duration, folder, words
+from tunediff.api.calls import Knobs, called, duration, folder, plain, with_plain_numbers, words
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
@@ -171,7 +171,7 @@ class AskTellStudy:
         Raises `TunediffError` for what is not allowed; the trial then goes on.
         """
         with self._checked(trial):
-            value = _plain(value)
+            value = plain(value)
             cli.allow(value is None or isinstance(value, int | float), "value", value, "a number")
             finite = value is None or math.isfinite(value)
             cli.allow(finite or status != "ok", "value", value, "with status='ok' a finite number")
@@ -215,7 +215,7 @@ class AskTellStudy:
 
     def _report(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
         with self._checked(trial):
-            value, time_s, measured = _plain(value), _plain(time_s), {name: _plain(measured[name]) for name in measured}
+            value, time_s, measured = plain(value), plain(time_s), {name: plain(measured[name]) for name in measured}
             trial._points.append(point := self._point(trial, value, time_s, measured))
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
@@ -254,11 +254,6 @@ class AskTellStudy:
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
         if self._rule is not None and last is not None:
             self._rule.on_trial_complete(None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]})
-
-
-def _plain(number: Any) -> Any:
-    """Return a number of numpy or torch as one of Python; anything else as it is."""
-    return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
 def _for_tune(trial: AskedTrial) -> Any:
@@ -300,7 +295,7 @@ def open_study(
             storage=place, trials=trials, budget=duration(budget), unit=unit, total=duration(total),
             confirm=None if exists else 0, seed=seed, warm_start=warm_start,
         )  # fmt: skip
-        request = search_setup.requested(options)
+        request = search_setup.requested(with_plain_numbers(options))
         space = request.space
         if request.content is not None:
             space = experiment.create(request.folder, *search_setup.own_knobs(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunediff import cli
 from tunediff.config import ConfigError
@@ -21,6 +22,7 @@ from tunediff.core.signals import terminable
 
 Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
+T = TypeVar("T")
 _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 
 
@@ -60,8 +62,19 @@ def words(knobs: tuple[Knobs, ...]) -> list[str]:
     return result
 
 
+def plain(number: Any) -> Any:
+    """Return a number of numpy or torch as one of Python; anything else as it is."""
+    return number.item() if getattr(number, "ndim", None) == 0 else number
+
+
+def with_plain_numbers(options: T) -> T:
+    """Return the options of a command with numbers of Python instead of those of numpy, as tables have them."""
+    return dataclasses.replace(options, **{name: plain(value) for name, value in vars(options).items()})  # type: ignore[type-var]
+
+
 def duration(value: str | float | None) -> str | None:
     """Return a duration as an option takes it, `90s`; a number counts seconds."""
+    value = plain(value)
     return text.format_exact(value) if isinstance(value, int | float) else value
 
 
@@ -77,4 +90,9 @@ def as_printed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_yaml(value: Any) -> str:
-    return as_word(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return as_word(value) if isinstance(value, str) else json.dumps(value, default=_as_json)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a number or an array of numpy or torch as Python has it; anything else, such as a path, as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

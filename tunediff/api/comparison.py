@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import pairs
 from tunediff.api import compare_run, notebook
-from tunediff.api.calls import as_printed, called, duration, folder, words
+from tunediff.api.calls import as_printed, called, duration, folder, with_plain_numbers, words
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.api.display import lines_of, show_figures
 from tunediff.core import text
@@ -157,4 +157,4 @@ def _parts(side: Side) -> Sequence[Any]:
 
 def _run(options: CompareOptions, progress: bool) -> PairedComparison:
     with called(cluster=True):
-        return PairedComparison(compare_run.run(options, lines_of(progress)))
+        return PairedComparison(compare_run.run(with_plain_numbers(options), lines_of(progress)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import search_space
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import notebook, search_run, search_setup
-from tunediff.api.calls import Knobs, as_printed, called, duration, folder, words
+from tunediff.api.calls import Knobs, as_printed, called, duration, folder, with_plain_numbers, words
 from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.search_results import BestTrial, SearchVerdict
 from tunediff.api.search_setup import SearchOptions
@@ -260,6 +260,7 @@ def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
 
 def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
     """Run a search in this process, or in one of its own."""
+    options = with_plain_numbers(options)
     # The loss of a cluster's head ends the process that waits for Ray.
     if background or options.address is not None:
         search = _started(options)
