@@ -241,6 +241,18 @@ def test_a_file_says_where_the_systems_knobs_are_searched(mine):
     assert list(found) == ["lr", "loader.batch_size", "parallel.workers", "loader.workers", "precision.amp"]
 
 
+def test_lists_may_be_choices(tmp_path):
+    mine, space = tmp_path / "lists.py", "Annotated[tuple[int, ...], Choice((1, 2), (1, 2, 4))]"
+    mine.write_text(PLAIN.replace("    dropout: float", f"    widths: {space} = (1, 2)\n    dropout: float"))
+    found = default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
+    assert found["widths"] == {"choice": [[1, 2], [1, 2, 4]]}
+    mine.write_text(mine.read_text().replace("= (1, 2)\n", "= (3,)\n"))
+    with pytest.raises(
+        cfg.ConfigError, match=r"widths: its default \(3,\) is not among Choice\(\[1, 2\], \[1, 2, 4\]\)"
+    ):
+        cfg.baseline(str(mine))
+
+
 def test_noise_is_that_of_the_whole_batch(mine):
     config = cfg.baseline("mine.py")
     alone, of_two = (

@@ -109,7 +109,8 @@ class Schema:
         for knob in self.knobs.values():
             space, place = knob.space or {}, f"{self.title}: Knobs: {knob.name}"
             if "choice" in space:
-                inside = knob.default in space["choice"]
+                default = list(knob.default) if isinstance(knob.default, tuple) else knob.default  # as in a file
+                inside = default in space["choice"]
                 refuse(not inside, f"{place}: its default {knob.default!r} is not among Choice{tuple(space['choice'])}")
             elif space:
                 refuse(knob.kind not in ("int", "float"), f"{place}: a Range needs a number; use Choice(…)")
