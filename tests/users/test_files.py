@@ -253,6 +253,17 @@ def test_lists_may_be_choices(tmp_path):
         cfg.baseline(str(mine))
 
 
+def test_where_the_systems_knobs_are_searched_may_be_nested_and_must_be_a_dictionary(tmp_path):
+    mine = tmp_path / "nested.py"
+    mine.write_text(PLAIN + '\nSEARCH = {"loader": {"batch_size": [16, 64]}}\n')
+    found = default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
+    assert found["loader.batch_size"] == [16, 64]
+    assert "loader" not in found
+    mine.write_text(PLAIN + '\nSEARCH = ["loader.batch_size"]\n')
+    with pytest.raises(cfg.ConfigError, match=r"^nested.py: SEARCH is \['loader.batch_size'\]; it needs a dictionary"):
+        default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
+
+
 def test_noise_is_that_of_the_whole_batch(mine):
     config = cfg.baseline("mine.py")
     alone, of_two = (

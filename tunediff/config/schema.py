@@ -114,8 +114,12 @@ class Schema:
                 refuse(not inside, f"{place}: its default {knob.default!r} is not among Choice{tuple(space['choice'])}")
             elif space:
                 refuse(knob.kind not in ("int", "float"), f"{place}: a Range needs a number; use Choice(…)")
-                outside = not space["low"] <= knob.default <= space["high"]
-                between = f"Range({space['low']}, {space['high']})"
+                low, high = space.get("low"), space.get("high")
+                between = f"Range({low!r}, {high!r})"
+                numbers = isinstance(low, int | float) and isinstance(high, int | float)
+                refuse(not numbers, f"{place}: {between} is not allowed; allowed: two numbers")
+                refuse(knob.default is None, f"{place}: a Range needs a default that is a number, not None")
+                outside = not low <= knob.default <= high
                 refuse(outside, f"{place}: its default {knob.default!r} lies outside {between}")
 
     @functools.cached_property

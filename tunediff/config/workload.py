@@ -217,8 +217,18 @@ def _users(name: str, version: str) -> Workload:
         inspect.signature(typing.cast(Any, train)).bind("trial")
     except TypeError as error:
         raise ConfigError(f"{place}: train must take one argument, the trial: {error}") from None
+    _check_dictionaries(workload, place)
     workload.schema  # noqa: B018 – Knobs that cannot be used are refused here
     return workload
+
+
+def _check_dictionaries(workload: Workload, place: str) -> None:
+    """Raise `ConfigError` for a declaration that is no dictionary where one is needed."""
+    declared = {name: getattr(workload.declared, name, {}) for name in ("BASELINE", "PRESETS", "QUANTITIES")}
+    if isinstance(presets := declared["PRESETS"], Mapping):
+        declared |= {f"PRESETS[{name!r}]": values for name, values in presets.items()}
+    for name, values in declared.items():
+        refuse(not isinstance(values, Mapping), f"{place}: {name} is {values!r}; it needs a dictionary")
 
 
 @functools.cache

@@ -8,6 +8,8 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Lines
+from tunediff.config.knobs import refuse
+from tunediff.search_space.points import spread
 
 
 def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) -> Lines:
@@ -15,7 +17,8 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
 
     It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH` (written as in
     a search file), then the system knobs that can make a training faster on this machine. `cores`, `gpu`:
-    the hardware of a training process; `leave`: knobs that the user has set, which are not searched.
+    the hardware of a training process; `leave`: knobs that the user has set, which are not searched. Raises
+    `ConfigError` for a `SEARCH` that is no dictionary.
     """
     # Knobs of the workload; those of a union's member only if the baseline has that member or searches the union
     searched: Lines = {}
@@ -24,7 +27,10 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
         absent = knob.member is not None and knob.member[0] not in searched and knob.name not in values
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
-    searched |= getattr(cfg.of(baseline).declared, "SEARCH", {})
+    workload = cfg.of(baseline)
+    own = getattr(workload.declared, "SEARCH", {})
+    refuse(not isinstance(own, dict), f"{workload.title}: SEARCH is {own!r}; it needs a dictionary")
+    searched |= spread(own, f"{workload.title}: SEARCH")
     # System knobs around the baseline's values
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
