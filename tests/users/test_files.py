@@ -264,6 +264,13 @@ def test_where_the_systems_knobs_are_searched_may_be_nested_and_must_be_a_dictio
         default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
 
 
+@pytest.mark.parametrize(("batch", "largest"), [(16384, 65536), (32768, 65536), (65536, 65536)])
+def test_batches_of_an_inferred_space_are_allowed(mine, batch, largest):
+    baseline = cfg.override(cfg.baseline("mine.py"), {"loader.batch_size": batch})
+    found = default_space.infer_search_space(baseline, cores=1, gpu=False)["loader.batch_size"]
+    assert (found[0], found[-1]) == (batch // 2, largest)
+
+
 def test_noise_is_that_of_the_whole_batch(mine):
     config = cfg.baseline("mine.py")
     alone, of_two = (

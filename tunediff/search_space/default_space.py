@@ -34,7 +34,8 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
     # System knobs around the baseline's values
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
-    system: Lines = {"loader.batch_size": [size for size in sizes if size and not size % passes]}
+    most = baseline.schema.knobs["loader.batch_size"].high
+    system: Lines = {"loader.batch_size": [size for size in sizes if 0 < size <= most and not size % passes]}
     if not loader.resident:
         system["loader.workers"] = sorted({0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)})
     system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
