@@ -175,6 +175,27 @@ def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_p
     assert "starting" in one._repr_html_()
 
 
+def test_results_of_a_search_in_the_background_wait_until_it_has_begun(night, tmp_path):
+    hidden = night.folder.rename(tmp_path / "hidden")
+    begins = "import os, sys, time; time.sleep(1); os.rename(*sys.argv[1:]); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", begins, str(hidden), str(night.folder)])
+    try:
+        assert len(type(night)(night.folder, process).trials()) == 3
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_results_of_a_search_in_the_background_that_never_began_are_its_error(tmp_path):
+    one = tunediff.api.search.Search(
+        tmp_path / "night", subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
+    )
+    one.log.write_text("reading\nerror: no data\n")
+    for result in (one.trials, one.json):
+        with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: reading\nerror: no data$"):
+            result()
+
+
 def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) > 1)

@@ -187,7 +187,15 @@ class Search:
 
     # ---- reading
     def _begun(self) -> Path:
-        """Return the folder. Raises `ConfigError` where the search has not begun."""
+        """Return the folder, which a search in the background makes after it has checked what it is to run.
+
+        Raises `ConfigError` where the search has not begun, and `TunediffError` as `wait` does.
+        """
+        if self._process is not None and not (self.folder / "search.yaml").is_file():
+            while self._process.poll() is None and not (self.folder / "search.yaml").is_file():
+                time.sleep(0.2)
+            if not (self.folder / "search.yaml").is_file():
+                self.wait()  # raises what the process ended with
         return search_space.of_search(self.folder).parent
 
     def _context(self) -> context.ReportContext:
