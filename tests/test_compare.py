@@ -16,7 +16,7 @@ import pytest
 from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
 from tests.json_schemas import validate
-from tunediff import compare
+from tunediff import compare, run_comparison
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api import compare_run, compare_setup
@@ -521,6 +521,16 @@ def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(slot, one_second
     assert all(0.5 < one["value"] < 3 for one in ends)
     assert [(one["pairs"], one["verdict"]) for one in looks] == [(1, None), (2, None), (3, "better")]
     assert looks[-1]["ratio_low"] < looks[-1]["ratio"] < looks[-1]["ratio_high"]
+
+
+def test_changes_of_side_b_replace_knobs_of_a(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compare_run, "run", lambda options, lines: asked.append(options) or tmp_path)
+    run_comparison(("digits", {"optimizer.lr": 1e-3, "seed": 3}, "loader.workers=0"), {"optimizer.lr": 3e-3})
+    assert asked[0].words == [
+        "digits", "optimizer.lr=0.001", "seed=3", "loader.workers=0", "digits", "seed=3", "loader.workers=0",
+        "optimizer.lr=0.003",
+    ]  # fmt: skip
 
 
 def test_words_may_stand_on_both_sides_of_options():

@@ -143,10 +143,11 @@ def run_comparison(
 
 
 def _side(a: Side, side: Side, storage: Path) -> list[str]:
-    """Return the words of a command line that name a side; a mapping of knobs changes A."""
+    """Return the words of a command line that name a side; a mapping of knobs changes A, also knobs that A sets."""
     if isinstance(side, dict):
         first, *knobs = _parts(a)
-        return [notebook.named(first, storage), *words((*knobs, side))]
+        own = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]
+        return [notebook.named(first, storage), *own, *words((side,))]
     first, *knobs = _parts(side)
     return [notebook.named(first, storage), *words(tuple(knobs))]
 
