@@ -12,7 +12,9 @@ import torch
 from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search, search_space
+from tunediff.api import train_run
 from tunediff.api.calls import words
+from tunediff.api.train_run import TrainOptions
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import trial_record as record
@@ -443,3 +445,15 @@ def texts(folder):
     path = folder / "texts.py"
     path.write_text(TEXTS)
     return path
+
+
+def test_a_section_of_ones_own_with_the_name_of_ours_may_train_without_an_end(tmp_path):
+    own = tmp_path / "own.py"
+    text = PLAIN.replace(
+        "class Knobs:", "class Own:\n    decay: float = 0.1\n\n\n@dataclass(frozen=True)\nclass Knobs:"
+    )
+    own.write_text(text.replace("    dropout: float = 0.0\n", "    dropout: float = 0.0\n    optimizer: Own = Own()\n"))
+    request = train_run.prepare(TrainOptions(own, out=tmp_path / "run"))
+    assert request.budget.open_ended
+    with pytest.raises(cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed without --budget or --samples"):
+        train_run.prepare(TrainOptions(Path("digits"), ["optimizer.decay=cosine"], out=tmp_path / "run"))

@@ -27,6 +27,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
 from tunediff.integrations import copier, tracking
 from tunediff.search_space import duration_s
+from tunediff.training.knobs import Scheduled
 
 if TYPE_CHECKING:
     from tunediff.distributed import World
@@ -160,7 +161,9 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
             raise ConfigError(f"--every: {every} goes without --budget and --samples; set evaluation.points instead")
         own = own_s(duration_s(seconds, "--budget"), options.unit or "wall", config.devices) if seconds else None
         return Budget(own, samples)
-    if (decay := cfg.flat(config).get("optimizer.decay", "constant")) != "constant":
+    # A user's own section may have that name as well, and knobs that mean something else
+    optimizer = getattr(config.knobs, "optimizer", None)
+    if isinstance(optimizer, Scheduled) and (decay := optimizer.decay) != "constant":
         raise ConfigError(
             f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "
             "zero needs an end to fall towards; allowed: constant"
