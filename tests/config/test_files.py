@@ -176,3 +176,15 @@ def test_what_is_no_finite_number_is_refused_with_what_is_allowed(value):
             cfg.with_words(DEFAULT, [f"{knob}={value}"])
         with pytest.raises(ConfigError, match=rf"^x.yaml: {knob}: '{value}' is not allowed; allowed: {allowed}"):
             cfg.override(DEFAULT, {knob: value}, "x.yaml")
+
+
+def test_the_hint_for_a_number_that_is_text_names_a_value_that_is_allowed():
+    for knob, value, written in (
+        ("loader.batch_size", "1e3", "1000"), ("loader.batch_size", "64", "64"), ("optimizer.lr", "1e-3", "1.0e-3"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf" as text; write {re.escape(written)}\)$"):
+            cfg.override(DEFAULT, {knob: value})
+        assert cfg.with_words(DEFAULT, [f"{knob}={written}"])
+    for value in ("1e-3", "1e99"):
+        with pytest.raises(ConfigError, match=r"at most 65536$"):
+            cfg.override(DEFAULT, {"loader.batch_size": value})

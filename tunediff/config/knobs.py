@@ -153,17 +153,25 @@ class Knob:
             words = [choice for choice in self.choices or () if isinstance(choice, str)]
             return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(value, words, n=1))
         if isinstance(value, str) and self.kind in ("int", "float"):
-            try:
-                number = float(value)
-            except ValueError:
-                return ""
-            if not math.isfinite(number):
-                return ""
-            mantissa, _, exponent = f"{number:.6e}".partition("e")
-            return f" (YAML 1.1 reads {value!r} as text; write {float(mantissa)}e{int(exponent):+d})"
+            written = _as_number(value, whole=self.kind == "int")
+            return f" (YAML 1.1 reads {value!r} as text; write {written})" if written else ""
         if isinstance(value, bool) and self.kind in ("choice", "str"):
             return " (YAML 1.1 reads off, no, on and yes as true or false: write none, or quote the word)"
         return ""
+
+
+def _as_number(word: str, whole: bool) -> str:
+    """Return how a number that YAML 1.1 reads as text is written; '' for what is no number, or not a whole one."""
+    try:
+        number = float(word)
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    if whole:
+        return str(int(number)) if number.is_integer() and abs(number) <= 2**53 else ""
+    mantissa, _, exponent = f"{number:.6e}".partition("e")
+    return f"{float(mantissa)}e{int(exponent):+d}"
 
 
 def nearest(name: str, names: Collection[str]) -> str:
