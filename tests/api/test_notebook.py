@@ -137,6 +137,20 @@ def test_a_decorated_train_is_copied_also_under_another_name(main, tmp_path):
     assert text.endswith("train = learn\n")
 
 
+@pytest.mark.parametrize("cell", ["input = 64\ndef data():\n    return input", "def sum(x):\n    return 64\ndef data():\n    return sum([1])"])  # fmt: skip
+def test_names_of_builtins_that_the_program_binds_are_copied(main, tmp_path, cell):
+    scope = {}
+    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
+    assert scope["data"]() == 64
+
+
+def test_builtins_and_what_ipython_puts_there_are_not_copied(main, tmp_path):
+    cell = "def data():\n    return open, exit, len, __name__, get_ipython"
+    scope = "open = lambda *_: 0\nexit = quit = get_ipython = object()\nprint = print"
+    text = Path(notebook.named(main(scope, cell), tmp_path)).read_text()
+    assert not any(f"{name} = " in text for name in ("open", "exit", "len", "__name__", "get_ipython", "print"))
+
+
 def test_names_of_files_and_modules_pass_and_other_objects_are_refused(tmp_path):
     from tests.users import plain
 

@@ -29,6 +29,8 @@ from tunediff.core.files import write_text
 NEEDED = ("Knobs", "OBJECTIVE", "train")
 MEMBERS = (*NEEDED, "BASELINE", "SEARCH", "PRESETS", "UNIT", "QUANTITIES", *OPTIONAL)
 """What a workload may declare."""
+OF_IPYTHON = ("exit", "get_ipython", "open", "quit")
+"""Names that IPython itself binds in a notebook."""
 FOLDER, FILE = ".notebook", "notebook.py"
 
 
@@ -130,9 +132,16 @@ class _Module:
     def _copy(self, name: str, source: str) -> None:
         """Add the definition of a class or a function as it stands in the program, after what it uses."""
         for used in _globals_of(source):
-            if used in self._scope and used != name:
+            if used != name and self._is_bound(used):
                 self.add(used, self._scope[used], name)
         self._statements.append(source)
+
+    def _is_bound(self, name: str) -> bool:
+        """Return whether the program binds a name, which may be that of a builtin: `input = 64`."""
+        if name not in self._scope or not (hasattr(builtins, name) or name in OF_IPYTHON):
+            return name in self._scope
+        given = name in OF_IPYTHON or name.startswith("__") or self._scope[name] is getattr(builtins, name)
+        return name in self._definitions or not given
 
     def _import(self, statement: str, node: ast.Import | ast.ImportFrom | None) -> None:
         """Add an import; remember files of the user, which lie in or below the working directory."""
@@ -190,7 +199,7 @@ def _globals_of(source: str) -> list[str]:
         body = waiting.pop()
         used = [step for step in dis.get_instructions(body) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
         bound = {step.argval for step in dis.get_instructions(body) if step.opname == "STORE_NAME"}
-        names |= {step.argval: None for step in used if step.argval not in bound and not hasattr(builtins, step.argval)}
+        names |= {step.argval: None for step in used if step.argval not in bound}
         waiting += [constant for constant in body.co_consts if isinstance(constant, types.CodeType)]
     return sorted(names)
 
