@@ -202,3 +202,10 @@ def test_a_workload_without_a_search_file_has_its_own_knobs_searched(tmp_path):
         assert [dimension.name for dimension in one.space.dimensions] == ["lr"]
         assert one.space.seed == 3
         assert one.ask().drawn == {"lr": 0.5}
+
+
+def test_a_study_that_exists_is_opened_by_its_name_alone(study, tmp_path):
+    study().close()
+    goes_on = f"tunediff.open_study\\(name='night', storage='{tmp_path}'\\) goes on with it"
+    with pytest.raises(tunediff.TunediffError, match=f"^name: 'night' exists in {tmp_path}; {goes_on}$"):
+        tunediff.open_study(tmp_path / "toy.yaml", name="night", storage=tmp_path)

@@ -289,6 +289,9 @@ def open_study(
         if name is not None:
             remote.pull(place / name)
         exists = workload is None and not knobs and name is not None and (place / name).exists()
+        if name is not None and not exists and (place / name / "search.yaml").is_file():
+            goes_on = f"tunediff.open_study(name={name!r}, storage={str(storage)!r}) goes on with it"
+            raise ConfigError(f"name: {name!r} exists in {place}; {goes_on}")
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(
             words=[*named, *words(knobs)], name=None if exists else name, resume=name if exists else None,
