@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tests import searches
 from tests.helpers import measure_here, point, shipped_toy
 from tests.toy import train as toy_train
-from tunediff import analysis, compare, export, search, search_space, train
+from tunediff import analysis, cli, compare, export, profile, search, search_space, train
 from tunediff import config as cfg
 from tunediff.analysis import evidence
 from tunediff.api import search_run, search_setup, train_run
@@ -830,3 +830,10 @@ def test_train_runs_under_torchrun(config, tmp_path):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("steps: 10") == 1  # one rank speaks
+
+
+@pytest.mark.parametrize(("command", "option"), [(train, "--samples"), (profile, "--steps")])
+def test_knobs_may_stand_on_both_sides_of_options(command, option, capsys):
+    words = ["--config", "digits", "optimizer.lr=1e-3", option, "3", "loader.batch_size=x"]
+    assert command.main(words) == cli.BAD_INPUT
+    assert "command line: loader.batch_size: 'x' is not allowed" in capsys.readouterr().err

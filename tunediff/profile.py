@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--sweep", action=either, default=True, help="measure other batch sizes (default: yes)")
     add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
     cli.add_printing(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     names = {field.name for field in dataclasses.fields(ProfileOptions)}
     options = ProfileOptions(**{name: value for name, value in vars(args).items() if name in names})
     result = profile_run.run(

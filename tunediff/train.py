@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--track", choices=SERVICES, help="the service that shows it as a run (docs/how-to/trackers.md)")
     add("--initial", type=Path, help="weights to start from: a .safetensors file or a folder of a diffusers pipeline")
     cli.add_printing(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     names = {field.name for field in dataclasses.fields(TrainOptions)}
     options = TrainOptions(**{name: value for name, value in vars(args).items() if name in names})
     request = train_run.prepare(options, lambda processes: text.original_command("train", argv, processes))
