@@ -457,3 +457,15 @@ def test_a_section_of_ones_own_with_the_name_of_ours_may_train_without_an_end(tm
     assert request.budget.open_ended
     with pytest.raises(cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed without --budget or --samples"):
         train_run.prepare(TrainOptions(Path("digits"), ["optimizer.decay=cosine"], out=tmp_path / "run"))
+
+
+def test_lists_of_numbers_and_of_text_are_knobs(tmp_path):
+    mine = tmp_path / "lists.py"
+    lists = "    betas: tuple[float, ...] = (0.9, 0.99)\n    tags: tuple[str, ...] = ()\n"
+    mine.write_text(PLAIN.replace("    dropout: float", f"{lists}    dropout: float"))
+    baseline = cfg.baseline(str(mine))
+    for betas in ("betas=[0.9, 1e-5]", *words(({"betas": [0.9, 1e-5]},))):
+        assert cfg.with_words(baseline, [betas]).knobs.betas == (0.9, 1e-5)
+    for word, allowed in {"betas=[0.9, x]": "a list of numbers", "tags=[3]": "a list of strings"}.items():
+        with pytest.raises(cfg.ConfigError, match=f" is not allowed; allowed: {allowed}$"):
+            cfg.with_words(baseline, [word])

@@ -204,10 +204,17 @@ def _value(text: str, knob: Knob) -> Any:
     choices = knob.choices or ()
     if value not in choices and text in choices:  # off and on, which YAML 1.1 reads as false and true
         return text
-    if isinstance(value, str) and knob.kind == "float":
-        # A value that is not a number is refused later, with the allowed range.
-        with contextlib.suppress(ValueError):
-            return float(value)
+    if knob.kind == "float":
+        return _as_float(value)
+    if knob.items == "float" and isinstance(value, list):
+        return [_as_float(item) for item in value]
+    return value
+
+
+def _as_float(value: Any) -> Any:
+    """Return text such as 1e-3 as a number; what is none is refused later, with the allowed range."""
+    with contextlib.suppress(ValueError):
+        return float(value) if isinstance(value, str) else value
     return value
 
 

@@ -103,7 +103,7 @@ def section(cls: type[_T]) -> type[_T]:
 
 # ------------------------------------------------------------------------------------------------------ knobs by name
 _TAKES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
-_TAKES |= {"tuple": "a list of whole numbers"}
+_ITEMS = {"int": "whole numbers", "float": "numbers", "bool": "true and false", "str": "strings"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,8 @@ class Knob:
     file: bool = False
     space: Lines | None = None
     """Its space in a search without a search file, written as in one."""
+    items: str = ""
+    """The kind of the items of a tuple."""
 
     @property
     def allowed(self) -> str:
@@ -139,7 +141,8 @@ class Knob:
             return "one of " + ", ".join(
                 choice if isinstance(choice, str) else json.dumps(choice) for choice in self.choices
             )
-        words = _TAKES.get(self.kind, self.kind)
+        items = f"a list of {_ITEMS.get(self.items, 'values')}"
+        words = items if self.kind == "tuple" else _TAKES.get(self.kind, self.kind)
         if self.low is not None:
             words += f" {'above' if self.low_open else 'of at least'} {self.low:.10g}"
         if self.high is not None:
@@ -253,10 +256,11 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         texts = (fields[field.name].description for fields in words if field.name in fields)
         description = next(filter(None, texts), "")
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else None
+        items = getattr(unwrap(typing.get_args(kind)[0])[0], "__name__", "") if typing.get_origin(kind) is tuple else ""
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default, " ".join(description.split()), choices,
             optional=bool(members), member=member, searchable=searchable, protocol=EvaluationProtocol in marks,
-            file=File in marks,
+            file=File in marks, items=items,
             space=_space(metadata[0]), **_bounds(metadata[0]),
         )  # fmt: skip
 
