@@ -188,3 +188,15 @@ def test_the_hint_for_a_number_that_is_text_names_a_value_that_is_allowed():
     for value in ("1e-3", "1e99"):
         with pytest.raises(ConfigError, match=r"at most 65536$"):
             cfg.override(DEFAULT, {"loader.batch_size": value})
+
+
+@pytest.mark.parametrize("value", ["010", "-010", "1:30", "1:30.5"])
+def test_numbers_of_base_8_and_60_are_refused(tmp_path, value):
+    """YAML 1.1 reads them as 8, −8, 90 and 90.5."""
+    with pytest.raises(ConfigError, match=f"^command line: seed: '{value}' is not understood; allowed: a whole number"):
+        cfg.parse_overrides([f"seed={value}"], DIFFUSION)
+    (tmp_path / "c.yaml").write_text(f"workload: digits\nseed: {value}\n")
+    with pytest.raises(ConfigError, match=f"c.yaml: is not valid YAML: {value} is read as "):
+        cfg.read_yaml(tmp_path / "c.yaml")
+    for number, read in (("0", 0), ("-3", -3), ("0x10", 16), ("1_000", 1000)):
+        assert cfg.parse_overrides([f"seed={number}"], DIFFUSION) == {"seed": read}

@@ -181,3 +181,9 @@ def test_sixteen_times_the_budget_is_the_most():
     assert _times("16x") == "16x"
     with pytest.raises(ValueError, match="16x, rising"):
         _times("17x")
+
+
+@pytest.mark.parametrize(("value", "where"), [(False, "x.yaml: objective: "), (0, "x.yaml: objective: "), ("", "x.yaml: objective: metric: '' is not ")])  # fmt: skip
+def test_an_empty_objective_is_refused(value, where):
+    with pytest.raises(ConfigError, match=f"^{where}"):
+        search_space.parse(changed(objective=value), "x.yaml")

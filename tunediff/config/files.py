@@ -42,6 +42,20 @@ class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
         return mapping
 
 
+def _number(loader: Any, node: yaml.ScalarNode) -> Any:
+    """Return a number. Raises an error for those that YAML 1.1, and hardly anybody else, reads in base 8 or 60."""
+    kind = node.tag.rpartition(":")[2]
+    base = 60 if ":" in node.value else 8 if kind == "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value) else 10
+    if base != 10:
+        why = f"{node.value} is read as a number in base {base}; write it in base 10, or quote it"
+        raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+    return getattr(loader, f"construct_yaml_{kind}")(node)
+
+
+for _kind in ("int", "float"):
+    _UniqueKeyLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
+
+
 def _parsed(text: str) -> Any:
     """Parse YAML. Raises `yaml.YAMLError`, and `ValueError` for more than anybody would write by hand."""
     # Count the values of every open collection, aliases by the size of what they repeat

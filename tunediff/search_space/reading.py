@@ -275,8 +275,10 @@ def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | Non
         fits = len(content) == 2 and content[0] in list(metrics) and content[1] in COSTS
         refuse(not fits, f"{where}: {content!r} is not allowed; allowed: {pair}")
         content = {"metric": content[0], "cost": content[1]}
-    section = checked(Objective, {"metric": content} if isinstance(content, str) else content or {}, where)
-    name = section.metric or own.name
+    if isinstance(content, str):
+        content = {"metric": content}
+    section = checked(Objective, {} if content is None else content, where)
+    name = own.name if section.metric is None else section.metric
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode
     refuse(
