@@ -74,7 +74,10 @@ class PairedComparison:
         return PairVerdict(**{name: values[name] for name in names}, sentences=sentences)
 
     def json(self) -> dict[str, Any]:
-        """Return the result as `tunediff compare --json` prints it; docs/json.md lists its keys."""
+        """Return the result as `tunediff compare --json` prints it.
+
+        `tunediff knobs --schema compare-output` describes its keys.
+        """
         return as_printed(compare_run.as_json(self.folder))
 
     def pairs(self) -> pd.DataFrame:

@@ -57,7 +57,10 @@ class Search:
 
     # ---- results
     def json(self) -> dict[str, Any]:
-        """Return the result as `tunediff search --json` prints it; docs/json.md lists its keys."""
+        """Return the result as `tunediff search --json` prints it.
+
+        `tunediff knobs --schema search-output` describes its keys.
+        """
         return as_printed(summary.as_json(self._evidence()))
 
     def trials(self) -> pd.DataFrame:

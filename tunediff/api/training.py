@@ -42,7 +42,10 @@ class Training:
         return self.folder / models.WEIGHTS
 
     def json(self) -> dict[str, Any]:
-        """Return the result as `tunediff train --json` prints it; docs/json.md lists its keys."""
+        """Return the result as `tunediff train --json` prints it.
+
+        `tunediff knobs --schema train-output` describes its keys.
+        """
         return as_printed(cli.versioned(train_run.as_json(self.folder)))
 
     def points(self) -> pd.DataFrame:
