@@ -9,8 +9,8 @@ from tunediff.search_space.sections import _times
 
 TWICE = "is given twice, 1 and 2; allowed: once, nested or dotted"
 REFUSED = [
-    (changed() | {3: 4}, "x.yaml: 3: no such key; allowed: early_stopping, seed"),
-    (changed(serch={}), "x.yaml: serch: no such key; allowed: early_stopping, seed"),
+    (changed() | {3: 4}, "x.yaml: 3: no such key; allowed: workload, base, objective, budget"),
+    (changed(serch={}), "x.yaml: serch: no such key; allowed: workload, base, objective, budget"),
     (changed(search=None), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),
     (changed(grid={}), "x.yaml: exactly one of search:, grid:, trials: and ladder:"),
     (changed(workload="mnist"), "x.yaml: workload: unknown name 'mnist'; allowed: cifar10"),

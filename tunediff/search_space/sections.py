@@ -187,7 +187,8 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if path[-1:] == ("[key]",):
         return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     if kind in ("unexpected_keyword_argument", "invalid_key"):
-        return f"{where}: {path[0]}: no such key; allowed: {', '.join(keys)}"
+        names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)  # last, as files begin with other keys
+        return f"{where}: {path[0]}: no such key; allowed: {', '.join(names)}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"
     if kind == "value_error":
