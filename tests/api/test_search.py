@@ -140,7 +140,10 @@ def test_numbers_of_numpy_are_numbers(monkeypatch):
     monkeypatch.setattr("tunediff.api.search._started", asked.append)
     tunediff.run_search("digits", trials=np.int64(4), seed=np.int64(3), budget=np.int64(5), background=True)
     assert asked[0].command().endswith(" --trials 4 --budget 5s --seed 3")
-    assert [type(value) for value in (asked[0].trials, asked[0].seed)] == [int, int]
+    monkeypatch.setattr("tunediff.api.train_run.prepare", lambda options: asked.append(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tunediff.run_training("digits", samples=np.int64(100))
+    assert [type(value) for value in (asked[0].trials, asked[0].seed, asked[1].samples)] == [int] * 3
 
 
 def test_a_search_that_a_process_runs_is_running_until_that_ends(night):

@@ -11,7 +11,7 @@ import pandas as pd
 
 from tunediff import cli, models
 from tunediff.api import notebook, profile_run, train_run
-from tunediff.api.calls import Knobs, as_printed, called, duration, folder, words
+from tunediff.api.calls import Knobs, as_printed, called, duration, folder, with_plain_numbers, words
 from tunediff.api.display import lines_of
 from tunediff.api.profile_run import ProfileOptions, ProfileResult
 from tunediff.api.train_run import TrainOptions
@@ -99,7 +99,7 @@ def run_training(
         )  # fmt: skip
         if budget is None and samples is None:
             raise ConfigError("run_training: needs budget or samples; only the command trains without an end")
-        request = train_run.prepare(options)
+        request = train_run.prepare(with_plain_numbers(options))
         if stopped := train_run.run(request, lines_of(progress)):
             raise KeyboardInterrupt(stopped)
     return Training(request.folder)
@@ -130,7 +130,7 @@ def run_profile(
             Path(notebook.named(config, place)), words(knobs), None if out is None else Path(out), place, steps,
             compile, sweep, attempt, command="tunediff.run_profile",
         )  # fmt: skip
-        return profile_run.run(options, lines_of(progress))
+        return profile_run.run(with_plain_numbers(options), lines_of(progress))
 
 
 def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
