@@ -260,7 +260,8 @@ class Trial:
         """Forward and backward pass in one call, for strategies that must own both.
 
         `loss_of(output, *targets)` gives the loss of each item [b], float32, outside autocast; their mean, weighted by
-        `weights` [b], is what is minimised. Returns the items' losses, detached.
+        `weights` [b], is what is minimised. Returns the items' losses, detached. A strategy that owns the passes takes
+        all three tensors from rank 0; the batches of a loader of one's own must then have one length.
         """
         return self.engine.step.forward_backward(inputs, targets, loss_of, weights)
 
@@ -361,7 +362,7 @@ class Trial:
         `samples`: of one of its batches, as `steps` has it.
         """
         reseed = self.world.size > 1  # else the loop draws what it would draw alone
-        loader = divided(loader, self.world, self.config.seed)
+        loader = divided(loader, self.replicas, self.config.seed)
         yield from EpochLoader(self.engine, loader, samples=samples, reseed=reseed).passes()
 
     @property

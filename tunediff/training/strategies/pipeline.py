@@ -36,6 +36,8 @@ class Pipeline(Single):
         self._owners, self._alone = dict[str, int](), False
         self._models: list[nn.Module] = []
         self._schedule: Any = None
+        self._count = 0
+        """Items of each batch."""
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._model, self._links = model, chain(model)
@@ -55,6 +57,10 @@ class Pipeline(Single):
     ) -> Tensor:
         if self._schedule is None:
             self._cut(inputs, autocast)
+        self._check_count(len(inputs[0]))
+        # The last rank's own may belong to other inputs: its loader, or the loop, may draw from the rank's generators.
+        targets = [self._of_first_rank(target) for target in targets]
+        self._world.first(weights)
         rank, last = self._world.rank, self._world.size - 1
         all_losses = torch.zeros(len(weights), device=self._world.device)
 
@@ -68,9 +74,25 @@ class Pipeline(Single):
         self._schedule.step(*(inputs if rank == 0 else ()), target=rows if rank == last else None, return_outputs=False)
         return self._world.sum(all_losses)  # only the last rank has found any
 
+    def _check_count(self, count: int) -> None:
+        """Raise `ConfigError` for a batch of another length than the first: the stages receive one shape."""
+        drop = f"the first has {self._count}; allowed: a loader with drop_last=True"
+        refuse(
+            count != self._count, f"parallel.strategy: pipeline is not allowed with a batch of {count} items: {drop}"
+        )
+
+    def _of_first_rank(self, mine: Tensor) -> Tensor:
+        """Return rank 0's tensor; this rank's stays as it is, which may share memory with the data set."""
+        contiguous = torch.contiguous_format
+        sent = mine.detach().contiguous() if self._world.main else torch.empty_like(mine, memory_format=contiguous)
+        return self._world.first(sent)
+
     def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
         """Divide the model by what its links cost on rank 0, and make the schedule. All ranks together."""
-        count = self._options.microbatches
+        count, self._count = self._options.microbatches, len(inputs[0])
+        divides = "allowed: a divisor of it"
+        not_allowed = f"parallel.microbatches: {count} is not allowed with batches of {self._count} items; {divides}"
+        refuse(self._count % count, not_allowed)
         carried, costs = self._measured([one[: len(one) // count] for one in inputs], autocast)
         ends = cuts(self._world.tell(costs), self._world.size)
         for rank in range(self._world.size):

@@ -45,7 +45,7 @@ class Single:
     ) -> Tensor:
         """Forward and backward pass of Σ weights·losses; the losses [b] = loss_of(output, *targets), on all ranks.
 
-        Only where `owns_passes`.
+        Only where `owns_passes`. Inputs, targets and weights are rank 0's; the tensor `weights` of others becomes it.
         """
         raise NotImplementedError
 

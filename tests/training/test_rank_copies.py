@@ -1,0 +1,107 @@
+"""Averages, loaders and checkpoints of trainings on two ranks: what a rank has for itself, and what all must share."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, error, network
+from tunediff.config import ConfigError
+
+NEAR = {"rtol": 1e-4, "atol": 1e-5}
+FEW = 8 * 4
+TWO = {"norm": False, "parallel__workers": 2}
+PIPELINE = {"parallel__strategy": "pipeline", "parallel__microbatches": 2}
+FSDP = {"parallel__strategy": "fsdp"}
+
+
+def squares(output, target):
+    return (output.float() - target).square().mean(1)
+
+
+def prepared(trial):
+    """The plain network inside the prepared one, the prepared one and an optimizer, kept."""
+    plain = network(trial.knobs)
+    net = trial.prepare(plain)
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    return plain, net, optimizer
+
+
+def averaged(trial):
+    """A training whose average is exported, and judged by rank 0 alone."""
+    plain, _, optimizer = prepared(trial)
+    average = AveragedModel(plain, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    trial.export_model(average)
+    trial.keep(average=average)
+    trial.evaluate_with(lambda: trial.world.tell(error(average) if trial.world.main else None))
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        trial.forward_backward((inputs,), (targets,), squares)
+        trial.update(optimizer, clip_norm=0.5)
+        average.update_parameters(plain)
+
+
+def learned(world, folder, **knobs):
+    """What is learned by `averaged`; the model is asked for its weights by this rank alone."""
+    outcome = train(toy(**knobs), samples=FEW, world=world, body=averaged, evaluates=True, folder=folder)
+    return {"weights": weights(outcome), "errors": [point["error"] for point in outcome.points]}
+
+
+def learned_in_two_starts(world, folder, **knobs):
+    stop = Told(stop=lambda told: told.steps >= 2)
+    train(toy(**knobs), samples=FEW, world=world, body=averaged, evaluates=True, folder=folder, observer=stop)
+    return learned(world, folder, **knobs)
+
+
+def assert_learned_alike(both, one):
+    for answers in both:
+        assert_equal(one["weights"], answers["weights"], **NEAR)
+        assert answers["errors"] == pytest.approx(one["errors"], rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------ own loaders
+def own_loader(call, size=8, drop_last=True):
+    """A training over a loader of its own, whose order is another on each rank; targets have noise of the rank's."""
+
+    def body(trial):
+        _, _, optimizer = prepared(trial)
+        order = torch.Generator().manual_seed(3 + trial.world.rank)
+        data = TensorDataset(INPUTS, TARGETS)
+        loader = DataLoader(data, size, shuffle=True, drop_last=drop_last, generator=order)
+        passes = trial.epochs(loader) if call == "epochs" else [(0, trial.steps(loader))]
+        for _, batches in passes:
+            for inputs, targets in batches:
+                trial.forward_backward((inputs,), (targets + trial.world.rank,), squares)
+                trial.update(optimizer)
+
+    return body
+
+
+def over_own_loaders(world):
+    answers = {}
+    for call in ("epochs", "steps"):
+        outcome = train(toy(**TWO, **PIPELINE), samples=8 * 10, world=world, body=own_loader(call))
+        answers[call] = {"weights": weights(outcome), "losses": [point.loss for point in outcome.points]}
+    uneven = toy(**TWO, **PIPELINE)
+    for name, how in {"shorter": {"drop_last": False}, "odd": {"size": 7}}.items():
+        with contextlib.suppress(ConfigError):
+            try:
+                train(uneven, samples=8 * 10, world=world, body=own_loader("epochs", **how))
+            except ConfigError as refusal:
+                answers[name] = str(refusal)
+    return answers
+
+
+def test_pipeline_trains_on_rank_0s_batches_of_an_own_loader(tmp_path):
+    both = ranks(over_own_loaders, tmp_path)
+    for call in ("epochs", "steps"):
+        one = train(toy(norm=False), samples=8 * 10, body=own_loader(call))
+        for answers in both:
+            assert_equal(weights(one), answers[call]["weights"], **NEAR)
+            assert answers[call]["losses"] == pytest.approx([point.loss for point in one.points], rel=1e-4)
+    for answers in both:
+        assert answers["shorter"].startswith("parallel.strategy: pipeline is not allowed with a batch of 4 items")
+        assert answers["odd"].startswith("parallel.microbatches: 2 is not allowed with batches of 7 items")
