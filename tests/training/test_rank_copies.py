@@ -7,7 +7,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
 from tunediff.config import ConfigError
 
@@ -105,3 +105,41 @@ def test_pipeline_trains_on_rank_0s_batches_of_an_own_loader(tmp_path):
     for answers in both:
         assert answers["shorter"].startswith("parallel.strategy: pipeline is not allowed with a batch of 4 items")
         assert answers["odd"].startswith("parallel.microbatches: 2 is not allowed with batches of 7 items")
+
+
+# --------------------------------------------------------------------------------------------------------- averages
+def test_pipeline_exports_an_averaged_model_with_all_stages(tmp_path):
+    both = ranks(piped, tmp_path, tmp_path)
+    assert_learned_alike([answers["whole"] for answers in both], learned(CPU, tmp_path / "one", norm=False))
+    assert_learned_alike([answers["resumed"] for answers in both], learned(CPU, tmp_path / "one", norm=False))
+
+
+def piped(world, folder):
+    knobs = TWO | PIPELINE
+    return {
+        "whole": learned(world, folder / "whole", **knobs),
+        "resumed": learned_in_two_starts(world, folder / "resumed", **knobs),
+    }
+
+
+def exported_part(trial):
+    """The exported model is the second half of the prepared one; its first layer has the name of the other half."""
+    half = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), half)
+    trial.prepare(net)
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.export_model(half)
+    for inputs, targets in trial.batches((INPUTS, TARGETS)):
+        trial.forward_backward((inputs,), (targets,), squares)
+        trial.update(optimizer)
+
+
+def piped_part(world):
+    return weights(train(toy(**TWO, **PIPELINE), samples=FEW, world=world, body=exported_part))
+
+
+def test_pipeline_exports_a_part_of_the_prepared_model(tmp_path):
+    one = weights(train(toy(norm=False), samples=FEW, body=exported_part))
+    for exported in ranks(piped_part, tmp_path):
+        assert_equal(one, exported, **NEAR)

@@ -151,9 +151,26 @@ class Pipeline(Single):
 
     def complete(self, *models: nn.Module) -> None:
         for model in dict.fromkeys((*self._models, *models)):
-            for name, one in (*model.named_parameters(), *model.named_buffers()):
-                if name in self._owners:
-                    self._world.of(self._owners[name], one.detach())
+            for one, rank in self._owned(model):
+                self._world.of(rank, one.detach())
+
+    def _owned(self, model: nn.Module) -> list[tuple[Tensor, int]]:
+        """Return the tensors of a model that one rank has learned, and the rank.
+
+        They are the prepared model's own, and those of whole copies of it, which may lie within another module, as in
+        `AveragedModel`. A name alone says nothing: a part of the prepared model has the names of other parts.
+        """
+        ours, theirs = _tensors(self._model), _tensors(model)
+        ranks = {id(ours[name]): rank for name, rank in self._owners.items() if name in ours}
+        owned = {id(one): (one, ranks[id(one)]) for one in theirs.values() if id(one) in ranks}
+        learned = [name for name, _ in self._model.named_parameters() if name in self._owners]
+        for prefix in [f"{name}." if name else "" for name, _ in model.named_modules()]:
+            if all(prefix + name in theirs for name in learned):
+                copies = [
+                    (theirs[prefix + name], rank) for name, rank in self._owners.items() if prefix + name in theirs
+                ]
+                owned |= {id(one): (one, rank) for one, rank in copies}
+        return list(owned.values())
 
     @contextlib.contextmanager
     def callable_alone(self, *models: nn.Module) -> Iterator[None]:
@@ -215,6 +232,10 @@ class _Stage(nn.Module):
         # What is only handed on is no result of this stage, and gets a gradient all the same.
         results = [one.view_as(one) if any(one is other for other in carried) else one.contiguous() for one in now]
         return tuple(results) if len(results) > 1 else results[0]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def chain(model: nn.Module) -> list[nn.Module]:
