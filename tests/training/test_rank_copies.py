@@ -143,3 +143,17 @@ def test_pipeline_exports_a_part_of_the_prepared_model(tmp_path):
     one = weights(train(toy(norm=False), samples=FEW, body=exported_part))
     for exported in ranks(piped_part, tmp_path):
         assert_equal(one, exported, **NEAR)
+
+
+def sharded(world, folder):
+    knobs = TWO | FSDP
+    return {
+        "whole": learned(world, folder / "whole", **knobs),
+        "resumed": learned_in_two_starts(world, folder / "resumed", **knobs),
+    }
+
+
+def test_fsdp_lets_one_rank_use_an_exported_averaged_model(tmp_path):
+    both = ranks(sharded, tmp_path, tmp_path)
+    for name in ("whole", "resumed"):
+        assert_learned_alike([answers[name] for answers in both], learned(CPU, tmp_path / name, norm=False))

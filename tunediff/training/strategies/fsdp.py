@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -53,13 +53,17 @@ class Fsdp(Single):
 
     def _twin(self, model: nn.Module, memo: Any) -> nn.Module:
         """What `copy.deepcopy` makes: a second model, shared out alike."""
-        twin = self.whole(model)
+        twin = self._whole_network(model)
         self._shard(twin)
         return twin
 
     def whole(self, model: nn.Module) -> nn.Module:
-        if not isinstance(model, FSDPModule):
+        if not (parts := _outermost(model)):
             return model
+        return _replaced(model, {id(part): self._whole_network(cast(nn.Module, part)) for part in parts})
+
+    def _whole_network(self, model: nn.Module) -> nn.Module:
+        """Return the network or a copy of it with all of its weights."""
         plain = copy.deepcopy(self._plain)
         buffers = dict(model.named_buffers())
         state = {name: one.clone() if name in buffers else one for name, one in model.state_dict().items()}
@@ -84,8 +88,8 @@ class Fsdp(Single):
 
     @contextlib.contextmanager
     def callable_alone(self, *models: nn.Module) -> Iterator[None]:
-        roots = [model for model in models if isinstance(model, FSDPModule)]
-        parts = [part for root in roots for part in root.modules() if isinstance(part, FSDPModule)]
+        roots = list(dict.fromkeys(root for model in models for root in _outermost(model)))
+        parts = [part for root in roots for part in cast(nn.Module, root).modules() if isinstance(part, FSDPModule)]
         try:
             for root in roots:
                 root._get_fsdp_state()._lazy_init()  # a copy that has never been called does not know its root yet
@@ -98,6 +102,24 @@ class Fsdp(Single):
                 part.reshard()
             for root in roots:
                 root.set_reshard_after_forward(self._options.reshard)
+
+
+def _outermost(model: nn.Module) -> list[FSDPModule]:
+    """Return the networks in a model that are shared out: itself, or those within a wrapper such as `AveragedModel`."""
+    if isinstance(model, FSDPModule):
+        return [model]
+    return list(dict.fromkeys(part for child in model.children() for part in _outermost(child)))
+
+
+def _replaced(model: nn.Module, parts: Mapping[int, nn.Module]) -> nn.Module:
+    """Return the model with other parts in place of those with these ids; what has none of them is shared."""
+    if id(model) in parts or not _outermost(model):
+        return parts.get(id(model), model)
+    changed = copy.copy(model)
+    changed._modules = {
+        name: None if child is None else _replaced(child, parts) for name, child in model._modules.items()
+    }
+    return changed
 
 
 def gathered(state: Any) -> Any:
