@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -157,3 +158,30 @@ def test_fsdp_lets_one_rank_use_an_exported_averaged_model(tmp_path):
     both = ranks(sharded, tmp_path, tmp_path)
     for name in ("whole", "resumed"):
         assert_learned_alike([answers[name] for answers in both], learned(CPU, tmp_path / name, norm=False))
+
+
+def judged_statistics(world):
+    statistics = []
+
+    def body(trial):
+        plain, net, optimizer = prepared(trial)
+        average = AveragedModel(plain, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+        trial.export_model(average)
+
+        def judge():
+            statistics.append({name: one.clone() for name, one in average.named_buffers()})
+            return error(average)
+
+        trial.evaluate_with(judge)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+            average.update_parameters(plain)
+
+    train(toy(parallel__workers=2), samples=FEW, world=world, body=body, evaluates=True)
+    return statistics
+
+
+def test_all_ranks_judge_an_average_with_equal_batch_statistics(tmp_path):
+    first, second = ranks(judged_statistics, tmp_path)
+    assert len(first) == 2
+    assert_equal(first, second)

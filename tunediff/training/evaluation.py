@@ -35,10 +35,11 @@ def evaluate(session: Session) -> Mapping[str, Any]:
     """
     assert session.evaluation is not None
     assert session.model is not None
-    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0 saves.
-    for buffer in session.model.buffers() if session.strategy.replicas.size > 1 else ():
-        session.world.first(buffer)
     models = [model for model in (session.model, session.result) if model is not None]
+    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0 saves.
+    buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
+    for buffer in buffers.values() if session.strategy.replicas.size > 1 else ():
+        session.world.first(buffer)
     alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
     with _evaluation_mode(models), alone, torch.no_grad(), _fixed_conditions(session), session.compilation.noting():
         values = session.evaluation()
