@@ -1,16 +1,21 @@
 """Averages, loaders and checkpoints of trainings on two ranks: what a rank has for itself, and what all must share."""
 
 import contextlib
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
 from tunediff.config import ConfigError
+from tunediff.distributed import World
+from tunediff.training import state
+from tunediff.training.strategies.fsdp import Fsdp
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 FEW = 8 * 4
@@ -185,3 +190,110 @@ def test_all_ranks_judge_an_average_with_equal_batch_statistics(tmp_path):
     first, second = ranks(judged_statistics, tmp_path)
     assert len(first) == 2
     assert_equal(first, second)
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+def saved(world, folder):
+    """What rank 0 would write and this rank holds meanwhile, and how many tensors were made whole at which time."""
+    wholes, written, counts = [], [], {}
+    full_tensor, take = DTensor.full_tensor, state.State.take
+
+    def counted(tensor, **how):
+        wholes.append(tensor.shape)
+        return full_tensor(tensor, **how)
+
+    def body(trial):
+        def watched():
+            counts["before"] = len(wholes)
+            for inputs, targets in batches((INPUTS, TARGETS)):
+                counts.setdefault("warm-up", len(wholes))
+                yield inputs, targets
+
+        batches, trial.batches = trial.batches, lambda source: watched()
+        averaged(trial)
+
+    def taken(self):
+        states = take(self)
+        written.append(states["kept"])
+        return states
+
+    result = mock.patch.object(state, "save", lambda content, folder: written.append(content["result"]))
+    with mock.patch.object(DTensor, "full_tensor", counted), mock.patch.object(state.State, "take", taken), result:
+        train(toy(**TWO, **FSDP), samples=8, world=world, body=body, folder=folder)
+    kept = written[-2] if world.main else written[-1]
+    network, average = kept["net"], kept["average"]
+    same = [average[name].data_ptr() == one.data_ptr() for name, one in written[-1].items()] if world.main else []
+    sizes = [one.numel() for one in (*network.values(), *average.values())]
+    return {"counts": counts, "same": same, "sizes": sizes}
+
+
+def test_fsdp_checkpoint_is_whole_on_rank_0_alone_and_holds_the_average_once(tmp_path):
+    first, second = ranks(saved, tmp_path, tmp_path)
+    assert first["same"]
+    assert all(first["same"]), "the exported model is the average that is kept"
+    assert 0 not in first["sizes"]
+    assert max(second["sizes"]) <= 1, "but the average's counter of one number"
+    for answers in (first, second):
+        assert answers["counts"]["before"] == answers["counts"]["warm-up"], (
+            "what the warm-up undoes is gathered nowhere"
+        )
+
+
+SENT = {
+    "kept": {"net": {"half": torch.ones(2, 3, dtype=torch.bfloat16).T, "none": torch.empty(0, 4), "one": torch.tensor(3)}},
+    "rng": [torch.get_rng_state(), (1, "a", torch.tensor([True, False]))], "scaler": {},
+}  # fmt: skip
+
+
+def sent(world):
+    outlines, tell = [], World.tell
+
+    def watched(self, value):
+        outlines.append(value)
+        return tell(self, value)
+
+    with mock.patch.object(World, "tell", watched):
+        found = state.told(SENT if world.main else None, world)
+    return {"found": found, "outlines": outlines}
+
+
+def tensors_in(content):
+    if isinstance(content, dict | list | tuple):
+        return sum(map(tensors_in, content.values() if isinstance(content, dict) else content))
+    return int(isinstance(content, torch.Tensor))
+
+
+def test_a_checkpoint_is_sent_to_ranks_tensor_by_tensor(tmp_path):
+    both = ranks(sent, tmp_path)
+    assert tensors_in(SENT) == 5
+    assert tensors_in(both[0]["outlines"]) == 0
+    expected = SENT | {"rng": [both[0]["found"]["rng"][0], SENT["rng"][1]]}  # another process has other generators
+    for answers in both:
+        assert_equal(expected, answers["found"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_fsdp_states_need_no_memory_of_the_device_in_a_checkpoint(tmp_path):
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        strategy = Fsdp(toy(**TWO, **FSDP), World(0, 1, torch.device("cuda", 0)))
+        net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(16))).cuda()
+        before = state.copied(net.state_dict())
+        strategy.wrap(net)
+        with strategy.states_as_shares():
+            shares = state.copied(net.state_dict())
+        assert {one.to_local().device.type for one in shares.values()} == {"cpu"}
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        with strategy.states_for_file():
+            whole = net.state_dict()
+        assert torch.cuda.max_memory_allocated() - held < 4 * 2**20, "some of the 16 MiB at a time"
+        assert_equal(before, dict(whole))
+        with torch.no_grad():
+            for one in net.parameters():
+                one.zero_()
+        net.load_state_dict(shares)
+        assert_equal(before, state.copied(net.state_dict()))
+    finally:
+        torch.distributed.destroy_process_group()

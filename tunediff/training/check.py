@@ -97,7 +97,9 @@ class Check(Record):
         self.passes += 1
 
     def before_save(self, session: Session) -> None:
-        for name, content in session.state.take()["kept"].items():
+        with session.strategy.states_for_file():
+            kept = session.state.take()["kept"]
+        for name, content in kept.items():
             if where := state.unreadable_part(content):
                 holds = "a checkpoint holds tensors, numbers, strings, lists and dictionaries"
                 raise session.mistake(f"keep({name}=…): {where}; {holds}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tunediff.config import to_dict
 from tunediff.config.code import described
@@ -27,9 +27,11 @@ def save(session: Session, pending: Point | None = None) -> None:
     with session.clock.part("checkpoint"):
         result = session.result
         session.strategy.complete(*([result] if result is not None else []))
-        content = learned(session) | {
+        with session.strategy.states_for_file():
+            content = learned(session)
+            content["result"] = result.state_dict() if result is not None else {}  # shares what is kept anyway
+        content |= {
             "config": to_dict(session.config),
-            "result": result.state_dict() if result is not None else {},  # shares what is kept anyway
             "clock": session.clock.state_dict(),
             "pace": session.pace.state_dict(),
             "meter": session.meter.state_dict(),
@@ -91,6 +93,12 @@ def learned(session: Session) -> dict[str, Any]:
     return session.state.take() | {"scaler": session.amp.scaler.state_dict()}
 
 
+def copied(session: Session) -> dict[str, Any]:
+    """Return a copy of what the training has learned so far, in host memory, for `put` on the same ranks."""
+    with session.strategy.states_as_shares():
+        return cast("dict[str, Any]", state.copied(learned(session)))
+
+
 def put(session: Session, content: Mapping[str, Any]) -> None:
     """Put back what the training had learned when `content` was taken."""
     session.state.put(content)
@@ -107,7 +115,9 @@ def find(session: Session) -> Mapping[str, Any] | None:
         return None
     reasons: list[str] = []
     content: Mapping[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
-    content, reasons = session.world.tell((content, reasons))
+    if content is not None:
+        content = {name: part for name, part in content.items() if name != "result"}  # for export; kept as well
+    content, reasons = state.told(content, session.world), session.world.tell(reasons)
     if content is not None and (misfit := _misfit(session, content)):
         if session.world.main:
             state.set_aside(session.folder)
@@ -122,7 +132,7 @@ def _misfit(session: Session, content: Mapping[str, Any]) -> str:
 
     Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's own tensors.
     """
-    before = state.copied(learned(session))
+    before = copied(session)
     error: Exception | None = None
     try:
         session.points = [Point.of(flat) for flat in content["points"]]

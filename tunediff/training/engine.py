@@ -19,7 +19,7 @@ from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
-from tunediff.training import checkpoints, evaluation, hardware, memory, read_tracking, state
+from tunediff.training import checkpoints, evaluation, hardware, memory, read_tracking
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
@@ -243,7 +243,7 @@ class Engine(Session):
         Without compilation this is setup: only the first trial of a process loads libraries and kernels.
         """
         with self.clock.part("setup"):
-            before = checkpoint or state.copied(checkpoints.learned(self))
+            before = checkpoint or checkpoints.copied(self)
         self.warming_up = True
         with self.clock.part("compile" if self.config.compile.active else "setup"):
             began = time.monotonic()
@@ -294,13 +294,14 @@ class Engine(Session):
                     point = dataclasses.replace(point, metrics={**point.metrics, **self.judge()})
                 except EvaluationStoppedError:
                     self.training = False
-            memory.restart_peak(self.device)  # what judging needs is not what training needs
         if not self.training:
             checkpoints.save(self, pending=point)
             return
         self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
         checkpoints.write_files(self, index)
         checkpoints.save(self)
+        if self.evaluates:
+            memory.restart_peak(self.device)  # what judging and saving need is not what training needs
         self.saved_s = self.pace.train_s
         self.meter.restart()
         self.training = self.report(self.points[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -108,13 +109,61 @@ def plain(module: nn.Module) -> nn.Module:
 
 def copied(state: Any) -> Any:
     """Return a copy of a state that shares nothing with it: containers of the same types, tensors in host memory."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
+    return _mapped(state, lambda leaf: _on_host(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a state with `change(leaf)` for all that is no container, in new containers of the same types."""
     if isinstance(state, Mapping):
-        return with_values(state, copied)
+        return with_values(state, lambda value: _mapped(value, change))
     if isinstance(state, list | tuple):
-        return getattr(type(state), "_make", type(state))(map(copied, state))
-    return copy.deepcopy(state)
+        return getattr(type(state), "_make", type(state))([_mapped(value, change) for value in state])
+    return change(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor that is sent by itself."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def told(state: Any, world: World) -> Any:
+    """Return rank 0's state on every rank, its tensors in host memory.
+
+    They are sent one by one: `World.tell` would hold the bytes of all of them at once on the device of each rank.
+    """
+    if world.size == 1:
+        return state
+    tensors = list[Tensor]()
+
+    def taken_out(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_quantized:
+            return leaf
+        tensors.append(leaf)
+        return _Place(leaf.shape, leaf.dtype)
+
+    outline = world.tell(_mapped(state, taken_out) if world.main else None)
+    own = iter(tensors)
+
+    def put_in(leaf: Any) -> Any:
+        return _sent(next(own, None), leaf, world) if isinstance(leaf, _Place) else leaf
+
+    return _mapped(outline, put_in)
+
+
+def _sent(own: Tensor | None, place: _Place, world: World) -> Tensor:
+    """Return rank 0's tensor, `own` there and None elsewhere."""
+    tensor = torch.empty(place.shape, dtype=place.dtype) if own is None else own.detach()
+    on_device = tensor.to(world.device).contiguous()
+    if tensor.numel():
+        world.first(on_device.view(-1).view(torch.uint8))  # as bytes: NCCL does not know all types
+    return on_device.cpu() if own is None else own
 
 
 # -------------------------------------------------------------------------------------------------------------- files

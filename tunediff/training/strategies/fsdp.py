@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -14,18 +14,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from tunediff.config.systems import Systems
+from tunediff.distributed import World
 from tunediff.training.strategies.single import Single
+
+Gather = Callable[[DTensor, Tensor], Tensor]
+"""Gives what stands for a shared tensor in a state; also gets the parameter that it is the content of, or itself."""
 
 
 class Fsdp(Single):
     """Weights, gradients and optimizer state are divided; a block's weights are gathered while it runs.
 
     States stay those of one process: `state_dict` of the model, of copies of it and of optimizers that are kept gives
-    whole tensors on every rank, and `load_state_dict` takes them. All ranks must call each together.
+    whole tensors on every rank, and `load_state_dict` takes them. All ranks must call each together. Only within
+    `states_as_shares` and `states_for_file`, which spare the device's memory, they are others.
     """
 
     separate_losses = False
     _model: FSDPModule | None = None
+
+    def __init__(self, config: Systems, world: World) -> None:
+        super().__init__(config, world)
+        self._gather: Gather = _whole
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._blocks = blocks
@@ -47,7 +57,8 @@ class Fsdp(Single):
             if isinstance(part, self._blocks):  # type: ignore[arg-type]
                 fully_shard(part, **options)
         fully_shard(model, **options)
-        model.register_state_dict_post_hook(_gather)  # type: ignore[no-untyped-call]
+        # A partial, since torch sets an attribute of the hook, which a bound method does not take.
+        model.register_state_dict_post_hook(functools.partial(self._gather_network))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(_share_out)  # type: ignore[no-untyped-call]
         model.__deepcopy__ = functools.partial(self._twin, model)  # type: ignore[assignment]
 
@@ -74,8 +85,28 @@ class Fsdp(Single):
 
     def keeps(self, one: Any) -> None:
         if isinstance(one, torch.optim.Optimizer):
-            one.register_state_dict_post_hook(lambda optimizer, state: gathered(state))
+            one.register_state_dict_post_hook(lambda optimizer, state: gathered(state, self._gather))
             one.register_load_state_dict_pre_hook(_share_out_moments)
+
+    def _gather_network(self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+        parameters = {prefix + name: one for name, one in module.named_parameters(remove_duplicate=False)}
+        for name, value in state.items():
+            if isinstance(value, DTensor):
+                state[name] = self._gather(value, parameters.get(name, value))
+
+    def states_as_shares(self) -> contextlib.AbstractContextManager[object]:
+        return self._gathering(lambda tensor, _: tensor)
+
+    def states_for_file(self) -> contextlib.AbstractContextManager[object]:
+        return self._gathering(_OnHost(self._world.main))
+
+    @contextlib.contextmanager
+    def _gathering(self, gather: Gather) -> Iterator[None]:
+        before, self._gather = self._gather, gather
+        try:
+            yield
+        finally:
+            self._gather = before
 
     @contextlib.contextmanager
     def unsynchronized(self) -> Iterator[None]:
@@ -122,18 +153,34 @@ def _replaced(model: nn.Module, parts: Mapping[int, nn.Module]) -> nn.Module:
     return changed
 
 
-def gathered(state: Any) -> Any:
-    """Nested dictionaries and lists with every shared tensor whole."""
+def gathered(state: Any, gather: Gather) -> Any:
+    """Nested dictionaries and lists with `gather(tensor, tensor)` for every shared tensor."""
     if isinstance(state, DTensor):
-        return state.full_tensor()
+        return gather(state, state)
     if isinstance(state, dict):
-        return type(state)((key, gathered(value)) for key, value in state.items())
-    return type(state)(map(gathered, state)) if isinstance(state, list | tuple) else state
+        return type(state)((key, gathered(value, gather)) for key, value in state.items())
+    return type(state)(gathered(value, gather) for value in state) if isinstance(state, list | tuple) else state
 
 
-def _gather(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    for name in state:
-        state[name] = gathered(state[name])
+def _whole(tensor: DTensor, _: Tensor) -> Tensor:
+    return tensor.full_tensor()
+
+
+class _OnHost:
+    """Gathers for a file: no device holds more than one whole tensor at a time, and no rank but the first keeps any.
+
+    A parameter that several states have is gathered once, so that a file holds it once.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps, self._found = keeps, dict[int, tuple[Tensor, Tensor]]()
+
+    def __call__(self, tensor: DTensor, parameter: Tensor) -> Tensor:
+        if id(parameter) not in self._found:
+            whole = tensor.full_tensor()
+            kept = whole.cpu() if self._keeps else whole.new_empty(0, device="cpu")
+            self._found[id(parameter)] = parameter, kept  # an id is that of a tensor as long as there is the tensor
+        return self._found[id(parameter)][1]
 
 
 def _share_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

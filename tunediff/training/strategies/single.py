@@ -40,6 +40,14 @@ class Single:
     def keeps(self, one: Any) -> None:
         """Told of all that is in a checkpoint: its state shall be whole on every rank, as one process has it."""
 
+    def states_as_shares(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which a state may hold this rank's share alone, which only the same ranks can take up."""
+        return contextlib.nullcontext()
+
+    def states_for_file(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which only rank 0's states need be whole. All ranks take them together."""
+        return contextlib.nullcontext()
+
     def passes(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: LossOf, weights: Tensor, autocast: Context
     ) -> Tensor:
