@@ -163,7 +163,7 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
     exported = outcome.model.parameters() if outcome.model is not program.plain else ()
-    own = [float(one.double().sum()) for one in (*(after[name] for name in learned), *exported)]
+    own = [float(one.detach().double().sum()) for one in (*(after[name] for name in learned), *exported)]
     if any(other != own for other in world.gather(own)):
         raise WorkloadError(
             f"{title}: two ranks have learned different models; is one of them wrapped again, made anew, or changed "
