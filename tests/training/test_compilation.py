@@ -12,6 +12,7 @@ from torch import nn
 from tests.helpers import Hands, assert_equal, timed, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
 from tunediff import config as cfg
+from tunediff.config import ConfigError
 from tunediff.config.systems import CUDA_GRAPHS, Compile
 from tunediff.core import text
 from tunediff.training.compilation import Compilation, cold_cache
@@ -117,6 +118,11 @@ def test_more_graphs_than_there_are_calls(eagerly):
 def test_fewer_graphs_than_there_are_calls(eagerly):
     made, expected = counts(points(Uncompiled(4, 4), Part(4, 1))[-1])
     assert text.graphs(made, expected) == "1 graph for 2 different calls: the rest ran uncompiled"
+
+
+def test_blocks_that_a_model_has_not_cannot_be_compiled(eagerly):
+    with pytest.raises(ConfigError, match="compile.scope: 'blocks' is not allowed: the model has no blocks that"):
+        points(nn.Linear(4, 1))
 
 
 def test_cuda_graphs_are_warm_before_the_clock_runs():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tunediff.config.knobs import refuse
 from tunediff.config.systems import CUDA_GRAPHS, Compile
 
 
@@ -26,7 +27,10 @@ class Compilation:
         self._seen: set[Hashable] = set()
 
     def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
-        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its repeated modules."""
+        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its repeated modules.
+
+        Raises `ConfigError` where blocks are to be compiled and the network has none of that class.
+        """
         if not self._options.active:
             return model
         mode, dynamic = self._options.mode, self._options.dynamic
@@ -35,6 +39,8 @@ class Compilation:
             self._parts = [(compiled, "forward")]  # type: ignore[list-item]
             return compiled  # type: ignore[return-value]
         modules = [module for module in network.modules() if isinstance(module, blocks)]
+        why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: model"
+        refuse(not modules, f"compile.scope: 'blocks' is not allowed: {why}")
         # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then runs it as it is: here
         # there may be as many as blocks, trained and judged, with and without gradients.
         torch._dynamo.config.recompile_limit = max(8, 4 * len(modules))

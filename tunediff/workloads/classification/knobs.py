@@ -23,6 +23,8 @@ OWN = ("resnet18", "resnext29", "inception_transformer", "convnet")
 LIBRARIES = ("timm", "torchvision")
 """Whose networks can be named as well: `timm/NAME`."""
 
+_BLOCKS = "networks of libraries have no blocks that are known here"
+
 
 @section
 class Model:
@@ -46,6 +48,10 @@ class Model:
             raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
         if library == "inception_transformer" and self.width % 8:
             raise Refusal("model.width", "inception_transformer divides it by 8; use a multiple of 8")
+        if slash and config.compile.scope == "blocks":
+            raise Refusal("compile.scope", f"{_BLOCKS}; use model")
+        if slash and config.memory.checkpoint > 0:
+            raise Refusal("memory.checkpoint", f"{_BLOCKS}; use 0")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         if self.cardinality != Model().cardinality and self.name != "resnext29":
