@@ -113,7 +113,7 @@ def test_schedule_free_average_is_judged_with_batch_statistics_of_its_own():
     norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0].mean((0, 2, 3))))
     pixels = sets.learned(config.knobs.data).pixels
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # 1,438 images: all of them
-    for rows in order.split(256):
+    for rows in order.tensor_split(6):  # 256 at most
         judged(pixels[rows] / 127.5 - 1)
     torch.testing.assert_close(norm.running_mean, torch.stack(inputs).mean(0), rtol=1e-4, atol=1e-5)
 
@@ -124,6 +124,17 @@ def test_batch_statistics_are_of_all_classes_where_files_are_sorted_by_class():
     classification.measure_batch_statistics(norm, torch.cat([dark, bright]))
     assert norm.running_mean.item() == pytest.approx(0, abs=0.1)
     assert norm.running_var.item() == pytest.approx(1, abs=0.1), "every batch has both"
+
+
+def test_batch_statistics_count_every_image_alike_where_one_is_left_over():
+    """257 images: a last batch of one has no variance, and has counted as much as the 256 others."""
+    pixels = torch.randint(0, 256, (257, 1, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    expected = (pixels / 127.5 - 1).var().item()
+    norm = nn.BatchNorm2d(1)
+    classification.measure_batch_statistics(norm, pixels.expand(257, 1, 8, 8).contiguous())
+    assert norm.running_var.item() == pytest.approx(expected, rel=0.05)
+    classification.measure_batch_statistics(norm, pixels)  # one pixel each, as in the last stage of a ResNet for 8×8
+    assert norm.running_var.item() == pytest.approx(expected, rel=0.05)
 
 
 def test_smoothed_labels_are_those_of_szegedy():

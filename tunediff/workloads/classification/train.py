@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,13 +80,15 @@ def own_average(trial: Trial, net: nn.Module, optimizer: torch.optim.Optimizer) 
 def measure_batch_statistics(net: nn.Module, pixels: Tensor) -> None:
     """Measure what batch normalization needs, for weights that were not trained themselves: of 2,048 images at most.
 
-    They are random images, the same each time, in batches of 256, not augmented. A network without such layers stays
-    as it is.
+    They are random images, the same each time, not augmented, in batches of 256 at most. A network without such layers
+    stays as it is.
     """
     # Files are sorted by class: the first of them would be those of a few classes.
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))[:2048]
     scaled = in_unit_range(flip=False)
-    batches = (scaled(pixels[rows], lambda _: torch.empty(0)) for rows in torch.split(order, 256))
+    # Equal batches: `update_bn` weighs each alike, and a last one of a single image would have no variance.
+    parts = order.tensor_split(math.ceil(len(order) / 256))
+    batches = (scaled(pixels[rows], lambda _: torch.empty(0)) for rows in parts)
     update_bn(batches, net, next(net.parameters()).device)
 
 
