@@ -198,6 +198,10 @@ def test_no_repository(tmp_path, capsys, monkeypatch):
             ["digits", "loader.resident=true", "digits", "loader.resident=true", "loader.workers=1"],
             "on the same seeds (loader.workers: loader.resident keeps all samples on the device); change a knob",
         ),
+        (
+            ["digits", "process.variance=fixed_small"],
+            "(process.variance: evaluation.sampler = ddim adds no noise of that variance); change",
+        ),
         (["digits", "precision.matmul=high"], "same seeds (precision.matmul: TF32 is a format of NVIDIA GPUs); change"),
         (
             ["digits", "seed=11"],

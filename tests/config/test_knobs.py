@@ -169,6 +169,22 @@ def test_a_knob_that_changes_nothing_is_said_to(knobs, device, name):
     assert len(found[name]) > 10
 
 
+@pytest.mark.parametrize(
+    ("sampler", "knobs"),
+    [
+        ("ddim", {"process.variance": "fixed_small"}),
+        ("ddpm", {"evaluation.steps": 20, "evaluation.skip": "quadratic", "evaluation.eta": 1.0}),
+        ("dpmpp_2m", {"evaluation.skip": "quadratic", "evaluation.eta": 1.0}),
+    ],
+)
+def test_what_the_sampler_of_the_evaluation_does_not_follow_is_said_to_change_nothing(sampler, knobs):
+    before = cfg.not_effective(DEFAULT, "cuda").keys()
+    found = cfg.not_effective(cfg.override(DEFAULT, knobs | {"evaluation.sampler": sampler}), "cuda")
+    assert found.keys() - before == knobs.keys()
+    other = cfg.override(DEFAULT, knobs | {"evaluation.sampler": "ddpm" if sampler == "ddim" else "ddim"})
+    assert not cfg.not_effective(other, "cuda").keys() & knobs.keys()
+
+
 def test_keeping_memory_is_an_order_to_glibc(monkeypatch):
     assert ("memory.keep_freed" in cfg.not_effective(DEFAULT, "cpu")) == (platform.libc_ver()[0] != "glibc")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))

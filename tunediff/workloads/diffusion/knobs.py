@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -72,7 +73,8 @@ class Process:
     """What the network predicts: the noise, the clean image, or the velocity along `process.path`: √ᾱ·ε − √(1−ᾱ)·x0
     for `vp` (arXiv 2202.00512), ε − x0 for `flow`."""
     variance: Literal["fixed_large", "fixed_small"] = "fixed_large"
-    """Variance of an ancestral sampling step: β (large) or the posterior variance (small)."""
+    """Variance of an ancestral sampling step, for `evaluation.sampler = ddpm`: β (large) or the posterior variance
+    (small)."""
     path: Literal["vp", "flow"] = "vp"
     """What the network sees. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at T levels of uniform
     s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v` the flow of that paper."""
@@ -87,6 +89,11 @@ class Process:
         if self.sigma_data != 1.0 and (self.path == "flow" or self.prediction != "v"):
             why = "it belongs to process.prediction = v along process.path = vp; here nothing is scaled by it"
             raise Refusal("process.sigma_data", f"{why}: leave it at 1")
+
+    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        sampler = config.evaluation.sampler
+        if sampler != "ddpm" and self.variance != Process().variance:
+            yield "process.variance", f"evaluation.sampler = {sampler} adds no noise of that variance"
 
     def told_time(self) -> tuple[float, float]:
         """Return (a, b) of a·t + b, which the network is told for timestep t: what diffusers' schedulers tell theirs.
@@ -144,6 +151,11 @@ class Evaluation(images.Evaluation):
         if self.sampler == "euler" and process.path == "flow" and process.prediction == "epsilon":
             why = "it begins at pure noise, where process.prediction = epsilon says nothing about the image"
             raise Refusal("evaluation.sampler", f"{why}; use heun, or ddim, which clamps")
+
+    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        for name in ("steps", "skip", "eta"):
+            if name not in SAMPLERS[self.sampler][1] and getattr(self, name) != getattr(Evaluation(), name):
+                yield f"evaluation.{name}", f"evaluation.sampler = {self.sampler} does not follow it"
 
     def sampling_steps(self, chain: int) -> int:
         """Return the steps of the sampler; `chain`: `process.steps`."""
