@@ -354,6 +354,18 @@ def test_speed_with_mirrored_half_batches() -> None:
     )
 
 
+@pytest.mark.parametrize("path", [{"schedule": "edm"}, {"schedule": "cosine"}, {"path": "flow"}], ids=str)
+def test_speed_mirrors_where_the_noise_stops_growing_not_where_it_begins(path: dict[str, str]) -> None:
+    """EDM's noise begins as slowly as it ends. On these chains mirrored draws favour small t less than plain ones."""
+    diffusion = Diffusion(knobs.Process(**path))  # type: ignore[arg-type]
+    plain, dual = (
+        timesteps.build(methods.Speed(dual=dual), diffusion, 1, alone("cpu")).probabilities() for dual in (False, True)
+    )
+    assert plain[:500].sum().item() == pytest.approx(0.658, abs=1e-3)
+    assert 0.5 < dual[:500].sum().item() < 0.63
+    assert dual[:100].sum() < 0.1
+
+
 def test_logit_normal_directions() -> None:
     p = build(methods.LogitNormal()).probabilities()
     torch.testing.assert_close(p, p.flip(0))

@@ -81,8 +81,9 @@ class Speed(Corrected, Spread):
     tau: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.7
     """τ, the border, as a fraction of the chain."""
     dual: Bool = False
-    """Draw the second half of the batch as mirror images of the first: t' = m−t below m, t−m above, with m the first
-    timestep whose noise √(1−ᾱ) grows by less than 1e-4. The public code does so; it favours small t once more."""
+    """Draw the second half of the batch as mirror images of the first: t' = m−t below m, t−m above, with m where the
+    growth of the noise √(1−ᾱ) falls below 1e-4. The public code does so. It favours small t once more on the linear
+    schedule; on the others and along a flow, where m is near the end, less than without."""
 
     def check(self, config: Any) -> None:
         if self.dual and self.stratified:

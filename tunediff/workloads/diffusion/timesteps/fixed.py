@@ -29,9 +29,10 @@ class Stratified(Uniform, of=methods.Stratified):
 class Speed(TableSampler, of=methods.Speed):
     """p = k/(T + τ(k−1)) for t < τ and 1/(T + τ(k−1)) from τ on (SpeeD, arXiv 2405.17403, §3.3; its public code).
 
-    With `dual`, the second half of a batch mirrors the first at m, the first timestep (plus one) where √(1−ᾱ) grows by
-    less than 1e-4 per step of a chain of 1,000: t' = m−t below m, t−m from m on. The public code does this with every
-    batch, although τ of the paper and m differ; p(t) is then the mean of both.
+    With `dual`, the second half of a batch mirrors the first at m, the first timestep (plus one), from the steepest on,
+    where √(1−ᾱ) grows by less than 1e-4 per step of a chain of 1,000: t' = m−t below m, t−m from m on. The public code
+    does this with every batch, although τ of the paper and m differ; p(t) is then the mean of both. It has linear and
+    cosine schedules, which begin steeply; the noise of `edm` begins as slowly as it ends.
     """
 
     def _initial(self, diffusion: Diffusion) -> Tensor:
@@ -40,7 +41,8 @@ class Speed(TableSampler, of=methods.Speed):
         p[: round(self.member.tau * steps)] = self.member.suppression
         p /= p.sum()
         growth = torch.gradient((1 - diffusion.alphas_cumprod).sqrt())[0]
-        slow = (growth < 0.1 / steps).nonzero()
+        steepest = int(growth.argmax())
+        slow = (growth[steepest:] < 0.1 / steps).nonzero() + steepest
         self._mirror = min(int(slow[0]) + 1, steps - 1) if len(slow) else steps - 1
         self._drawn_cumulative = p.cumsum(0).to(self.device)
         if not self.member.dual:
