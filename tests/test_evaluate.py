@@ -17,13 +17,17 @@ from safetensors.torch import save_file
 
 from tests.helpers import pair, tiny
 from tunediff import config as cfg
-from tunediff import evaluate
+from tunediff import distributed, evaluate, models
+from tunediff.api import average_curve
 from tunediff.core import environment, progress
 from tunediff.data import images as data
+from tunediff.distributed import World
 from tunediff.evaluation import features, names
 from tunediff.evaluation.generation import Noise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
+from tunediff.training import judging, strategies
+from tunediff.training.strategies.ddp import Ddp
 from tunediff.workloads.classification import train as classification
 from tunediff.workloads.diffusion import diffusers_export, knobs, unet
 from tunediff.workloads.diffusion.process import Diffusion
@@ -426,6 +430,29 @@ def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, caps
         assert evaluate.main(["small.yaml"]) == 0
         assert capsys.readouterr().out.splitlines()[-1].endswith(name)
         assert 0 <= json.loads(Path(name).read_text())["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("as_curve", [False, True])
+def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_path, monkeypatch, as_curve):
+    """Each has one device, and takes its share of the images."""
+    world, strategy = World(0, 2, torch.device("cpu")), []
+    monkeypatch.setattr(distributed, "from_environment", lambda: contextlib.nullcontext(world))
+
+    def judged(config, state, world):
+        strategy.append(type(strategies.build(config, world)))
+        return {"accuracy": 0.5}
+
+    monkeypatch.setattr(judging, "judged", judged)
+    values = {"parallel.strategy": "dp", "parallel.workers": 2}
+    config = cfg.override(cfg.baseline("digits_classifier"), values)
+    save_file({}, tmp_path / "small.safetensors")
+    model = models.Saved(config, tmp_path / "small.safetensors", "weights", "small", tmp_path)
+    monkeypatch.setattr(models.Saved, "averaged", lambda self, half_life: self)
+    if as_curve:
+        average_curve.evaluate_curve(model, [0.1], tmp_path / "out.json", as_json=False)
+    else:
+        average_curve.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
+    assert strategy == [Ddp]
 
 
 def test_an_unknown_model_is_refused(model, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli
 from tunediff import config as cfg
@@ -12,6 +13,9 @@ from tunediff.core import remote, text
 from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines
 from tunediff.models import Saved
+
+if TYPE_CHECKING:
+    from tunediff.distributed import World
 
 
 def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
@@ -23,7 +27,7 @@ def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
     from tunediff.training.judging import judged
 
     with from_environment() as world, EventLines().work(world.main):
-        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
+        config = _divided(model.config, world)
         values = judged(config, model.state(), world)
         if world.main:
             about = {"model": model.name, "weights": str(model.weights.absolute())}
@@ -35,6 +39,14 @@ def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
             typed = {**about, "metrics": metrics, "json": path.absolute()}
             cli.result({**about, **values, "json": path}, as_json, typed)
     return cli.OK
+
+
+def _divided(config: Any, world: World) -> Any:
+    """Return the configuration for the processes of this evaluation, each with the whole model and some of the images.
+
+    However it was trained: with `dp` each process would need all the GPUs.
+    """
+    return cfg.override(config, {"parallel.workers": world.size, "parallel.strategy": "ddp"}, check=False)
 
 
 def evaluate_curve(model: Saved, half_lives: Sequence[float], out: Path | None, as_json: bool) -> int:
@@ -54,7 +66,7 @@ def evaluate_curve(model: Saved, half_lives: Sequence[float], out: Path | None, 
 
     metric, rows = cfg.of(model.config).objective, []
     with from_environment() as world, EventLines().work(world.main):
-        config = cfg.override(model.config, {"parallel.workers": world.size}, check=False)
+        config = _divided(model.config, world)
         for one, half_life in zip(averaged, half_lives, strict=True):
             value = judged(config, one.state(), world)[metric.name]
             rows.append({"half_life": half_life, "relative_std": relative_std(half_life), metric.name: value})
