@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torchvision import models
 
 from tests.helpers import digits
 from tunediff import config as cfg
@@ -165,11 +166,19 @@ def test_muon_takes_the_inner_convolutions_of_a_resnet():
         ("bias", (64,), 0), ("positions", (1, 16, 32), 0), ("depthwise.weight", (32, 1, 3, 3), 0),
         ("narrow.weight", (3, 64), 0), ("long.weight", (4, 516), 0), ("long.weight", (4, 512), 1),
         ("conv.weight", (32, 16, 3, 3), 1), ("attention.qkv.weight", (96, 32), 3), ("in_proj_weight", (96, 32), 3),
-        ("expand.weight", (96, 32), 1),
+        ("expand.weight", (96, 32), 1), ("attention.bias_table", (169, 6), 0), ("attention_biases", (8, 49), 0),
+        ("attn.rel_pos_h", (27, 64), 0), ("pos_embed", (49, 64), 0), ("token_embedding", (64, 32), 0),
     ],
 )  # fmt: skip
 def test_muon_takes_a_parameter_by_its_shape(name, shape, count):
     assert matrix_count(name, torch.empty(shape)) == count
+
+
+def test_muon_leaves_tables_of_biases_to_adamw():
+    with torch.device("meta"):
+        found = names_by_count(models.get_model("swin_t", weights=None))
+    assert not [name for count in found.keys() - {0} for name in found[count] if "bias" in name]
+    assert {"features.3.0.attn.proj.weight", "features.3.0.mlp.0.weight"} <= found[1]
 
 
 def test_muon_leaves_embeddings_to_adamw():

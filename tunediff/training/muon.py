@@ -103,7 +103,8 @@ def groups_of(network: nn.Module) -> list[dict[str, Any]]:
     """Return the parameters of a network as groups for `Muon`: by the number of matrices in each, 0 for AdamW.
 
     To AdamW: fewer than two dimensions, size 1 in one of the first two, a side below `SHORTEST_SIDE`, sides of a ratio
-    above `MOST_ELONGATED`, embeddings, the first convolution, and the last layer in the order of construction.
+    above `MOST_ELONGATED`, embeddings, biases of any shape, the first convolution, and the last layer in the order of
+    construction.
     """
     ends = _ends(network)
     count_of = {
@@ -126,6 +127,9 @@ def _ends(network: nn.Module) -> set[int]:
 def matrix_count(name: str, parameter: Tensor) -> int:
     """Return of how many matrices a parameter consists that Muon updates; 0: it is one for AdamW."""
     if parameter.ndim < 2 or 1 in parameter.shape[:2]:
+        return 0
+    # Tables of biases and positions are parameters of their own, not the `weight` of a layer, as in Swin transformers.
+    if any(word in name.rpartition(".")[2] for word in ("bias", "pos", "embed")):
         return 0
     rows, columns = len(parameter), parameter.numel() // len(parameter)
     fused = rows == 3 * columns and name.endswith(("qkv.weight", "in_proj_weight"))
