@@ -320,6 +320,21 @@ def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
     )
 
 
+@pytest.mark.parametrize("trained", [{"sampler": "ddim", "steps": 5}, {"sampler": "ddpm", "steps": 50}])
+def test_chains_shorter_than_the_default_steps_are_sampled_with_all_of_theirs(tmp_path, monkeypatch, capsys, trained):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "_evaluate", lambda model, config, *_: print(config.evaluation.steps) or 0)
+    values = {f"evaluation.{name}": value for name, value in trained.items()} | {"process.steps": 25}
+    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.override(CONFIG, values)))
+    (tmp_path / "small.safetensors").write_bytes(b"")
+    assert evaluate.main(["small.yaml", "--sampler", "ddim"]) == 0
+    assert capsys.readouterr().out == "25\n"
+    assert evaluate.main(["small.yaml", "--sampler", "ddim", "--steps", "7"]) == 0
+    assert capsys.readouterr().out == "7\n"
+    words = ["small.yaml", "--sampler", "ddim", "--steps", "26"]
+    assert "--steps: 26 is not allowed; allowed: at most process.steps = 25" in refused(capsys, *words)
+
+
 # ----------------------------------------------------------------------------------------------------------- progress
 def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
     now = [0.0]
@@ -367,7 +382,7 @@ def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys,
         (["--sampler", "ddim", "--eta", "2"], "--eta: evaluation.eta: 2.0 is not allowed"),
         (
             ["--sampler", "ddim", "--steps", "51"],
-            "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50",
+            "--steps: 51 is not allowed; allowed: at most process.steps = 50",
         ),
         (["--sampler", "ddim", "--steps", "0"], "--steps: evaluation.steps: 0 is not allowed"),
         (["--images", "7"], "--images: evaluation.images: 7 is not allowed; allowed: a whole number of at least 8"),

@@ -165,7 +165,7 @@ def test_other_models(run, capsys, tmp_path):
         (["small", "--skip", "linear"], "--skip: belongs to --sampler ddim"),
         (["small", "--sampler", "dpmpp_2m", "--eta", "0"], "--eta: belongs to --sampler ddim, not to dpmpp_2m"),
         (["small", "--sampler", "dpm"], "--sampler: 'dpm' is not allowed; allowed: ddim, ddpm, dpmpp_2m, euler, heun"),
-        (["small", "--sampler", "ddim", "--steps", "51"], "--steps: evaluation.steps: 51 is not allowed: at most process.steps = 50"),
+        (["small", "--sampler", "ddim", "--steps", "51"], "--steps: 51 is not allowed; allowed: at most process.steps = 50"),
         (["small", "--sampler", "ddim", "--skip", "cubic"], "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of"),
         (["small", "--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),
         (["small", "--seed", "-1"], "--seed: evaluation.seed: -1 is not allowed"),

@@ -178,7 +178,7 @@ def _with_data(model: Saved, args: argparse.Namespace) -> Any:
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
     defaults = {"steps": STEPS, "skip": "linear", "eta": 0.0}
-    values = contract.sampler_options(config).requested(args, defaults)
+    values = contract.sampler_options(config).requested(args, defaults, config)
     values |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
     if args.extractor not in (None, config.evaluation.extractor):  # the weights that are named are another network's
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)

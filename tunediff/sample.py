@@ -89,9 +89,8 @@ def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
     Raises `ConfigError` naming the option.
     """
     options = contract.sampler_options(config)
-    values = options.requested(args, {})
+    values = options.requested(args, {}, config)
     if isinstance(config.evaluation, Evaluation):
-        # The sampler comes first: other options are checked against it.
         values = {**values, "seed": args.seed, "batch_size": args.batch_size}
         config = contract.with_evaluation(config, values)
         seed, batch_size = config.evaluation.seed, config.evaluation.batch_size

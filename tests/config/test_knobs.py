@@ -117,6 +117,12 @@ def test_refusals_name_place_key_value_and_what_is_allowed(values, message):
     assert str(error.value).startswith("my.yaml: ")
 
 
+def test_steps_of_the_evaluation_are_not_bounded_where_the_sampler_takes_all():
+    cfg.override(DEFAULT, {"evaluation.sampler": "ddpm", "process.steps": 10})
+    with pytest.raises(ConfigError, match="evaluation.steps: 50 is not allowed: at most process.steps = 10"):
+        cfg.override(DEFAULT, {"evaluation.sampler": "heun", "process.steps": 10})
+
+
 def test_every_knob_refuses_a_wrong_type():
     for name, knob in DIFFUSION.knobs.items():
         values = {name: {"a": 1}}

@@ -46,8 +46,11 @@ class SamplerOptions:
             if getattr(args, name) is not None:
                 raise ConfigError(f"--{name}: {self.title} has no such option")
 
-    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the knobs of `evaluation` that the options name, and `defaults` for those that they leave open."""
+    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any], config: Any) -> dict[str, Any]:
+        """Return the knobs of `evaluation` that the options name, and `defaults` for those that they leave open.
+
+        `config`: of the model. Raises `ConfigError`.
+        """
         self.check(args)
         return {}
 

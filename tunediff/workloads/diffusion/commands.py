@@ -45,12 +45,17 @@ class DiffusionSampler(SamplerOptions):
             if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
                 raise ConfigError(f"--{name}: belongs to --sampler {_samplers_with(name)}, not to {sampler}")
 
-    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        values = {name: getattr(args, name) for name in SAMPLER_OPTIONS}
-        values["sampler"] = values["sampler"] or DEFAULT_SAMPLER
-        if values["sampler"] != DEFAULT_SAMPLER:
+    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any], config: Any) -> dict[str, Any]:
+        sampler, chain = args.sampler or DEFAULT_SAMPLER, config.process.steps
+        values = {name: getattr(args, name) for name in SAMPLER_OPTIONS if name != "sampler"}
+        allowed = f"at most process.steps = {chain}"
+        cli.allow(args.steps is None or args.steps <= chain, "--steps", args.steps, allowed)
+        if sampler != DEFAULT_SAMPLER:
             values |= {name: default for name, default in defaults.items() if values[name] is None}
-        return values
+        if "steps" in SAMPLERS[sampler][1] and args.steps is None:
+            values["steps"] = min(values["steps"] or config.evaluation.steps, chain)
+        # The sampler comes last: steps that the one of the training does not follow may be too many for it.
+        return {**values, "sampler": sampler}
 
     def describe(self, config: Any) -> dict[str, Any]:
         evaluation, (_, follows) = config.evaluation, SAMPLERS[config.evaluation.sampler]

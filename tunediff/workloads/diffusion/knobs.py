@@ -145,7 +145,7 @@ class Evaluation(images.Evaluation):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.steps > config.process.steps:
+        if "steps" in SAMPLERS[self.sampler][1] and self.steps > config.process.steps:
             raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
         process = config.process
         if self.sampler == "euler" and process.path == "flow" and process.prediction == "epsilon":
