@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import statistics
 import sys
@@ -206,8 +205,7 @@ def _evaluate(
     with from_environment() as world, EventLines().work(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
-        with open(model.weights, "rb") as file:  # now: a training that goes on will replace it
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = model.weights_digest()  # now: a training that goes on will replace them
         network, images = model.network(world.device), data.load(real_data)
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
@@ -218,7 +216,7 @@ def _evaluate(
         if world.main:
             result = {
                 "model": model.name, "weights": str(model.weights.absolute()), "weights_sha256": digest,
-                "fingerprint": cfg.fingerprint(model.config),
+                "ema_half_life": model.half_life, "fingerprint": cfg.fingerprint(model.config),
                 **_protocol(config, real_data, images, extractor, seconds, world),
                 "metrics": {
                     name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])

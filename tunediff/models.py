@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, _CHECKPOINT, _CONFIG = "weights.safetensors", record.CHECKPOINT, "config.yaml"
+WEIGHTS, _CHECKPOINT, _CONFIG, _AVERAGES = "weights.safetensors", record.CHECKPOINT, "config.yaml", "averages"
 
 
 LACKS = {
@@ -86,6 +87,20 @@ class Saved:
             state |= power_average.reconstruct(self.folder / power_average.FOLDER, self.half_life)
         return state
 
+    def weights_digest(self) -> str:
+        """Return the sha256 of the file of weights; of another average also of what it is made from, and its half-life.
+
+        Two averages of one training thus have two digests.
+        """
+        digest, files = hashlib.sha256(), [self.weights]
+        if self.half_life is not None:
+            files += sorted((self.folder / _AVERAGES).glob("*.safetensors"))
+            digest.update(f"{self.half_life!r}\n".encode())
+        for path in files:
+            with open(path, "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
+
     def averaged(self, half_life: float | None) -> Saved:
         """Return the model with its weights averaged otherwise, and that in its configuration; None: as it is.
 
@@ -96,7 +111,7 @@ class Saved:
         allowed = "a number above 0 and at most 0.5; a half-life as in ema.half_life"
         if not 0 < half_life <= 0.5:
             raise ConfigError(f"--ema: {half_life:g} is not allowed; allowed: {allowed}")
-        if self.kind != "run" or not any((self.folder / "averages").glob("*.safetensors")):
+        if self.kind != "run" or not any((self.folder / _AVERAGES).glob("*.safetensors")):
             needs = "its training kept no averages; train with ema.snapshots=true, then name its folder"
             raise ConfigError(f"--ema: is not allowed for {self.name}: {needs}")
         config = cfg.override(self.config, {"ema.half_life": half_life}, "--ema", check=False)

@@ -1,5 +1,6 @@
 """Averages that are made after a training from those that it wrote, against averages that were kept all the time."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -183,6 +184,18 @@ def test_sample_and_evaluate_take_another_average(storage, capsys, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             command.main(["night", "--ema", "0.06", "--images", "8"])
     assert asked == [0.06, 0.06]
+
+
+def test_evaluation_of_another_average_is_of_other_weights(storage, capsys):
+    short, found = ["night", "--images", "8", "--sampler", "ddim", "--steps", "2", "--metrics", "is", "--json"], {}
+    for half_life in (None, 0.05, 0.06):
+        assert evaluate.main([*short, *([] if half_life is None else ["--ema", str(half_life)])]) == 0
+        result = json.loads(capsys.readouterr().out)
+        validate(result, "evaluate-output")
+        assert result["ema_half_life"] == half_life
+        found[half_life] = result["weights_sha256"]
+    assert len(set(found.values())) == 3
+    assert found[None] == hashlib.sha256(Path(result["weights"]).read_bytes()).hexdigest()
 
 
 def test_evaluate_shows_the_distance_over_averages(storage, capsys):
