@@ -604,12 +604,14 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(config, tmp_pat
 
 
 def until_points(process, folder, count):
-    """Wait until the training of this process has so many points."""
-    deadline = time.monotonic() + 120
-    while not ((trial := record.read_trial(folder)) and len(trial.points) >= count):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    """Wait until the training of this process has so many points; pytest's limit ends both where that takes too long."""
+    try:
+        while not ((trial := record.read_trial(folder)) and len(trial.points) >= count):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+    except BaseException:
+        process.kill()
+        raise
 
 
 @pytest.mark.parametrize(
