@@ -1,5 +1,6 @@
 """Workloads that are objects of a program: what is written to a file, and what is refused."""
 
+import inspect
 import linecache
 import math
 import sys
@@ -58,6 +59,13 @@ def main(monkeypatch):
         return types.SimpleNamespace(Knobs=scope["Knobs"], OBJECTIVE=scope["OBJECTIVE"], train=scope["train"])
 
     return run
+
+
+def run_again(workload, cell):
+    """Run a cell after the workload was made of those before."""
+    scope = inspect.unwrap(workload.train).__globals__
+    scope["In"].append(cell)
+    exec(compile(cell, "<again>", "exec", dont_inherit=True), scope)
 
 
 def test_cells_become_a_workload_that_trains(main, tmp_path):
@@ -134,6 +142,27 @@ def test_a_decorated_train_is_copied_also_under_another_name(main, tmp_path):
     workload.train = workload.train.__globals__["learn"]
     text = Path(notebook.named(workload, tmp_path)).read_text()
     assert "@torch.enable_grad()\ndef learn(trial):" in text
+    assert text.endswith("train = learn\n")
+
+
+@pytest.mark.parametrize("edit", ["", "    SIZE = 5\n"])
+@pytest.mark.parametrize("cell", [next(cell for cell in CELLS if own in cell) for own in ("class Knobs", "def train")],
+                         ids=["Knobs", "train"])  # fmt: skip
+def test_a_cell_that_ran_again_after_the_workload_was_made_is_copied_as_it_stands(main, tmp_path, cell, edit):
+    workload = main()
+    run_again(workload, cell + edit)
+    text = Path(notebook.named(workload, tmp_path)).read_text()
+    assert cell + edit in text
+    assert (text.count("class Knobs"), text.count("def train")) == (1, 1)
+
+
+def test_a_decorated_train_that_ran_again_is_copied_also_under_another_name(main, tmp_path):
+    cell = "@torch.enable_grad()\ndef learn(trial):\n    data()"
+    workload = main(cell)
+    workload.train = workload.train.__globals__["learn"]
+    run_again(workload, cell)
+    text = Path(notebook.named(workload, tmp_path)).read_text()
+    assert text.count(cell) == 1
     assert text.endswith("train = learn\n")
 
 

@@ -31,6 +31,8 @@ MEMBERS = (*NEEDED, "BASELINE", "SEARCH", "PRESETS", "UNIT", "QUANTITIES", *OPTI
 """What a workload may declare."""
 OF_IPYTHON = ("exit", "get_ipython", "open", "quit")
 """Names that IPython itself binds in a notebook."""
+DEFINES = ast.ClassDef | ast.FunctionDef
+"""Statements that define what can be copied."""
 FOLDER, FILE = ".notebook", "notebook.py"
 
 
@@ -114,14 +116,19 @@ class _Module:
             raise ConfigError(f"{user}: uses the variable {name}, a {called}, which no file can hold; {advice}")
 
     def _define(self, name: str, value: Any) -> None:
-        """Add a class or a function whose name is another one in the program, or its import from elsewhere."""
+        """Add a class or a function that the program does not bind to this name, or its import from elsewhere."""
         own = value.__name__
         if value.__module__ != self._scope.get("__name__"):
             self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}", None)
             return
-        if own != name and self._scope.get(own) is value and own in self._definitions:
-            self.add(own, value, name)
-            self._statements.append(f"{name} = {own}")
+        definition = self._definitions.get(own)
+        # The workload may hold what an earlier run of the cell has made: the last definition counts
+        if value.__qualname__ == own and definition is not None and isinstance(definition.node, DEFINES):
+            if own == name or own not in self._seen:
+                self._seen.add(own)
+                self._copy(own, definition.source)
+            if own != name:
+                self._statements.append(f"{name} = {own}")
             return
         if getattr(value, "__closure__", None):
             outer = ", ".join(value.__code__.co_freevars)
@@ -182,7 +189,7 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
         start = f"from {'.' * node.level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
         for alias in node.names:
             yield alias.asname or alias.name.partition(".")[0], f"{start}import {ast.unparse(alias)}"
-    elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+    elif isinstance(node, DEFINES):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         yield node.name, "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
     else:
