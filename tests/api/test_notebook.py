@@ -173,6 +173,19 @@ def test_names_of_builtins_that_the_program_binds_are_copied(main, tmp_path, cel
     assert scope["data"]() == 64
 
 
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [("from math import *\ndef data():\n    return pow(2, 3), sqrt(4), max(1, 2)", "(8.0, 2.0, 2)"),
+     ("from numpy import *\ndef data():\n    return abs([-1, 2]).tolist(), max(array([1, 2])).dtype.kind", "([1, 2], 'i')"),
+     ("from math import *\npow = 64\ndef data():\n    return pow", "64"),
+     ("from math import *\ndef pow(x):\n    return x\ndef data():\n    return pow(64)", "64")],
+)  # fmt: skip
+def test_names_of_star_imports_are_imported_unless_the_program_binds_them_again(main, tmp_path, cell, value):
+    scope = {}
+    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
+    assert repr(scope["data"]()) == value
+
+
 def test_builtins_and_what_ipython_puts_there_are_not_copied(main, tmp_path):
     cell = "def data():\n    return open, exit, len, __name__, get_ipython"
     scope = "open = lambda *_: 0\nexit = quit = get_ipython = object()\nprint = print"

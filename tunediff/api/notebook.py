@@ -187,7 +187,7 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
     """Yield the names that a statement binds, and the source that binds each; '' for variables."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         start = f"from {'.' * node.level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
-        for alias in node.names:
+        for alias in _imported(node):
             yield alias.asname or alias.name.partition(".")[0], f"{start}import {ast.unparse(alias)}"
     elif isinstance(node, DEFINES):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -196,6 +196,15 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 yield inner.id, ""
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[ast.alias]:
+    """Return what an import statement names; for a `*`, each name that it stands for."""
+    if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+        return node.names
+    module = sys.modules.get(node.module or "")
+    content = {} if module is None else vars(module)
+    return [ast.alias(name) for name in content.get("__all__", [name for name in content if not name.startswith("_")])]
 
 
 def _globals_of(source: str) -> list[str]:
