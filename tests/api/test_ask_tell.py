@@ -9,6 +9,7 @@ from tests.helpers import shipped_toy
 from tunediff import cli, search
 from tunediff.analysis import journals
 from tunediff.core import trial_record as record
+from tunediff.core.lock import alone
 from tunediff.tuning.optuna_proposer import OptunaProposer
 
 FILE = """
@@ -117,6 +118,18 @@ def test_session_of_a_study_is_complete_only_at_its_end(study, tmp_path):
     with study() as one:
         assert one.ask() is None
     assert complete() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_study_whose_journals_cannot_be_read_is_released(study, tmp_path, error):
+    with pytest.raises(error or tunediff.ConfigError, match="" if error else "is damaged"), study() as one:
+        one.tell(trial := one.ask(), 3.0)
+        with open(tmp_path / "night" / "trials" / trial.name / "journal.jsonl", "a") as file:
+            file.write('{"event": "point", "time": 1.0}\n')
+        if error is not None:
+            raise error
+    with alone(tmp_path / "night"):
+        assert [session.complete for session in journals.sessions(tmp_path / "night")] == [False]
 
 
 def test_trials_end_in_any_order_and_by_any_status(study):

@@ -112,7 +112,7 @@ class AskTellStudy:
 
         self.folder = folder
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
-        self._exhausted = self._over = False
+        self._exhausted = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(remote.address_of(folder.parent) or folder.parent)
@@ -125,7 +125,8 @@ class AskTellStudy:
             stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
             before_s = sessions.all_spent_s(folder)
             command = f"{sessions.ASKED}(name={folder.name!r})"
-            stack.enter_context(sessions.noted(folder, command, lambda: self._over))
+            stack.callback(self._running.clear)  # after the session's end, which depends on what still runs
+            stack.enter_context(sessions.noted(folder, command, self._is_over))
             with self._checked():
                 self._proposer = OptunaProposer(space, folder, before_s, device=resources.local().device)
             self._rule: Any = None
@@ -192,15 +193,16 @@ class AskTellStudy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        finished = self._exhausted or confirming.complete(self.folder, self.space)
-        self._over = finished and not self._running
-        self._running.clear()
         self._open.__exit__(kind, error, at)
 
     def __repr__(self) -> str:
         return f"AskTellStudy({str(self.folder)!r})"
 
     # ---- inside
+    def _is_over(self) -> bool:
+        """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals that cannot be read."""
+        return not self._running and (self._exhausted or confirming.complete(self.folder, self.space))
+
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
         """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the study is lost."""
