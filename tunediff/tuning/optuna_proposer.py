@@ -324,9 +324,9 @@ class OptunaProposer:
         if trial_record is None:
             self.study.drop(trial)
             return
-        lost = trial_record.end is not None and trial_record.end.external_cause
-        if lost and spec.drawn not in self.space.candidates:  # these run again on a resume, under their names
-            self._tried.forget(spec.config, spec.name)
+        listed = spec.drawn in self.space.candidates  # these run again on a resume, under their names
+        if (end := trial_record.end) is not None and end.external_cause and not listed:
+            self._tried.forget(spec.config, spec.name, end.process_died)
         self._records.append(trial_record)
         self.study.tell(trial, trial_record, self._records)
 

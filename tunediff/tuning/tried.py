@@ -24,37 +24,35 @@ class Tried:
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
-        """`device`: "cpu" or "cuda", what trials train on; `records`: of the trials so far, see `forget` for those
-        that failed for a reason outside of them.
+        """`device`: "cpu" or "cuda", what trials train on; `records`: of the trials so far; one that failed for a
+        reason outside of it tried nothing.
         """
         self._space, self._device = space, device
-        self._forgotten: set[str | None] = set()  # `_identity` of the configurations that were forgotten once
+        self._died: set[str] = set()  # `_identity` of the configurations whose processes died in this session
         self._exact: dict[str, str] = {}  # names of trials by the fingerprints of their configurations
         self._alike: dict[str, str] = {}  # names of trials by `_identity`
         for trial in records:
-            identity = None
-            with contextlib.suppress(ConfigError):  # of a workload that has changed since
-                identity = self._identity(trial.configuration)
-            if trial.end is not None and trial.end.external_cause and identity not in self._forgotten:
-                self._forgotten.add(identity)
+            if trial.end is not None and trial.end.external_cause:
                 continue
             self._exact[trial.fingerprint] = trial.name
-            if identity is not None:
-                self._alike.setdefault(identity, trial.name)
+            with contextlib.suppress(ConfigError):  # of a workload that has changed since
+                self._alike.setdefault(self._identity(trial.configuration), trial.name)
 
     def add(self, config: Systems, name: str) -> None:
         """Remember that a configuration was tried, and by which trial."""
         self._exact.setdefault(cfg.fingerprint(config), name)
         self._alike.setdefault(self._identity(config), name)
 
-    def forget(self, config: Systems, name: str) -> None:
-        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn once more.
+    def forget(self, config: Systems, name: str, process_died: bool) -> None:
+        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn again.
 
-        A second such failure is likely its fault: it would be drawn until all trials are used up.
+        Where its processes died, that is once in a session: the second time is likely the configuration's fault, which
+        would be drawn until all trials are used up. Others that held the memory say nothing about it.
         """
-        if (identity := self._identity(config)) in self._forgotten:
-            return
-        self._forgotten.add(identity)
+        if process_died:
+            if (identity := self._identity(config)) in self._died:
+                return
+            self._died.add(identity)
         for names in (self._exact, self._alike):
             for fingerprint in [fingerprint for fingerprint, other in names.items() if other == name]:
                 del names[fingerprint]
