@@ -761,6 +761,19 @@ def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_pa
         assert toy() == 0, "what has ended is only printed"
 
 
+def test_a_forked_process_that_lives_on_does_not_keep_the_lock(tmp_path):
+    """As the loader processes of a training that has failed, whose traceback is kept."""
+    with alone(tmp_path):
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,), daemon=True)
+        forked.start()
+    try:
+        with alone(tmp_path):
+            assert forked.is_alive()
+    finally:
+        forked.kill()
+        forked.join()
+
+
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])
 def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, monkeypatch, words):
     """Nothing was kept, so that the same folder takes a smaller batch, too."""

@@ -56,6 +56,8 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         finally:
             with contextlib.suppress(OSError):  # the disk may be gone
                 lock.truncate(0)
+            with contextlib.suppress(OSError):  # a forked process that lives on has the open file, and would keep it
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def runner(folder: Path) -> Runner | None:
