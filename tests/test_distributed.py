@@ -64,15 +64,28 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
         assert (world.rank, world.size) == (0, 1)
 
 
-@pytest.mark.parametrize("local", ["0", "1"])
-def test_more_processes_than_gpus_are_refused_on_every_rank(monkeypatch, local):
-    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": local, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2"})
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("CUDA error: invalid device ordinal"))
     with pytest.raises(ConfigError, match="LOCAL_RANK: 1 is not allowed: .* this one sees 1; allowed: 0 to 0"):  # noqa: SIM117
         with from_environment():
             pass
+
+
+def test_each_process_may_see_its_own_gpu_alone(monkeypatch):
+    """As with `torchrun --virtual-local-rank`, which numbers the one GPU of every process 0."""
+    devices = []
+    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    for name in ("init_process_group", "barrier", "destroy_process_group"):
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_: None)
+    with from_environment() as world:
+        assert (world.rank, world.device) == (1, torch.device("cuda", 0))
+    assert devices == [torch.device("cuda", 0)]
 
 
 def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(monkeypatch):

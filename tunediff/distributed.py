@@ -175,9 +175,9 @@ def _world_of_environment() -> Iterator[World]:
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
-        last, here = max(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1), torch.cuda.device_count()
+        here = torch.cuda.device_count()  # one where each process was given its own: then all have LOCAL_RANK 0
         why = f"each process needs a GPU of its own, and this one sees {here}"
-        refuse(last >= here, f"LOCAL_RANK: {last} is not allowed: {why}; allowed: 0 to {here - 1}")
+        refuse(local >= here, f"LOCAL_RANK: {local} is not allowed: {why}; allowed: 0 to {here - 1}")
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield World(rank, size, device)
