@@ -301,7 +301,8 @@ class Engine(Session):
         checkpoints.write_files(self, index)
         checkpoints.save(self)
         if self.evaluates:
-            memory.restart_peak(self.device)  # what judging and saving need is not what training needs
+            # What judging and saving need is not what training needs
+            memory.restart_peak(self.device, self.points[-1].peak_host_memory_mib)
         self.saved_s = self.pace.train_s
         self.meter.restart()
         self.training = self.report(self.points[-1])

@@ -105,10 +105,20 @@ def reset(device: torch.device) -> None:
     restart_peak(device)
 
 
-def restart_peak(device: torch.device) -> None:
-    """Start the peak counters from here; what was freed before counts no more, also where the process keeps it."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc: the peak begins at all that is resident, used or not
+def _trim() -> None:
+    """Give memory that is free back to the system, also where the process keeps it."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
+    """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was told last.
+
+    The new peak begins at all that is resident, used or not. If that is over a hundredth more than `host_peak_mib`, what
+    is free is given back first; otherwise it is kept, because the next step would wait for its pages.
+    """
+    if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:  # writing a checkpoint takes a little, too
+        _trim()
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters are there from then on
         torch.cuda.reset_peak_memory_stats(device)
