@@ -23,6 +23,7 @@ import yaml
 from safetensors.torch import save_file
 from tensorboard.backend.event_processing import event_accumulator
 
+import tunediff
 from tests import searches
 from tests.helpers import measure_here, point, shipped_toy
 from tests.toy import train as toy_train
@@ -746,6 +747,39 @@ def test_train_computes_with_the_cores_of_its_quota_unless_told_otherwise(toy, m
     assert toy() == 0
     assert threads == [before if chosen else before + 3]
     assert torch.get_num_threads() == before
+
+
+SETS_THREADS = """
+from pathlib import Path
+
+import torch
+
+from tests.toy.knobs import OBJECTIVE, Knobs
+from tests.toy.train import train as train_toy
+
+torch.set_num_threads(1)
+BASELINE = {"loader.batch_size": 8, "loader.workers": 0, "evaluation.points": 2}
+
+
+def train(trial):
+    Path("threads").write_text(str(torch.get_num_threads()))
+    train_toy(trial)
+"""
+
+
+@pytest.mark.parametrize("how", ["command", "call"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_that_the_file_sets_stay_outside_a_search_as_within(tmp_path, monkeypatch, how, threads):
+    """1 is also torch's own number here, as torchrun would have it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tunediff.core.machine.cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Path("mine.py").write_text(SETS_THREADS.replace("threads(1)", f"threads({threads})  # {how}"))
+    if how == "command":
+        assert train.main(["--config", "mine.py", "--samples", "80", "--out", "out"]) == 0
+    else:
+        tunediff.run_training("mine.py", samples=80, out="out")
+    assert int(Path("threads").read_text()) == threads
 
 
 def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_path, capsys):

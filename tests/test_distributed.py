@@ -6,7 +6,8 @@ from torch import nn
 
 from tests.helpers import CPU, ranks
 from tunediff.config import ConfigError
-from tunediff.distributed import World, alone, from_environment
+from tunediff.core import machine
+from tunediff.distributed import World, alone, from_environment, share_of_cores
 
 
 def said(world):
@@ -62,6 +63,30 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with from_environment() as world:
         assert (world.rank, world.size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("keep_fewer", "own", "now", "expected"),
+    [
+        (False, None, 1, 4),  # of a command: nobody has set 1
+        (True, 2, 2, 4),  # torch's own: physical cores
+        (True, 2, 1, 1),  # set in a notebook, by those who have imported torch before tunediff
+        (True, None, 1, 1),  # and after it
+        (True, 2, 8, 4),  # of a machine whose quota is 4
+    ],
+)
+def test_threads_are_the_share_of_the_cores_unless_a_program_has_set_fewer(monkeypatch, keep_fewer, own, now, expected):
+    threads = [now]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(machine, "threads", lambda: 4)
+    monkeypatch.setattr(machine, "TORCHS_OWN", own)
+    with share_of_cores(keep_fewer):
+        assert threads[-1] == expected
+        torch.set_num_threads(3)  # as the user's file does
+        with from_environment():
+            assert threads[-1] == 3
+    assert threads[-1] == now
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):

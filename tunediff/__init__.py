@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while the rest is imported
 
 # isort: split
+from tunediff.core import machine  # noqa: F401 – it notes the threads of torch before the user's program sets them
+
+# isort: split
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric, Quantity
 from tunediff.core.errors import EvaluationStoppedError, TunediffError

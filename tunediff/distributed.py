@@ -145,14 +145,31 @@ def described_in_environment(world: World) -> Iterator[None]:
         os.environ.update(before)
 
 
+_is_shared = False
+"""Whether `share_of_cores` holds."""
+
+
 @contextlib.contextmanager
-def share_of_cores() -> Iterator[None]:
-    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and no other rank."""
+def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
+    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and no other rank.
+
+    What is set inside stays, also where this is used again there: the user's file is imported inside, as workers of a
+    search have their number before they import it. `keep_fewer`: the user's program runs already, and a lower number
+    that it has set stays as well.
+    """
+    global _is_shared
+    if _is_shared:
+        yield
+        return
     before, threads = torch.get_num_threads(), machine.threads()
-    torch.set_num_threads(threads or before)
+    if threads is None or (keep_fewer and before < threads and before != machine.TORCHS_OWN):
+        threads = before
+    torch.set_num_threads(threads)
+    _is_shared = True
     try:
         yield
     finally:
+        _is_shared = False
         torch.set_num_threads(before)
 
 

@@ -8,10 +8,11 @@ run.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tunediff import cli
@@ -48,7 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     names = {field.name for field in dataclasses.fields(TrainOptions)}
     options = TrainOptions(**{name: value for name, value in vars(args).items() if name in names})
-    request = train_run.prepare(options, lambda processes: text.original_command("train", argv, processes))
+    from tunediff.distributed import share_of_cores
+
+    with share_of_cores():  # before the user's file is imported, which may set another number of threads
+        return _train(options, lambda processes: text.original_command("train", argv, processes), args)
+
+
+def _train(options: TrainOptions, command: Callable[[int], str], args: argparse.Namespace) -> int:
+    """Train and print the result; return the exit code."""
+    request = train_run.prepare(options, command)
     try:
         stopped = train_run.run(request, EventLines.of(args))
     except TunediffError:

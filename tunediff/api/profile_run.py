@@ -67,16 +67,19 @@ class ProfileResult:
 
 def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
     """Measure everything and write it into a new folder. Raises `ConfigError`, and `TunediffError` for no memory."""
-    config, workers = _one_worker(cfg.named(options.config, options.words))
-    _check(config, options)
-    folder = _folder(options.out, options.storage, options.config.stem)
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        return _profile(config, workers, folder, options, lines)
-    finally:
-        _tidy(folder)
+    from tunediff.distributed import share_of_cores
+
+    with share_of_cores():  # before the user's file is imported, which may set another number of threads
+        config, workers = _one_worker(cfg.named(options.config, options.words))
+        _check(config, options)
+        folder = _folder(options.out, options.storage, options.config.stem)
+        try:
+            return _profile(config, workers, folder, options, lines)
+        finally:
+            _tidy(folder)
 
 
 def _one_worker(config: Systems) -> tuple[Systems, int]:
@@ -88,7 +91,7 @@ def _one_worker(config: Systems) -> tuple[Systems, int]:
 
 
 def _check(config: Systems, options: ProfileOptions) -> None:
-    """Refuse what would fail later, before torch is imported."""
+    """Refuse what would fail later."""
     cli.allow(options.steps is None or options.steps >= 3, "--steps", options.steps, "a whole number of at least 3")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"torchrun: profile runs in one process; start it as {options.command}")
@@ -115,16 +118,14 @@ def _tidy(folder: Path) -> None:
 
 
 def _profile(config: Systems, workers: int, folder: Path, options: ProfileOptions, lines: EventLines) -> ProfileResult:
-    from tunediff.distributed import share_of_cores
     from tunediff.profiling import files, run
     from tunediff.training.run_trial import end_of
 
     try:
-        with share_of_cores():
-            profile = run.profile(
-                config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
-                steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
-            )  # fmt: skip
+        profile = run.profile(
+            config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
+            steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
+        )  # fmt: skip
     except Exception as error:
         if end_of(error).status == "oom":
             raise TunediffError(f"out of memory with a batch of {config.loader.batch_size}: {error}") from error

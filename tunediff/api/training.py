@@ -19,6 +19,7 @@ from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import UnitName
+from tunediff.distributed import share_of_cores
 from tunediff.models import Saved
 from tunediff.report.html import el, join, table
 from tunediff.training import process_settings
@@ -144,10 +145,13 @@ def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
 
 @contextlib.contextmanager
 def _in_this_process() -> Iterator[None]:
-    """Put back what a training sets for its whole process, such as the number of threads."""
+    """Put back what a training sets for its whole process, such as the number of threads.
+
+    Inside, torch has its share of the cores, or fewer threads if the program has set so.
+    """
     before = process_settings.read()
     try:
-        with called():
+        with called(), share_of_cores(keep_fewer=True):
             yield
     finally:
         process_settings.restore(before)

@@ -26,7 +26,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Compile, Systems
 from tunediff.core import machine, processes, text
 from tunediff.core.clock import Budget
-from tunediff.distributed import World, from_environment
+from tunediff.distributed import World, from_environment, share_of_cores
 from tunediff.training import hardware, memory, rerun, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -239,11 +239,12 @@ def main(path: Path, answer: Path) -> None:
     """Check on one rank and write the report, or why the workload cannot be searched, into the file `answer`."""
     report: Report = {}
     try:
-        config = cfg.load(path)
-        with from_environment() as world:
-            report = check(config, world, answer.parent)
-            if not world.main:
-                return
+        with share_of_cores():  # before the user's file is imported, which may set another number of threads
+            config = cfg.load(path)
+            with from_environment() as world:
+                report = check(config, world, answer.parent)
+                if not world.main:
+                    return
     except (ConfigError, WorkloadError) as error:
         report = {"error": str(error)}
     except BaseException as error:

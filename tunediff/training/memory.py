@@ -114,8 +114,8 @@ def _trim() -> None:
 def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
     """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was told last.
 
-    The new peak begins at all that is resident, used or not. If that is over a hundredth more than `host_peak_mib`, what
-    is free is given back first; otherwise it is kept, because the next step would wait for its pages.
+    The new peak begins at all that is resident, used or not. If that is over a hundredth more than `host_peak_mib`,
+    what is free is given back first; otherwise it is kept, because the next step would wait for its pages.
     """
     if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:  # writing a checkpoint takes a little, too
         _trim()
