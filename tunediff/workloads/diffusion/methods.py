@@ -189,7 +189,8 @@ class Wiener(Mixed, Spread):
 
     def caution(self) -> str:
         """Return what `docs/methods.md` measured ("Longer trainings")."""
-        return "" if self.until < 1 else "The lead of timesteps.name = wiener shrinks in longer trainings."
+        lead = "The lead of timesteps.name = wiener shrinks in longer trainings, and can be lost."
+        return lead if self.until == 1 else ""
 
 
 @section
