@@ -80,7 +80,7 @@ def test_threads_are_the_share_of_the_cores_unless_a_program_has_set_fewer(monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(machine, "threads", lambda: 4)
-    monkeypatch.setattr(machine, "TORCHS_OWN", own)
+    monkeypatch.setattr(machine, "TORCH_DEFAULT_THREADS", own)
     with share_of_cores(keep_fewer):
         assert threads[-1] == expected
         torch.set_num_threads(3)  # as the user's file does

@@ -162,7 +162,7 @@ def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
         yield
         return
     before, threads = torch.get_num_threads(), machine.threads()
-    if threads is None or (keep_fewer and before < threads and before != machine.TORCHS_OWN):
+    if threads is None or (keep_fewer and before < threads and before != machine.TORCH_DEFAULT_THREADS):
         threads = before
     torch.set_num_threads(threads)
     _is_shared = True

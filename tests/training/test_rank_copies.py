@@ -253,7 +253,7 @@ def sent(world):
         return tell(self, value)
 
     with mock.patch.object(World, "tell", watched):
-        found = state.told(SENT if world.main else None, world)
+        found = state.broadcast(SENT if world.main else None, world)
     return {"found": found, "outlines": outlines}
 
 

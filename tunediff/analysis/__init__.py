@@ -260,8 +260,7 @@ class Results:
             }
             measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
             cells = {**reached, **measured, "reason": trial.remarks}
-            taken = {*cells, *more}
-            rows.append(cells | {f"knobs.{n}" if n in taken else n: value for n, value in trial.config.items()})
+            rows.append(cells | knob_columns(trial.config, {*cells, *more}))
         return pd.DataFrame(rows)
 
     def curves(self) -> pd.DataFrame:
@@ -273,6 +272,11 @@ class Results:
 def read(folder: Path) -> Results:
     """Read the results of a search folder. Raises `ConfigError` if it is none."""
     return Results(folder, search_space.load(search_space.of_search(folder)), trial_record.read_trials(folder))
+
+
+def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
+    """Return the columns of knobs: by their names, or `knobs.NAME` for a name that another column has."""
+    return {f"knobs.{name}" if name in taken else name: value for name, value in knobs.items()}
 
 
 def without_seed(values: Mapping[str, Any]) -> dict[str, object]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tunediff.analysis import Results, last, without_seed
+from tunediff.analysis import Results, knob_columns, last, without_seed
 from tunediff.analysis.statistics import (
     BASELINE,
     BETTER,
@@ -146,9 +146,8 @@ class Comparison:
             }
             for name in self.results.judged:
                 cells |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
-            taken = {"configuration", *cells}
-            knobs = {f"knobs.{name}" if name in taken else name: value for name, value in group.knobs.items()}
-            rows.append({"configuration": group.name, **knobs, **cells})
+            columns = knob_columns(group.knobs, {"configuration", *cells})
+            rows.append({"configuration": group.name, **columns, **cells})
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:

@@ -147,8 +147,8 @@ class _Module:
         """Return whether the program binds a name, which may be that of a builtin: `input = 64`."""
         if name not in self._scope or not (hasattr(builtins, name) or name in OF_IPYTHON):
             return name in self._scope
-        given = name in OF_IPYTHON or name.startswith("__") or self._scope[name] is getattr(builtins, name)
-        return name in self._definitions or not given
+        unchanged = name in OF_IPYTHON or name.startswith("__") or self._scope[name] is getattr(builtins, name)
+        return name in self._definitions or not unchanged
 
     def _import(self, statement: str, node: ast.Import | ast.ImportFrom | None) -> None:
         """Add an import; remember files of the user, which lie in or below the working directory."""

@@ -100,7 +100,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
         with contextlib.ExitStack() as beside:
             if main:
                 beside.enter_context(_alone(request.folder))
-                _settle(request)
+                _recheck_folder(request)
                 objective = cfg.of(request.config).objective.name
                 beside.enter_context(
                     copier.copied(request.folder, lines.aside.say, again, fetch=lambda: _fetch(request))
@@ -125,10 +125,10 @@ def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
 def _fetch(request: TrainRequest) -> None:
     """Fetch what is at the address of the training. Raises `ConfigError` if that is another one."""
     remote.pull(request.folder, heavy=True)
-    _settle(request)
+    _recheck_folder(request)
 
 
-def _settle(request: TrainRequest) -> None:
+def _recheck_folder(request: TrainRequest) -> None:
     """Check the folder once more, since another process may have trained there, and remove a journal without a point.
 
     Call it under the lock. Raises `ConfigError` if the folder holds another training.

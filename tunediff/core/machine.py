@@ -23,7 +23,7 @@ OMP = "OMP_NUM_THREADS"
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Set in every process that torchrun starts."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TORCHS_OWN: int | None = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+TORCH_DEFAULT_THREADS: int | None = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
 """Threads of torch when tunediff was imported, as torch counts them by itself; None: torch was not imported yet."""
 
 WSL = Path("/usr/lib/wsl/lib")

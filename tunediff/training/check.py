@@ -98,8 +98,8 @@ class Check(Record):
 
     def before_save(self, session: Session) -> None:
         with session.strategy.states_for_file():
-            kept = session.state.take()["kept"]
-        for name, content in kept.items():
+            contents = session.state.take()["kept"]
+        for name, content in contents.items():
             if where := state.unreadable_part(content):
                 holds = "a checkpoint holds tensors, numbers, strings, lists and dictionaries"
                 raise session.mistake(f"keep({name}=…): {where}; {holds}")

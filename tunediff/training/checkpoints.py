@@ -117,7 +117,7 @@ def find(session: Session) -> Mapping[str, Any] | None:
     content: Mapping[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
     if content is not None:
         content = {name: part for name, part in content.items() if name != "result"}  # for export; kept as well
-    content, reasons = state.told(content, session.world), session.world.tell(reasons)
+    content, reasons = state.broadcast(content, session.world), session.world.tell(reasons)
     if content is not None and (misfit := _misfit(session, content)):
         if session.world.main:
             state.set_aside(session.folder)

@@ -126,14 +126,14 @@ def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _TensorSpec:
     """Stands for a tensor that is sent by itself."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
-def told(state: Any, world: World) -> Any:
+def broadcast(state: Any, world: World) -> Any:
     """Return rank 0's state on every rank, its tensors in host memory.
 
     They are sent one by one: `World.tell` would hold the bytes of all of them at once on the device of each rank.
@@ -146,20 +146,20 @@ def told(state: Any, world: World) -> Any:
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_quantized:
             return leaf
         tensors.append(leaf)
-        return _Place(leaf.shape, leaf.dtype)
+        return _TensorSpec(leaf.shape, leaf.dtype)
 
     outline = world.tell(_mapped(state, taken_out) if world.main else None)
     own = iter(tensors)
 
     def put_in(leaf: Any) -> Any:
-        return _sent(next(own, None), leaf, world) if isinstance(leaf, _Place) else leaf
+        return _broadcast_tensor(next(own, None), leaf, world) if isinstance(leaf, _TensorSpec) else leaf
 
     return _mapped(outline, put_in)
 
 
-def _sent(own: Tensor | None, place: _Place, world: World) -> Tensor:
+def _broadcast_tensor(own: Tensor | None, spec: _TensorSpec, world: World) -> Tensor:
     """Return rank 0's tensor, `own` there and None elsewhere."""
-    tensor = torch.empty(place.shape, dtype=place.dtype) if own is None else own.detach()
+    tensor = torch.empty(spec.shape, dtype=spec.dtype) if own is None else own.detach()
     on_device = tensor.to(world.device).contiguous()
     if tensor.numel():
         world.first(on_device.view(-1).view(torch.uint8))  # as bytes: NCCL does not know all types

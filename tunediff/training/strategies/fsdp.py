@@ -173,14 +173,15 @@ class _OnHost:
     """
 
     def __init__(self, keeps: bool) -> None:
-        self._keeps, self._found = keeps, dict[int, tuple[Tensor, Tensor]]()
+        self._keeps, self._gathered = keeps, dict[int, tuple[Tensor, Tensor]]()
 
     def __call__(self, tensor: DTensor, parameter: Tensor) -> Tensor:
-        if id(parameter) not in self._found:
+        if id(parameter) not in self._gathered:
             whole = tensor.full_tensor()
-            kept = whole.cpu() if self._keeps else whole.new_empty(0, device="cpu")
-            self._found[id(parameter)] = parameter, kept  # an id is that of a tensor as long as there is the tensor
-        return self._found[id(parameter)][1]
+            on_host = whole.cpu() if self._keeps else whole.new_empty(0, device="cpu")
+            # The parameter is held as well: its id is that of no other tensor as long as it exists
+            self._gathered[id(parameter)] = parameter, on_host
+        return self._gathered[id(parameter)][1]
 
 
 def _share_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
