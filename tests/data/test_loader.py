@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
@@ -340,6 +340,22 @@ def test_items_of_a_dataset_are_put_together(workers: int) -> None:
     ):
         assert batch["number"].tolist() == items
         assert batch["square"].tolist() == [[float(i * i)] * 2 for i in items]
+
+
+class Shifted(TensorDataset):
+    """Augments rows: adds 100."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return inputs + 100, label
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_subclass_of_tensor_dataset_makes_its_own_items(workers: int) -> None:
+    ((inputs, labels),) = take(1, config(loader__workers=workers), Shifted(*PAIR), prepare=untouched)
+    assert torch.equal(inputs, labels.float()[:, None].expand(8, 4) + 100)
+    with pytest.raises(ConfigError, match=r"loader\.resident: True is not allowed: only tensors"):
+        build(config(loader__resident=True), Shifted(*PAIR))
 
 
 def test_only_tensors_can_lie_on_the_device() -> None:

@@ -38,7 +38,8 @@ def mix(*parts: object) -> int:
 
 def tensors(source: Any) -> Any:
     """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary; else None."""
-    content = source.tensors if isinstance(source, TensorDataset) else source
+    # A subclass may have a `__getitem__` of its own, which augments rows: it counts as any other data set.
+    content = source.tensors if type(source) is TensorDataset else source
     if isinstance(content, Mapping):
         parts = list(content.values())
     else:
