@@ -269,6 +269,18 @@ def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys
     assert "--sampler: mine.py has no such option" in refused(capsys, "small.yaml", "--sampler", "ddim", "--steps", "5")
 
 
+def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "few.py").write_text(GENERATOR + "        return\n")  # after the first batch
+    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("few.py:digits")))
+    save_file(torch.nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "small.safetensors")
+    words = ["small.yaml", "--images", "80", "--batch-size", "40", "--extractor", "random", "--metrics", "fd"]
+    message = "few.py: sample_images yielded 40 images instead of 80; write: for start, stop in request.batches()"
+    assert message in refused(capsys, *words)
+    assert not list(tmp_path.glob("*.json"))
+
+
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
     words = ["--images", "261", "--batch-size", "40", "--sampler", "ddim", "--steps", "3", "--seeds", "2"]
     _, one = measured(capsys, *words, "--out", "one.npz")
