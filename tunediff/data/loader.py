@@ -254,6 +254,8 @@ class _Stream(IterableDataset[Any]):
     def __init__(self, source: Iterable[Any], order: Order, start: int, collate: Collate | None) -> None:
         self._dealt = _Dealt(source, order.rank, order.world)
         self._order, self._start, self._collate = order, start, collate
+        self._rest: list[Any] = []
+        """Items at the end of a pass that did not fill a batch: the next pass begins with them."""
         self.passes = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -268,9 +270,10 @@ class _Stream(IterableDataset[Any]):
                     items = iter(self._dealt)
                 else:
                     randomness.set_state(drawn)
-                batch = list(itertools.islice(items, order.micro))
-                drawn = randomness.state()
+                batch = [*self._rest, *itertools.islice(items, order.micro - len(self._rest))]
+                drawn, self._rest = randomness.state(), []
                 if len(batch) < order.micro:
+                    self._rest = batch
                     return
                 own = info.id if info is not None else 0
                 randomness.seed(mix("collate", of_pass, order.rank, own, number))
