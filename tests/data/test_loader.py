@@ -318,6 +318,16 @@ def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
     assert given.collate_fn is torch.utils.data.default_collate, "what is the user's stays as it is"
 
 
+def test_loader_that_was_iterated_before_waits_at_the_gate_as_well() -> None:
+    given = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, persistent_workers=True)
+    next(iter(given))
+    feed = RepeatingLoader(given, torch.device("cpu"))
+    assert feed.gate is not None
+    feed.fetch()
+    assert feed.gate.batches > 0
+    feed.close()
+
+
 def untouched(batch: Any, uniform: Uniform) -> Any:
     return batch
 

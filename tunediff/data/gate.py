@@ -94,6 +94,7 @@ def gated(loader: Any) -> tuple[Any, Gate | None]:
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader, None
     twin = copy.copy(loader)
+    twin._iterator = None  # persistent processes of a loader that was iterated before know no gate
     if (inner := vars(loader).get("base_dataloader")) is not None:  # accelerate iterates the loader that it wraps
         twin.base_dataloader, gate = gated(inner)
         return twin, gate
