@@ -414,6 +414,7 @@ def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys,
             ["--weights-path", "x.pth"],
             "--weights-path: belongs to --extractor inception or efficientnet-lite0 or cifar10-resnet",
         ),
+        (["--data-path", "nowhere"], "--data-path: belongs to data in files; the digits come with scikit-learn"),
         (
             ["--out", "images.zip"],
             "--out: 'images.zip' is not allowed; allowed: a name that ends in .npz or .json, or a folder",

@@ -183,6 +183,8 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
     config = contract.with_evaluation(config, values)
     if args.data_path is not None:
+        if config.data.name == "digits":
+            raise ConfigError("--data-path: belongs to data in files; the digits come with scikit-learn")
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
     if args.weights_path is not None and config.evaluation.extractor not in PRETRAINED:
         raise ConfigError(f"--weights-path: belongs to --extractor {' or '.join(PRETRAINED)}")
