@@ -497,6 +497,24 @@ def test_cifar10_offline_names_both_ways(tmp_path: Path, monkeypatch: pytest.Mon
         )
 
 
+def test_damaged_cifar10_is_not_downloaded_without_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's own download has no time limit."""
+    import torchvision
+
+    def offline(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route")
+
+    def downloaded(_: object) -> None:
+        raise AssertionError("torchvision downloads")
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", downloaded)
+    (tmp_path / sources.CIFAR10_FOLDER).mkdir()
+    (tmp_path / sources.CIFAR10_FOLDER / "data_batch_1").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match=r"data\.path: .*CIFAR-10 is missing or damaged .*no route"):
+        images.load(data(str(tmp_path), name="cifar10", split="train"))
+
+
 def test_cifar10_from_image_files(tmp_path: Path) -> None:
     asked = data(archive(tmp_path / "set.zip", SPLITS), name="cifar10", split="test")
     found = images.load(asked)

@@ -172,14 +172,18 @@ def _digits(data: Data) -> Images:
 def _cifar10(data: Data, root: Path) -> Images:
     """Load torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies its checksums)."""
     from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
 
     parts = {"train": [True], "test": [False], "all": [True, False]}[data.split]
     with locked(root / "cifar10"):
-        if not sources.holds_cifar10(root):
-            sources.require_cifar10_server(data)
-            log.info("downloading CIFAR-10 (163 MiB) into %s", root)
         try:
-            sets: list[Any] = [CIFAR10(str(root), train=train, download=True) for train in parts]
+            try:
+                sets: list[Any] = [CIFAR10(str(root), train=train, download=False) for train in parts]
+            except RuntimeError:  # missing, damaged, or not unpacked yet
+                if not check_integrity(str(root / CIFAR10.filename), CIFAR10.tgz_md5):
+                    sources.require_cifar10_server(data)
+                    log.info("downloading CIFAR-10 (163 MiB) into %s", root)
+                sets = [CIFAR10(str(root), train=train, download=True) for train in parts]
         except (OSError, RuntimeError, EOFError, HTTPException) as error:
             sources.refuse_cifar10(data, error)
     pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]

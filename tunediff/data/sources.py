@@ -114,11 +114,11 @@ def require_cifar10_server(data: Data) -> None:
 
 
 def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
-    """Raise the `ConfigError` for a CIFAR-10 that is neither here nor can be downloaded."""
+    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged and cannot be downloaded."""
     refuse(
         "path", data.path,
-        f"CIFAR-10 is not there and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with a "
-        f"network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images",
+        f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with "
+        f"a network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images",
     )  # fmt: skip
 
 
