@@ -342,6 +342,12 @@ def test_rows_of_several_tensors_stay_together(how: dict[str, Any]) -> None:
         assert torch.equal(inputs, labels.float()[:, None].expand(8, 4))
 
 
+@pytest.mark.parametrize("how", [{}, {"loader__resident": True}], ids=str)
+def test_named_tuple_of_tensors_keeps_its_names(how: dict[str, Any]) -> None:
+    (batch,) = take(1, config(**how), Pair(*PAIR), prepare=untouched)
+    assert torch.equal(batch.x[:, 0], batch.y.float())
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_items_of_a_dataset_are_put_together(workers: int) -> None:
     expected = [numbers(batch) for batch in take(4, config())]

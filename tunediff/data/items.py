@@ -127,6 +127,11 @@ def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Map
     return changed
 
 
+def with_parts(content: Any, parts: list[Any]) -> Any:
+    """Return a tuple or list of the same type, also a named one, with other parts."""
+    return type(content)(*parts) if hasattr(content, "_fields") else type(content)(parts)
+
+
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
     """Return the content with all tensors in tuples, lists and mappings on the device; what has a `to` moves itself."""
     if isinstance(content, Tensor):
@@ -140,15 +145,14 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
     if isinstance(content, Mapping):
         return with_values(content, lambda value: to_device(value, device, non_blocking))
     if isinstance(content, tuple | list):
-        parts = [to_device(part, device, non_blocking) for part in content]
-        return type(content)(*parts) if hasattr(content, "_fields") else type(content)(parts)
+        return with_parts(content, [to_device(part, device, non_blocking) for part in content])
     return content
 
 
 def select(source: Any, indices: Tensor, as_float: bool = False) -> Any:
     """Return these rows of a tensor, or of each of several; `as_float`: bytes become float32."""
     if isinstance(source, tuple):
-        return tuple(select(part, indices, as_float) for part in source)
+        return with_parts(source, [select(part, indices, as_float) for part in source])
     if isinstance(source, Mapping):
         return {name: select(part, indices, as_float) for name, part in source.items()}
     rows = source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`

@@ -31,7 +31,7 @@ from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
 from tunediff.data import randomness
 from tunediff.data.gate import Gate, GatedCollate, GatedItems
-from tunediff.data.items import Collate, columns, mix, select, tensors, to_device
+from tunediff.data.items import Collate, columns, mix, select, tensors, to_device, with_parts
 from tunediff.data.items import Order as Order
 from tunediff.data.items import Prepare as Prepare
 from tunediff.data.items import Source as Source
@@ -214,7 +214,7 @@ def _row(source: Any, index: int) -> Any:
     """Return a row of a tensor, or of each of several."""
     if isinstance(source, Mapping):
         return {name: part[index] for name, part in source.items()}
-    return tuple(part[index] for part in source) if isinstance(source, tuple) else source[index]
+    return with_parts(source, [part[index] for part in source]) if isinstance(source, tuple) else source[index]
 
 
 def _undivided(source: Iterable[Any]) -> Iterator[Any]:
