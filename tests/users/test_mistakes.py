@@ -400,6 +400,17 @@ def test_names(tmp_path, monkeypatch):
             cfg.baseline(f"{taken}.py")
 
 
+def test_knobs_of_our_evaluation_that_others_than_the_training_read_are_not_named(tmp_path):
+    section = "    evaluation: Annotated[Evaluation, Fixed()] = field(default_factory=Evaluation)\n"
+    changes = [
+        ("import dataclass\n", "import dataclass, field\nfrom tunediff import Fixed\nfrom tunediff.evaluation.knobs import Evaluation\n"),
+        ("    dropout: float = 0.0\n", "    dropout: float = 0.0\n" + section),
+    ]  # fmt: skip
+    sampling = edited(*changes) + "\n\ndef network(knobs): ...\n\n\ndef sample_images(network, config, request): ...\n"
+    found = check.check(cfg.baseline(str(file(tmp_path, sampling))), CPU)
+    assert found["unread"] == ["evaluation.images"], "tunediff.evaluate reads the others, the engine evaluation.points"
+
+
 def test_what_a_search_can_do_with_is_a_warning(tmp_path):
     """A seed of its own; a loader of its own beside knobs that then do nothing."""
     seeded = edited(("    net = nn.Sequential(", "    torch.manual_seed(1)\n    net = nn.Sequential("))

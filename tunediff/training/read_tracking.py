@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from tunediff.config import flatten, of, to_dict
+from tunediff.config import flatten, of, systems, to_dict
+from tunediff.evaluation.knobs import Evaluation
 
 if TYPE_CHECKING:
     from tunediff.training.session import Session
@@ -42,6 +43,13 @@ def _watched(knobs: Any, prefix: str, read: set[str]) -> Any:
     return copy
 
 
+def _read_elsewhere(config: Any) -> set[str]:
+    """Return the knobs of our section `evaluation` that the engine and `tunediff.evaluate` read."""
+    judged = isinstance(config.evaluation, Evaluation) and of(config).get_hook("sample_images") is not None
+    fields = dataclasses.fields(Evaluation if judged else systems.Evaluation)
+    return {f"evaluation.{field.name}" for field in fields} - {"evaluation.images"}  # the command has its own
+
+
 def unread(session: Session) -> tuple[str, ...]:
     """Return the knobs of a user's workload that its training has never looked at, on this rank."""
     config = session.config
@@ -49,7 +57,7 @@ def unread(session: Session) -> tuple[str, ...]:
         return ()
     own = {field.name for field in dataclasses.fields(config.schema.own)}
     names = [name for name in flatten(to_dict(config)) if name.partition(".")[0] in own]
-    found = [name for name in names if name not in session.read_knobs]
+    found = [name for name in names if name not in session.read_knobs | _read_elsewhere(config)]
     found += [] if session.autocast_entered else ["precision.amp"]
     code = of(config).file
     mentioned = code is not None and any(
