@@ -178,7 +178,8 @@ def _warnings(session: Session, program: Check) -> list[str]:
                      "runs on new seeds are more alike than they should be")  # fmt: skip
     firsts = session.world.gather(program.record.batches[0])
     if session.strategy.replicas.size > 1 and len(set(firsts)) == 1:
-        warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data")
+        warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data; "
+                     "a stream divides itself by trial.replicas.rank and .size")  # fmt: skip
     return warnings
 
 
