@@ -78,9 +78,16 @@ def test_more_is_better_for_throughput() -> None:
 
 
 def test_values_that_repeat_exactly() -> None:
-    (same,), *_ = differences(np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]))
-    (other,), *_ = differences(np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]))
-    assert (same.p, same.verdict, other.p, other.verdict) == (1.0, SAME, 0.0, WORSE)
+    (same,), resolution, _ = differences(np.ones((2, 3)))
+    (other,), *_ = differences(np.array([[0.0] * 9, [1.0] * 9]))
+    assert (same.p, same.verdict, resolution, other.p, other.verdict) == (1.0, SAME, None, 0.0, WORSE)
+
+
+@pytest.mark.parametrize("values", [[[0.90, 0.91], [0.89, 0.90]], [[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]])
+def test_equal_differences_on_a_few_seeds_are_not_tested(values) -> None:
+    (found,), resolution, _ = differences(np.array(values), lower_is_better=False, ratios=False)
+    assert (found.p, found.low, found.verdict, resolution) == (None, None, TOO_FEW, None)
+    assert found.estimate == pytest.approx(values[1][0] - values[0][0])
 
 
 def test_holm() -> None:
@@ -193,7 +200,7 @@ def test_the_conclusions_name_both_kinds(found):
     assert same.startswith(
         "No significant difference from the baseline: weighting.name=min_snr; timesteps.name=stratified;"
     )
-    assert " % to be significant" in least
+    assert "\N{NO-BREAK SPACE}% to be significant" in least
 
 
 def test_runs_that_failed_are_missing_not_bad(tmp_path):

@@ -95,6 +95,17 @@ def test_a_rival_that_failed_does_not_hold_up_the_others():
     assert told.rounds == 4
 
 
+def test_a_rival_that_failed_does_not_make_the_test_of_the_others_more_lenient():
+    values = np.exp(np.random.default_rng(6).normal(0, 0.1, (2, 4)))
+    failed = np.full((2, 4), math.nan)
+    assert look(np.vstack([values, failed]), 4).resolution == look(values, 4).resolution
+
+
+def test_equal_differences_on_two_seeds_show_nothing():
+    told = look(np.array([[0.90, 0.91], [0.89, 0.90]]), 2, lower_is_better=False, ratios=False)
+    assert (told.differences[0].verdict, told.resolution, told.state) == ("too few runs", None, "spent")
+
+
 def test_the_last_look_has_no_more_rounds():
     rng = np.random.default_rng(5)
     told = look(np.exp(rng.normal(0, 0.1, (2, 12)) - [[0], [0.05]]), 12)

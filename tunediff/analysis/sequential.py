@@ -126,7 +126,12 @@ def look(
 
     # Intervals and verdicts
     sd = block_sd(z)
-    error, reach = sd / math.sqrt(rounds), bounds(len(values) - 1, most)
+    error = sd / math.sqrt(rounds)
+    if rounds < FIRST and error <= 1e-9 * np.abs(off[inside]).max():
+        # Two equal differences do not show that there is no noise.
+        return Look(differences, rounds, most, "spent", ratios)
+    # The noise is estimated from the rivals that are still in: the bounds are those of as many degrees of freedom.
+    reach = bounds(len(z) - 1, most)
     half = reach[rounds - 1] * error
     for place, offset in enumerate(off[1:]):
         if math.isfinite(offset):

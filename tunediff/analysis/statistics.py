@@ -85,7 +85,8 @@ class Difference:
     estimate: float | None = None
     """Ratio of the geometric means, or difference of the means if a value is not positive; None: no common seed."""
     low: float | None = None
-    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds."""
+    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds, or a
+    few with equal differences."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value of this comparison alone."""
@@ -134,15 +135,14 @@ def differences(
         else:
             tested.append((float(pairs[0]), math.nan, 0))
     # Holm's correction and verdicts
-    raw = [_p_value(*test) if test is not None and test[2] else None for test in tested]
-    results = [
-        _judged(test, p, p_holm, ratios, lower_is_better)
-        for test, p, p_holm in zip(tested, raw, holm(raw), strict=True)
-    ]
+    raw = [None if test is None or _is_untestable(*test) else _p_value(*test) for test in tested]
+    judged = zip(tested, raw, holm(raw), strict=True)
+    results = [_judged(test, p, p_holm, ratios, lower_is_better) for test, p, p_holm in judged]
     # The smallest difference that would be significant
-    if freedom <= 0:
+    many = sum(p is not None for p in raw)
+    if not many or freedom <= 0 or _repeats_exactly(max(abs(test[0]) for test in tested if test), pooled, freedom):
         return results, None, ratios
-    least = quantile(1 - LEVEL / 2 / sum(p is not None for p in raw), freedom) * pooled
+    least = quantile(1 - LEVEL / 2 / many, freedom) * pooled
     return results, math.expm1(least) if ratios else least, ratios
 
 
@@ -169,6 +169,19 @@ def _judged(
     half = quantile(1 - LEVEL / 2, test[2]) * test[1]
     verdict = SAME if p_holm >= LEVEL else BETTER if (test[0] < 0) == lower_is_better else WORSE
     return Difference(back(test[0]), back(test[0] - half), back(test[0] + half), p, p_holm, verdict)
+
+
+def _repeats_exactly(difference: float, error: float, freedom: int) -> bool:
+    """Return whether a few differences are equal up to rounding, which does not show that there is no noise.
+
+    Accuracies of a small test set often differ by the same number of items on two or three seeds by chance.
+    """
+    return freedom < ROUGH_FREEDOM and error <= 1e-9 * abs(difference)
+
+
+def _is_untestable(difference: float, error: float, freedom: int) -> bool:
+    """Return whether the noise of a difference other than 0 is not known."""
+    return freedom == 0 or (difference != 0 and _repeats_exactly(difference, error, freedom))
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:
