@@ -16,7 +16,7 @@ from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.report import context, outputs, page, summary
-from tunediff.report.verdicts import block, confirmation_table, sentences
+from tunediff.report.verdicts import block, comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions
 
@@ -427,6 +427,21 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
     page.write_all(context.read(found.folder), tmp_path)
     assert "With longer budgets" in (tmp_path / page.PAGE).read_text()
+
+
+def test_longer_budgets_are_compared_by_their_final_evaluation(tmp_path):
+    """By the search's own protocol 64 is better, at full protocol 256 is."""
+    confirm = {"of": 2, "seeds": 3, "budgets": ["1x", "3x"], "final": {"evaluation.images": 5000}}
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0), confirm=confirm)
+    folder, _ = confirming.prepare(found)
+    ((place, longer),) = confirming.longer(found, folder)
+    cheap = lambda size, seed: {64: 1.0, 256: 2.5}.get(size, 2.0) * noise(size, seed, 0.01)  # noqa: E731
+    full = lambda size, seed: {64: 2.5, 256: 1.2}.get(size, 2.0) * noise(size, seed, 0.01)  # noqa: E731
+    write_trials(place, longer, cheap, full)
+    (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
+    assert (compared.metric, compared.label) == ("final_frechet", "FD (classifier)")
+    assert "Better than the baseline: loader.batch_size=256." in conclusions(compared)
+    assert comparison_table(compared)[3][3].startswith("1.2")
 
 
 # ------------------------------------------------------------------------------------------------------ files, command

@@ -100,6 +100,14 @@ class Comparison:
         return self.results.space.seeds
 
     @property
+    def label(self) -> str:
+        """Return the label of the metric."""
+        if self.metric == self.results.metric:
+            return self.results.label
+        labels = (last(trial, "final_label") for group in self.groups for trial in group.done)
+        return str(next(filter(None, labels), f"final {self.results.label}"))
+
+    @property
     def effect(self) -> str:
         """Return what a difference is: `ratio` or `difference`."""
         return "ratio" if self.ratios else "difference"

@@ -77,10 +77,7 @@ class Confirmation:
     @property
     def label(self) -> str:
         """Return the label of the deciding metric."""
-        if self.metric == self.search.metric:
-            return self.compared.results.label
-        labels = (last(trial, "final_label") for group in self.compared.groups for trial in group.done)
-        return str(next(filter(None, labels), f"final {self.search.label}"))
+        return self.compared.label
 
     @property
     def over(self) -> bool:
@@ -171,11 +168,15 @@ def _knobs(trial: TrialRecord) -> dict[str, object]:
     return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}
 
 
+def _compare(runs: Results) -> Comparison:
+    """Compare runs by their final evaluation if there was one, else by the objective."""
+    final = f"final_{runs.metric}"
+    return compare(runs, final if any(last(trial, final) is not None for trial in runs.trials) else None)
+
+
 def confirm(search: Results, runs: Results) -> Confirmation:
     """Test what `runs`, the results of the confirming folder, say about `search`."""
-    final = f"final_{search.metric}"
-    metric = final if any(last(trial, final) is not None for trial in runs.trials) else search.metric
-    compared = compare(runs, metric)
+    compared = _compare(runs)
     if compared.baseline is None:
         return Confirmation(search, compared, Look([], 0, runs.space.seeds, "open", search.ratios))
     values = compared.values
@@ -195,7 +196,7 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
     reads one.
     """
     places = sorted(runs.folder.glob("*x/search.yaml"), key=lambda path: int(path.parent.name[:-1]))
-    compared = [compare(read(place.parent)) for place in places]
+    compared = [_compare(read(place.parent)) for place in places]
     return [comparison for comparison in compared if any(group.done for group in comparison.groups)]
 
 

@@ -24,9 +24,7 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
             "configuration": group.name,
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "runs": f"{len(group.done)} of {compared.seeds}",
-            f"{compared.results.quantity(compared.results.label).label}, mean ± sd": with_sd(
-                group.values(compared.metric)
-            ),
+            f"{compared.results.quantity(compared.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
             f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             "speed-up": speedup(compared.speedup(group), cell=True),
@@ -57,7 +55,7 @@ def conclusions(compared: Comparison) -> list[str]:
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
             lines.append(f"{words}: {'; '.join(groups)}.")
     if (least := compared.resolution) is not None:
-        words = f"{100 * least:.2g} %" if compared.ratios else f"{number(least)} {compared.results.label}"
+        words = percent(least) if compared.ratios else f"{number(least)} {compared.label}"
         lines.append(f"A single difference would have to be about {words} to be significant.")
     return lines
 
