@@ -10,7 +10,7 @@ from tests.searches import FILE, make, noisy, write
 from tunediff import analysis, search_space
 from tunediff.analysis import effects, evidence, importance, noise
 from tunediff.analysis.noise import Noise
-from tunediff.report import outputs, summary
+from tunediff.report import headline, outputs, summary
 from tunediff.tuning import experiment
 
 
@@ -153,24 +153,33 @@ def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its
 def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path):
     found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
     assert named(found.ranked) == ["t0001", "t0002"]
-    assert found.time_to_target_speedup(found.trials[2]) is None
+    assert found.baseline_of(found.trials[2]) is found.trials[1]
     assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
+
+
+def test_report_compares_with_the_runs_of_a_baseline_whose_first_run_failed(tmp_path):
+    found = read(tmp_path / "night", repeats=(2.24, 2.1), status="oom", curve=())
+    best = found.leader
+    assert found.versus_baseline(best) == pytest.approx(1.0 / 2.24)
+    sentence = headline.headline(evidence.read(found)).replace("\N{NO-BREAK SPACE}", " ")
+    assert sentence.startswith("t0004 is best: ")
+    assert "below the 2.24 of the baseline (t0001)" in sentence
 
 
 @pytest.mark.parametrize(
     ("more", "clause"),
     [
-        ({"status": "oom", "curve": ()}, "the baseline t0000 ended as oom"),
-        ({"status": "pruned", "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 ended as pruned"),
-        ({"status": None, "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 is not finished"),
-        ({"curve": ((20.0, 4000, None),)}, "the baseline t0000 ended without frechet"),
+        ({"repeats": (), "status": "oom", "curve": ()}, "the baseline t0000 ended as oom"),
+        ({"repeats": (), "status": "pruned", "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 ended as pruned"),
+        ({"repeats": (), "status": None, "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 is not finished"),
+        ({"repeats": (), "curve": ((20.0, 4000, None),)}, "the baseline t0000 ended without frechet"),
         ({}, ""),
     ],
 )
 def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tmp_path, more, clause):
     found = read(tmp_path / "night", **more)
     best = found.leader
-    assert best.name == "t0003"
+    assert best.value("frechet") == 1.0
     assert found.no_baseline(best) == clause
     assert (
         (found.time_to_target_speedup(best) is None)

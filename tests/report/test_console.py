@@ -117,15 +117,15 @@ def test_a_best_within_the_noise_of_the_baseline_is_no_victory(tmp_path):
 
 @pytest.mark.parametrize("status", ["oom", "pruned"])
 def test_beside_a_baseline_that_failed_nothing_is_faster(tmp_path, status, capsys):
-    folder = noisy(tmp_path / "night", status=status, curve=((5.0, 1000, 8.0),))
+    folder = noisy(tmp_path / "night", (), status=status, curve=((5.0, 1000, 8.0),))
     loaded = search_space.load(folder / "search.yaml")
     head, _, *rows = (line for line in shown(folder, loaded) if line)
-    assert head.endswith(f"best t0003 1 · no speed-up: the baseline t0000 ended as {status}")
+    assert head.endswith(f"best t0002 1 · no speed-up: the baseline t0000 ended as {status}")
     assert not any("×" in row for row in [head, *rows])
-    assert rows[0].split()[-5:] == ["█▅▁", "1", "200", "503", "ok"], "no ratio to what has failed"
+    assert rows[0].split()[-5:] == ["█▅▁", "1", "200", "502", "ok"], "no ratio to what has failed"
     lines = console.Console(folder, loaded)
-    lines.listen("point", "t0003", {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0})
-    lines.listen("end", "t0003", {})
+    lines.listen("point", "t0002", {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0})
+    lines.listen("end", "t0002", {})
     assert "baseline" not in capsys.readouterr().out
 
 

@@ -96,8 +96,17 @@ class Results:
         return self._with_seed(self.space.baseline.seed)
 
     def baseline_of(self, trial: TrialRecord) -> TrialRecord | None:
-        """Return the baseline's run on the seed of a trial; in a search with one seed, its first run."""
-        return self._with_seed(trial.config["seed"]) if self.space.seeds > 1 else self.baseline
+        """Return the baseline's run on the seed of a trial.
+
+        In a search with one seed, its first run that ended ok; if none did, its first run.
+        """
+        if self.space.seeds > 1:
+            return self._with_seed(trial.config["seed"])
+        base = self.baseline
+        if base is None or base.value(self.metric) is not None:
+            return base
+        further = (run for run in filter(self.repeats, self.trials) if not without_seed(self.changed(run)))
+        return next((run for run in further if run.value(self.metric) is not None), base)
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name: label and unit of a measured number."""
