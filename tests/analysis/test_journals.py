@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tunediff.analysis import journals
+from tunediff.analysis import device_s, journals
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from tunediff.analysis import journals
         lambda line: {key: value for key, value in line.items() if key != "config"},
         lambda line: line | {"config": [1, 2]},
         lambda line: line | {"config": line["config"] | {"seed": "none"}},
+        lambda line: line | {"config": line["config"] | {"parallel.workers": "two"}},
         lambda line: line | {"drawn": {"loader.batch_size": {"deep": 1}}},
         lambda line: line | {"time": "yesterday"},
         lambda line: line | {"number": None},
@@ -26,6 +27,17 @@ def test_journals_that_are_not_understood_are_named_and_left_out(night, change):
     found, unreadable = journals.read(night)
     assert [trial.name for trial in found.trials] == ["t0000", "t0002"]
     assert list(unreadable) == ["t0001"]
+
+
+def test_device_seconds_of_a_journal_without_the_number_of_workers_are_those_of_one(night):
+    path = night / "trials" / "t0001" / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[0]["config"]["parallel.workers"]
+    end = lines[-1] | {"status": "oom"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], end]))
+    found, unreadable = journals.read(night)
+    assert unreadable == {}
+    assert device_s(found.trials[1]) == 20.0
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])

@@ -139,13 +139,27 @@ def test_four_devices_are_compared_with_one_by_the_seconds_of_all(tmp_path, unit
 
 
 def test_what_trainings_used_together(tmp_path):
-    """The baseline 20 s on one device, the other 5 s on four; energy and price as far as they were measured."""
+    """The baseline 20 s on one device, the other 5 s on four; energy as far as it was measured."""
     found = shared_seconds(tmp_path / "night", "device")
-    assert found.used() == {"device_s": 40.0, "energy_wh": 0.5, "price": 0.1}
+    assert found.used() == {"device_s": 40.0, "energy_wh": 0.5, "price": 0.2}
     assert list(found.table()["device_s"]) == [20.0, 20.0]
     assert found.table()["energy_wh"][1] == 0.5
     failed = write(tmp_path / "night", found.space, 1, {"parallel.workers": 4}, (), status="nan")
     assert trial_record.read_trial(failed).points == []
     found = analysis.read(tmp_path / "night")
-    assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": None}, "20 s of its clock"
+    assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": 0.5}, "20 s of its clock"
     assert "energy_wh" not in found.table()
+
+
+def test_price_and_device_seconds_include_what_failed(tmp_path):
+    """Each trained 20 s on one device: one to its end, one without a point, one with a point after 5 s."""
+    folder = tmp_path / "night"
+    wanted = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 3, "price_per_device_hour": 3600.0}})
+    early = {"seconds": {"train": 5.0, "data_wait": 0.0}}
+    write(folder, wanted, 0, found={"price": 20.0})
+    write(folder, wanted, 1, {"loader.batch_size": 64}, (), status="oom")
+    write(
+        folder, wanted, 2, {"loader.batch_size": 256}, ((5.0, 1000, 4.0),), status="nan", found=early | {"price": 5.0}
+    )
+    used = analysis.read(folder).used()
+    assert (used["device_s"], used["price"]) == (60.0, 60.0)

@@ -249,7 +249,10 @@ class Results:
         spent = {name: [last(trial, name) for trial in self.trials] for name in ("energy_wh", "price")}
         spent["device_s"] = [device_s(trial) for trial in self.trials]
         measured = {name: [value for value in values if value is not None] for name, values in spent.items()}
-        return {name: sum(values) if values else None for name, values in measured.items()}
+        used = {name: sum(values) if values else None for name, values in measured.items()}
+        if (rate := self.space.budget.price_per_device_hour) and used["device_s"] is not None:
+            used["price"] = used["device_s"] / 3600 * rate  # the prices of points lack what failed after them
+        return used
 
     def table(self, more: Collection[str] = ()) -> pd.DataFrame:
         """Return one row per trial: status, objective, rates, and every knob by its dotted name.
@@ -318,8 +321,11 @@ def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
 
 def device_s(trial: TrialRecord) -> float:
     """Return the device-seconds of a training, also of one that failed."""
-    seconds = sum(seconds_of(trial).get(part, 0.0) for part in ("train", "data_wait"))
-    return float(last(trial, "device_s") or seconds * int(trial.config["parallel.workers"]))
+    measured = last(trial, "device_s") or 0.0
+    # What it trained after its last point, on its devices; without a measurement all of it
+    before, seconds = (last(trial, "seconds") or {}) if measured else {}, seconds_of(trial)
+    after = sum(seconds.get(part, 0.0) - before.get(part, 0.0) for part in ("train", "data_wait"))
+    return float(measured + max(0.0, after) * trial.config.get("parallel.workers", 1))
 
 
 def disturbed(trial: TrialRecord) -> bool:

@@ -87,6 +87,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
         _must(isinstance(getattr(trial, name), dict), name)
     _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
+    _must(is_number(trial.config.get("parallel.workers", 1)), "parallel.workers")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
     # Check its points
     for point in trial.points:
