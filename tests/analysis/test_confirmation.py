@@ -390,6 +390,19 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     assert not confirming.pending(found.folder, found.space)
 
 
+def test_a_finalist_that_led_the_search_and_failed_is_named_with_its_failure(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    ends = lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed)  # noqa: E731
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:6]), ends)
+    for name in ("t0001", "t0004"):
+        fail(folder, name, "oom")
+    sentence = sentences(confirmation.confirm(found, analysis.read(folder)))[0]
+    assert sentence.endswith(
+        ". loader.batch_size=64, the best finalist in the search, ended as oom on the new seed 1000."
+    )
+
+
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))

@@ -75,7 +75,11 @@ def of_confirmation(confirmation: Confirmation) -> str:
     noise = f"better than the baseline by more than the noise on {len(confirmation.values(group))} new seeds"
     if confirmation.winner is not None:
         return f"{group.name} wins: {noise}."
-    ahead = f"{group.name} was the best finalist in the search."
+    primary = confirmation.primary or group
+    ahead = f"{primary.name} was the best finalist in the search."
+    if lost := next(filter(failed, primary.runs), None):
+        ended = f"ended as {lost.status} on the new seed {lost.config['seed']}"
+        ahead = f"{primary.name}, the best finalist in the search, {ended}."
     if (failure := confirmation.baseline_failure) is not None and not confirmation.settled:
         seed = failure.config["seed"]
         return f"Nothing is confirmed: the baseline ended as {failure.status} on the new seed {seed}. {ahead}"

@@ -172,7 +172,7 @@ def _speedup(evidence: Evidence, best: TrialRecord | None, block: Mapping[str, A
 
 
 def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
-    """Return the confirmed result of the winner, or of the finalist that led the search if there is no winner."""
+    """Return the confirmed result of the winner, or, without one, of the best finalist that ran."""
     group = confirmation.leader if confirmation is not None else None
     # Without confirming runs every key is there, with null or an empty list.
     values = confirmation.values(group) if confirmation is not None and group is not None else []
