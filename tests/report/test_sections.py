@@ -19,8 +19,8 @@ from tunediff.analysis.effects import ABOVE, WITHIN
 from tunediff.analysis.importance import Importance
 from tunediff.analysis.why import Why
 from tunediff.report import context, html, outputs, summary
-from tunediff.report.files import Files
-from tunediff.report.sections import curves, knobs
+from tunediff.report.files import Figures, Files
+from tunediff.report.sections import curves, knobs, reproduce, trials, why
 from tunediff.report.sections.why import explain
 from tunediff.report.style import Highlights
 from tunediff.tuning import confirming
@@ -354,6 +354,38 @@ def test_values_that_fail_are_named(tmp_path, plain):
         write(tmp_path / "night", wanted, number, point if number else {}, status="oom" if bad else "ok",
               curve=() if bad else ((20.0, 4000, 1.0 + number),), reason="out of memory" * bad)  # fmt: skip
     assert "2 of 3 with loader.batch_size = 256" in words(written(tmp_path / "night"))
+
+
+def test_skipped_trials_are_none_of_those_that_ran_with_a_value_that_fails(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"budget": {"per_trial": "20s", "trials": 14}})
+    for number in range(14):
+        point = {"loader.batch_size": 256 if number >= 4 else 64}
+        if number < 4:
+            write(tmp_path / "night", wanted, number, point, ((20.0, 4000, 2.0 + number / 10),))
+        else:
+            status = "oom" if number < 6 else "skipped"
+            write(tmp_path / "night", wanted, number, point, (), status=status, reason="no memory")
+    text = words(trials.failures(context.read(tmp_path / "night"), Figures()))
+    assert "at least twice as often with these values as with others: 2 of 2 with loader.batch_size = 256." in text
+
+
+def test_values_at_equal_seconds_have_a_difference_where_the_objective_has_no_ratios(tmp_path):
+    wanted = make(tmp_path / "night")
+    again = {"drawn": {**wanted.candidates[0], "seed": wanted.baseline.seed + 1}}
+    for number, (end, more) in enumerate([(0.5, {}), (0.51, again), (-0.5, {"point": {"loader.batch_size": 64}})]):
+        write(tmp_path / "night", wanted, number, curve=((5.0, 1000, end + 2), (20.0, 4000, end)), **more)
+    text = words(why.why(context.read(tmp_path / "night"), Figures()))
+    assert "FD (classifier) at equal seconds (20 s) 0.5 -0.5 −1 " in text
+    assert "ratio or difference" in text
+
+
+def test_the_model_of_curves_is_named_where_it_draws(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"early_stopping": "pause"})
+    write(tmp_path / "night", wanted, 0)
+    text = words(reproduce.reproduce(context.read(tmp_path / "night"), Figures()))
+    assert "Configurations: drawn by Optuna's TPE, from the fourth on by a Gaussian process" in text
+    assert "; trials pause, and the best of them go on." in text
+    assert "stopped early" not in text
 
 
 def test_an_objective_may_run_upwards(night, plain, monkeypatch):

@@ -136,8 +136,8 @@ def failures(context: ReportContext, files: Files) -> Html | None:
         parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
         parts.append(note(files.links("failures")))
     if hints := suspects(results, context.effects):
-        words = "; ".join(f"{of.failed} of {len(of.members)} with {knob} = {of.label}" for knob, of in hints)
-        parts.append(el("p", f"Trials failed more than twice as often with these values as with others: {words}."))
+        words = "; ".join(f"{of.failed} of {ran} with {knob} = {of.label}" for knob, of, ran in hints)
+        parts.append(el("p", f"Trials failed at least twice as often with these values as with others: {words}."))
     if sentence := disturbed_words(context.evidence):
         parts.append(el("p", sentence))
     if left := context.unreadable:

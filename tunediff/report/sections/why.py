@@ -31,7 +31,7 @@ from tunediff.report.style import (
     ring,
     sheet,
 )
-from tunediff.report.words import percent, rounded, secs, times
+from tunediff.report.words import beside, percent, rounded, secs, times
 
 SHARES = "Shares are of the {of} of both values. "
 CAVEAT = (
@@ -75,11 +75,9 @@ def why(context: ReportContext, files: Files) -> Html | None:
     # All quantities of both, side by side.
     rows = _side_by_side(context, base, winner, decomposition)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
-    header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})", "ratio"]
-    cells = [
-        [name, _cell(theirs), _cell(mine), times(mine / theirs) if theirs and mine is not None else ""]
-        for name, theirs, mine in rows
-    ]
+    versus = "ratio" if results.ratios or decomposition is None else "ratio or difference"
+    header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})", versus]
+    cells = [[name, _cell(theirs), _cell(mine), _versus(context, name, theirs, mine)] for name, theirs, mine in rows]
     caveat = ""
     if decomposition is not None:
         of = "ratio's logarithm" if results.ratios else "difference"
@@ -87,6 +85,13 @@ def why(context: ReportContext, files: Files) -> Html | None:
         caveat = shares + CAVEAT.format(unit=unit)
     notes = note(caveat, files.links("why"))
     return join(lead(sentence), figure, table(header, cells), notes, _steps(context, files, base, winner))
+
+
+def _versus(context: ReportContext, name: str, theirs: float | None, mine: float | None) -> str:
+    """Return how two values compare: as a ratio, or as a difference if they are of an objective without ratios."""
+    if not context.results.ratios and name.startswith(f"{context.label} at equal "):
+        return beside(context.results.versus(mine, theirs), ratios=False)
+    return times(mine / theirs) if theirs and mine is not None else ""
 
 
 def heading(context: ReportContext) -> str:
