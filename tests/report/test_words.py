@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tunediff.analysis.statistics import Difference
 from tunediff.report import words
 
 SPACE = words.SPACE
@@ -19,6 +20,9 @@ SPACE = words.SPACE
         ((0.3, 0.3, 0.3), "0.300 ± 0.000"),
         ((0.1 + 0.2, 0.3, 0.3), "0.300 ± 0.000"),
         ((0.5,), "0.5"),
+        ((-1.0, 1.0), "0.0 ± 1.4"),
+        ((0.1, 0.2, -0.3), "0.00 ± 0.26"),
+        ((0.0, 0.0), "0"),
         ((), ""),
     ],
 )
@@ -41,3 +45,19 @@ def test_ratios_have_a_significant_digit(ratio, text):
     assert words.times(ratio) == f"{text}×"
     assert words.beside(ratio, ratios=True) == text
     assert words.times(math.nan) == ""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        ((0.503, 0.471, 0.537), "0.503 (0.471 … 0.537)"),
+        ((0.9997, 0.9995, 0.9998), "0.99970 (0.99950 … 0.99980)"),
+        ((0.0004, 0.0003, 0.0005), "0.00040 (0.00030 … 0.00050)"),
+        ((0.0001, 0.00001, 0.0004), "below 0.000400"),
+        ((2.0, 1.15, 40.0), "above 1.150"),
+        ((0.5, 0.5, 0.5), "0.500 (0.500 … 0.500)"),
+        ((0.0004, None, None), "0.000400"),
+    ],
+)
+def test_interval_of_a_ratio_has_the_decimals_of_its_width(ratio, text):
+    assert words.interval(Difference(*ratio), ratios=True) == text

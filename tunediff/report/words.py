@@ -77,9 +77,11 @@ def with_sd(values: Sequence[float]) -> str:
     standard deviation the mean alone; '' without values.
     """
     middle, spread = mean(values), sd(values)
-    if middle is None or spread is None or middle == 0:
+    if middle is None or spread is None or middle == spread == 0:
         return "" if middle is None else number(middle)
-    digits = max(0, 2 - math.floor(math.log10(abs(middle))))
+    if abs(middle) <= 1e-9 * spread:  # a mean of 0, up to rounding
+        middle = 0.0
+    digits = max(0, 2 - math.floor(math.log10(abs(middle)))) if middle else 0
     if spread > 1e-9 * abs(middle):  # less is an error of rounding
         digits = max(digits, 1 - math.floor(math.log10(spread)))
     return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
@@ -110,20 +112,30 @@ def estimated(estimate: Estimate | None) -> str:
     return f"{number(estimate.mean)} ({ends})" if (ends := between(estimate)) else number(estimate.mean)
 
 
+def _decimals(size: float, significant: int) -> int:
+    """Return how many decimals show so many significant digits of a size, at least three."""
+    return max(3, significant - 1 - math.floor(math.log10(size))) if size > 0 else 3
+
+
 def interval(difference: Difference, ratios: bool) -> str:
     """Return a ratio as `0.503 (0.471 … 0.537)` or a difference as `+0.01 (−0.02 … +0.04)`.
 
-    Without an interval the estimate alone, or ''. If the interval of a ratio is too wide to be useful, the bound on the
-    side of 1, such as `below 0.874`; `not determined` if 1 lies in it.
+    A ratio has as many decimals as its interval needs. Without an interval the estimate alone, or ''. If the interval
+    of a ratio is too wide to be useful, the bound on the side of 1, such as `below 0.874`; `not determined` if 1 lies
+    in it.
     """
-    if ratios and is_wide(difference.low, difference.high):
-        if difference.high is not None and difference.high < 1:
-            return f"below {difference.high:.3f}"
-        return f"above {difference.low:.3f}" if difference.low is not None and difference.low > 1 else OPEN
-    format_value = "{:.3f}".format if ratios else signed
-    if difference.estimate is None or difference.low is None or difference.high is None:
-        return "" if difference.estimate is None else format_value(difference.estimate)
-    return f"{format_value(difference.estimate)} ({format_value(difference.low)} … {format_value(difference.high)})"
+    middle, low, high = difference.estimate, difference.low, difference.high
+    if ratios and is_wide(low, high):
+        if high is not None and high < 1:
+            return f"below {high:.{_decimals(high, 3)}f}"
+        return f"above {low:.3f}" if low is not None and low > 1 else OPEN
+    if middle is None:
+        return ""
+    values = [middle] if low is None or high is None else [middle, low, high]
+    width = max(values) - min(values)
+    digits = _decimals(width, 2) if width > 1e-9 * middle else _decimals(middle, 3)  # less is an error of rounding
+    shown = [f"{value:.{digits}f}" if ratios else signed(value) for value in values]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
 
 
 def verdict(difference: Difference) -> str:
