@@ -11,11 +11,11 @@ import pytest
 from tests import searches
 from tests.comparisons import PLAIN
 from tests.report.pages import rows, words, written
-from tests.searches import make, write
+from tests.searches import FILE, make, write
 from tunediff import analysis, export, search
 from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.api import search_run
-from tunediff.report import outputs
+from tunediff.report import headline, outputs, verdicts
 from tunediff.report.style import Highlights
 from tunediff.report.words import duration
 from tunediff.tuning import confirming
@@ -351,3 +351,31 @@ def test_a_sampler_that_is_ahead_in_short_trainings_is_named_with_what_would_sho
     expected = until == 1.0 and budgets == ["1x"]
     assert ("timesteps.name = wiener shrinks in longer trainings" in page) == expected
     assert ("budgets: [1x, 16x]" in page) == expected
+
+
+def test_disturbed_results_may_be_worse_in_either_direction(tmp_path):
+    wanted = make(tmp_path / "night")
+    write(tmp_path / "night", wanted, 0, found={"disturbed": True})
+    sentence = verdicts.disturbed_words(evidence.read(analysis.read(tmp_path / "night")))
+    assert sentence.endswith("their speed, and so their results within the budget, may be worse for it.")
+
+
+def test_first_sentence_of_a_search_without_a_result(tmp_path):
+    wanted = make(tmp_path / "night", FILE | {"budget": {"per_trial": "2m", "trials": 8}})
+    write(tmp_path / "night", wanted, 0, curve=((75.0, 1000, 4.0),), status=None)
+    sentence = headline.headline(evidence.read(analysis.read(tmp_path / "night"))).replace("\N{NO-BREAK SPACE}", " ")
+    assert sentence.endswith("t0000 farthest, at 1 min 15 s of 2 min.")
+    write(tmp_path / "night", wanted, 0, curve=(), status="oom")
+    sentence = headline.headline(evidence.read(analysis.read(tmp_path / "night")))
+    assert sentence.endswith("the reasons are under Failures in the report.")
+
+
+def test_the_smallest_difference_of_two_seeds_is_in_percent(tmp_path):
+    content = {"workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 2, "trials": [{"loader.batch_size": 64}]}
+    wanted = make(tmp_path / "night", content)
+    for number, (point, end) in enumerate(zip(wanted.candidates, (2.0, 2.2, 2.6, 1.9), strict=True)):
+        write(tmp_path / "night", wanted, number, curve=((20.0, 4000, end),), drawn=point)
+    last = verdicts.conclusions(comparison.compare(analysis.read(tmp_path / "night")))[-1].replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert re.fullmatch(r"A single difference would have to be about \d+ % to be significant.", last)

@@ -60,11 +60,13 @@ def _no_result(results: Results) -> str:
         return "No trial has begun yet."
     if not begun:
         none_of = f"none of the {pluralize(ended, 'trial')} that ended has a result"
-        return f"No result: {none_of}; the reasons are under Failures."
+        return f"No result: {none_of}; the reasons are under Failures in the report."
     farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
     sentence = f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
     if seconds := last(farthest, farthest.along):
-        sentence += f", {farthest.name} farthest, at {number(seconds)} of {duration(results.space.budget.per_trial_s)}"
+        sentence += (
+            f", {farthest.name} farthest, at {duration(seconds)} of {duration(results.space.budget.per_trial_s)}"
+        )
     return f"{sentence}, and {ended} ended without one." if ended else f"{sentence}."
 
 

@@ -103,7 +103,7 @@ def disturbed_words(evidence: Evidence) -> str:
 
 def _disturbed(count: int, of: str) -> str:
     sentence = f"During {count:,} of {of} others used the machine"
-    return f"{sentence}: their speed, and so their results within the budget, may be too low." if count else ""
+    return f"{sentence}: their speed, and so their results within the budget, may be worse for it." if count else ""
 
 
 def unmoved_words(results: Results) -> str:
