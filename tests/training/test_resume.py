@@ -1,6 +1,7 @@
 """What a training leaves as it was, what it saves, and what goes on from there."""
 
 import collections
+import errno
 import itertools
 import math
 import random
@@ -30,8 +31,10 @@ from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, erro
 from tunediff.core.clock import Budget
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
+from tunediff.distributed import alone
 from tunediff.training import hardware, state, trial
 from tunediff.training.engine import Engine
+from tunediff.training.run_trial import run_trial
 
 
 # --------------------------------------------------------------------------------------------------- the warm-up step
@@ -281,6 +284,29 @@ def test_a_damaged_checkpoint_is_kept_aside_and_training_starts_anew(tmp_path):
     (tmp_path / "x" / state.CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
     assert_equal(whole, weights(train(toy(), samples=IMAGES, folder=tmp_path / "x")))
     assert (tmp_path / "x" / state.CHECKPOINT).with_suffix(".damaged").read_bytes() == b"PK\x03\x04 torn"
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_set_aside(tmp_path, monkeypatch):
+    state.save({"steps": 3}, tmp_path)
+    path, opened = tmp_path / state.CHECKPOINT, open
+
+    def fails(file, *args, **options):
+        if str(file) == str(path):
+            raise OSError(errno.EMFILE, "Too many open files", str(file))
+        return opened(file, *args, **options)
+
+    def out_of_memory(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fails)
+        result = run_trial(lambda: state.load(tmp_path, pytest.fail), alone(), tmp_path)
+    assert (result.end, result.error.errno) == (None, errno.EMFILE), "an end would remove it"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", out_of_memory)
+        with pytest.raises(MemoryError):
+            state.load(tmp_path, pytest.fail)
+    assert state.load(tmp_path) == {"steps": 3}
 
 
 def test_a_checkpoint_runs_no_code(tmp_path, capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tunediff.config import code
 from tunediff.core import environment
-from tunediff.core.trial_record import End, NotFiniteError
+from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
 from tunediff.training.engine import Outcome
@@ -59,6 +59,8 @@ def run_trial(
             return TrialResult(None, error=error)
         if isinstance(error, OSError) and error.errno in environment.DISK_FAULTS:
             return TrialResult(None, error=error)  # no end could be written either
+        if folder is not None and isinstance(error, OSError) and error.filename == str(folder / CHECKPOINT):
+            return TrialResult(None, error=error)  # an end would remove the checkpoint, which may be intact
         # Not everything that fails to write a file says so by its class.
         if folder is not None and (why := environment.unwritable(folder)) is not None:
             full = OSError(why)

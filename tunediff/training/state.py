@@ -19,6 +19,7 @@ from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
 from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
+from tunediff.training import memory
 
 
 @runtime_checkable
@@ -178,6 +179,9 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
 
     Such a file is set aside as `.damaged`, and the training starts from the beginning. Tensors are on the CPU: whoever
     loads them copies them to the device, and RNG states and the optimizer's step counts must not be on one.
+
+    Raises `OSError` with its path where the disk cannot read it now, and what torch raises where memory runs out: such
+    a file need not be damaged.
     """
     path = folder / CHECKPOINT
     if not path.exists():
@@ -186,12 +190,25 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
         state = torch.load(path, map_location="cpu", weights_only=True)  # never runs code from a file
         reason = "" if isinstance(state, dict) else f"{CHECKPOINT} holds {type(state).__name__}, not a training"
     except Exception as error:  # a damaged archive raises many things; each means the same
+        if memory.is_oom(error):
+            raise
+        _read_through(path)
         reason = f"{CHECKPOINT} cannot be read ({type(error).__name__})"
     if not reason:
         return cast("dict[str, Any]", state)
     set_aside(folder)
     explain(reason)
     return None
+
+
+def _read_through(path: Path) -> None:
+    """Raise `OSError` if a file cannot be read. torch raises that for a damaged one as well, which reads well here."""
+    try:
+        with open(path, "rb") as file:
+            while file.read(2**24):
+                pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def set_aside(folder: Path) -> None:
