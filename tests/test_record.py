@@ -265,6 +265,18 @@ def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp
     )
 
 
+def test_a_trial_that_goes_on_with_its_workers_keeps_their_device(tmp_path):
+    """Its driver starts again, after a pause or a kill, and attaches to the job: no other line of a worker comes."""
+    Journal(tmp_path).start(toy(), {}, 20.0)
+    Journal(tmp_path).write("worker", device="cpu", threads=2, environment={"cpu": "another"})
+    Journal(tmp_path).start(toy(), {}, 20.0)
+    found = read_trial(tmp_path)
+    assert found.attempts == 2
+    assert [found.environment[name] for name in ("device", "threads", "cpu")] == ["cpu", 2, "another"]
+    Journal(tmp_path).write("worker", device="NVIDIA H200", threads=8, environment=environment.describe())
+    assert read_trial(tmp_path).environment == {**environment.describe(), "device": "NVIDIA H200", "threads": 8}
+
+
 def test_the_node_of_the_worker_counts(tmp_path):
     """The driver's may be another one of the cluster."""
     Journal(tmp_path).start(toy(), {}, 20.0)

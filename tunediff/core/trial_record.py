@@ -260,7 +260,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 record = TrialRecord(**own, unit=unit, started=when, last_written=when)
                 # The folder of the search, with its copy of the workload, may have moved
                 record.config["workload"] = code.near(str(record.config.get("workload")), folder)
-            record.environment = event.get("environment", {})
+            if "device" not in record.environment:  # else the workers that it names may still train the trial
+                record.environment = event.get("environment", {})
             record.attempts += 1
             # A training by `tunediff train` goes on after an end such as `oom`.
             record.paused, record.end, record.ended = False, None, 0.0
