@@ -240,6 +240,13 @@ def test_two_processors_of_one_name_differ_in_what_they_can_do(tmp_path, monkeyp
     assert len(environment.differences(strange, "cpu")) == 6
 
 
+def test_a_trial_whose_device_is_unknown_was_not_measured_elsewhere():
+    """Nobody knows what a caller of `open_study` trains on."""
+    assert environment.differences(environment.describe(), "cpu") == []
+    (why,) = environment.differences({**environment.describe(), "cpu": "another"}, "cuda")
+    assert why.startswith("CPU another there, ")
+
+
 def test_a_gpu_is_named_with_its_power_limit(tmp_path, monkeypatch):
     line = "NVIDIA H200, 450.00 W, 143771 MiB\\n"
     known = machine(monkeypatch, tmp_path, "avx2", 2 * line) | {"device": "NVIDIA H200"}

@@ -138,13 +138,15 @@ def differences(there: Mapping[str, Any], device: str) -> list[str]:
     2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
     ours, theirs = _decisive({**describe(), "device": device}, device), _decisive(there, device)
-    return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in ours if theirs[fact] != ours[fact]]
+    different = [fact for fact in ours if theirs.get(fact, ours[fact]) != ours[fact]]
+    return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in different]
 
 
 def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
     """Return the facts that must be equal for two measurements to be comparable, by their name in messages."""
-    kind = {"cpu": "a CPU", None: "unknown"}.get(environment.get("device"), "a GPU")
-    facts = {"trained on": kind, "CPU": environment.get("cpu"), "CPU cores": environment.get("usable_cores")}
+    facts = {"CPU": environment.get("cpu"), "CPU cores": environment.get("usable_cores")}
+    if (trained_on := environment.get("device")) is not None:  # nobody knows of trials that a caller runs
+        facts = {"trained on": "a CPU" if trained_on == "cpu" else "a GPU"} | facts
     facts |= {"instruction sets": " ".join(_words(environment, "cpu_features"))}
     facts |= {"GPU": "; ".join(sorted(set(_words(environment, "gpus"))))} if device != "cpu" else {}
     versions = environment.get("versions")
