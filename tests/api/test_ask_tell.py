@@ -167,6 +167,17 @@ def test_reports_say_when_early_stopping_would_end_a_trial(study, rule):
         assert one.search.trials()["status"].tolist()[stopped] == "pruned"
 
 
+def test_early_stopping_judges_a_trial_that_begins_again_from_its_first_report(study):
+    """Its void reports reached further, and were better."""
+    with study("early_stopping: asha\n") as one:
+        trials = [one.ask() for _ in range(5)]
+        for number, trial in enumerate(trials):
+            one.tell(trial, float(number), time_s=10)
+        assert not one.ask().report(0.0, time_s=15)
+    with study("early_stopping: asha\n") as one:
+        assert one.ask().report(9.0, time_s=10)
+
+
 def test_median_rule_lets_trials_go_on_while_too_few_have_reported(study):
     """Tune's rule would then ask a controller, which there is none of here, whether other trials wait for a pause."""
     with study("early_stopping: median\n") as one:

@@ -385,6 +385,27 @@ def test_curve_of_a_pruned_trial_is_complete_in_the_study_also_when_rebuilt(make
         assert trial.intermediate_values == {1: 9.0, 2: 8.0}
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_void_points_of_a_trial_that_began_again_leave_the_study(make, resumed):
+    searcher = make(early_stopping="asha")
+    journal = searcher.suggest("a")["spec"].begin()
+    for index, value in ((1, 9.0), (2, 8.5)):
+        journal.point(point(index, index * 1.0, frechet=value))
+        searcher.on_trial_result("a", {"index": index, "objective": value})
+    if resumed:
+        searcher = make(early_stopping="asha")
+        assert searcher.suggest("a")["trial"] == "t0000"
+    journal.restarted()
+    journal.point(point(1, 1.0, frechet=3.0))
+    searcher.on_trial_result("a", {"index": 1, "objective": 3.0})
+    journal.end(End("pruned"))
+    searcher.on_trial_complete("a", {})
+    (trial,) = searcher.proposer.study.trials(optuna.trial.TrialState.PRUNED)
+    assert (trial.user_attrs["trial"], trial.intermediate_values) == ("t0000", {1: 3.0})
+    assert not searcher.proposer.study.trials(optuna.trial.TrialState.RUNNING)
+    assert make(early_stopping="asha").suggest("b")["trial"] == "t0001"
+
+
 def test_tune_may_keep_a_copy_of_the_searcher(make, tmp_path):
     """It pickles all it was given; a configuration's class is made at run time and cannot be."""
     searcher = make()

@@ -133,7 +133,9 @@ class AskTellStudy:
             if space.early_stopping != "none":
                 from tunediff.tuning import tuner  # imports Ray, which takes seconds
 
-                self._rule = tuner.scheduler(space, record.read_trials(folder))
+                # Those that have not ended begin again: their points are void.
+                ended = [trial for trial in record.read_trials(folder) if trial.finished]
+                self._rule = tuner.scheduler(space, ended)
                 self._rule.set_search_properties("objective", space.mode)
             self._open = stack.pop_all()
 

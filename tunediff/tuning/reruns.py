@@ -52,7 +52,7 @@ class Reruns:
 
     def add(self, point: Values) -> None:
         """Take note of a trial if it is a rerun."""
-        if is_rerun(self._space, point):
+        if is_rerun(self._space, point) and point not in self._begun:  # the study may have it twice, see `SearchStudy`
             self._begun.append(point)
 
     def left(self, draws: int) -> int:

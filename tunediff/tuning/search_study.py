@@ -31,7 +31,7 @@ class SearchStudy:
         """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
-        self._reported: dict[int, set[int]] = {}  # indices of the points that the study has, by number of the trial
+        self._reported: dict[int, dict[int, float]] = {}  # points that the study has, by number of the trial and index
         self.optuna = optuna.create_study(
             storage=storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes], sampler=sampler(seed),
@@ -46,7 +46,7 @@ class SearchStudy:
         """Return the handle of a trial that Optuna takes for running."""
         study = self._storage.get_study_id_from_name(STUDY)
         number = self._storage.get_trial_id_from_study_id_trial_number(study, frozen.number)
-        self._reported[frozen.number] = set(frozen.intermediate_values)
+        self._reported[frozen.number] = dict(frozen.intermediate_values)
         return Trial(self.optuna, number)
 
     def point(self, trial: Any) -> Values:
@@ -83,13 +83,13 @@ class SearchStudy:
     # ---- results
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
         """Keep a point of the curve, by its index; Optuna keeps none where there are two objectives."""
-        index, reported = int(result["index"]), self._reported.setdefault(trial.number, set())
+        index, reported = int(result["index"]), self._reported.setdefault(trial.number, {})
         # After a restart and at the end a point comes again, of which Optuna would warn.
         if self.space.cost is not None or index in reported:
             return
         with contextlib.suppress(optuna.exceptions.OptunaError, ValueError):
             trial.report(result["objective"], step=index)
-            reported.add(index)
+            reported[index] = result["objective"]
 
     def drop(self, trial: Trial, **why: str) -> None:
         """End a trial of which nothing is learned, with the reason as an attribute."""
@@ -109,9 +109,11 @@ class SearchStudy:
         """
         # Tune does not pass on the point after which it stops a trial, by which TPE sorts pruned trials. A study that
         # was rebuilt has no points at all.
-        for point in trial_record.points:
-            if self.space.metric in point:
-                self.report(trial, {"index": point.index, "objective": point[self.space.metric]})
+        points = {point.index: point[self.space.metric] for point in trial_record.points if self.space.metric in point}
+        if trial_record.status == "pruned" and not self._reported.get(trial.number, {}).items() <= points.items():
+            trial = self._replaced(trial)
+        for index, value in points.items():
+            self.report(trial, {"index": index, "objective": value})
         trial.set_user_attr("status", trial_record.status)
         if trial_record.reason:
             trial.set_user_attr("reason", trial_record.reason)
@@ -127,6 +129,12 @@ class SearchStudy:
             skipped = trial_record.status == "skipped"
             failed = knowledge.smaller_oom_trial(trial_record.config, records) if skipped else trial_record
             self.optuna.tell(trial, self.penalty(failed))
+
+    def _replaced(self, trial: Trial) -> Trial:
+        """End a trial that began again and return a new one without its void points, which Optuna cannot remove."""
+        self.add(self.point(trial), TrialState.RUNNING, trial.user_attrs)
+        self.drop(trial)
+        return self.running(self.trials()[-1])
 
     def values(self, trial_record: TrialRecord) -> list[float] | None:
         """Return the objectives of a trial that ended ok; None for any other end."""
