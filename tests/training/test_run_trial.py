@@ -71,6 +71,18 @@ def test_a_disk_fault_behind_another_error_is_found(tmp_path, monkeypatch):
     assert run_trial(raising(error), alone()).end.status == "error", "where no folder is named, none is looked at"
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_an_error_of_another_disk_is_the_trials_own(tmp_path, monkeypatch, code):
+    """Such as that of a cache which `train(trial)` writes: the search's folder can be written."""
+    elsewhere = "/dev/no-such-folder/tokens.bin"  # a file system of its own
+    result = run_trial(raising(OSError(code, "no", elsewhere)), alone(), tmp_path)
+    assert (result.end.status, result.end.reason) == ("error", f"OSError: [Errno {code}] no: '{elsewhere}'")
+    own = OSError(code, "no", str(tmp_path / "sub" / "cache.bin"))
+    assert run_trial(raising(own), alone(), tmp_path).end is None
+    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+    assert run_trial(raising(OSError(code, "no", elsewhere)), alone(), tmp_path).end is None
+
+
 def test_an_interrupt_passes():
     with pytest.raises(KeyboardInterrupt):
         run_trial(raising(KeyboardInterrupt()), alone())

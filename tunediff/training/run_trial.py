@@ -6,7 +6,9 @@ on what an exception means. What each of them then does (write a journal, print 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +59,8 @@ def run_trial(
     except Exception as error:
         if isinstance(error, not_of_trial) or lost_a_process(error, world.size):
             return TrialResult(None, error=error)
-        if isinstance(error, OSError) and error.errno in environment.DISK_FAULTS:
+        disk_fault = isinstance(error, OSError) and error.errno in environment.DISK_FAULTS
+        if disk_fault and not _names_another_disk(error, folder):
             return TrialResult(None, error=error)  # no end could be written either
         if folder is not None and isinstance(error, OSError) and error.filename == str(folder / CHECKPOINT):
             return TrialResult(None, error=error)  # an end would remove the checkpoint, which may be intact
@@ -70,6 +73,17 @@ def run_trial(
         return TrialResult(end_of(error, world, per_gpu), error=error)
     status = "ok" if outcome.finished else "pruned"
     return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
+
+
+def _names_another_disk(error: Exception, folder: Path | None) -> bool:
+    """Return whether the file of an error lies on another disk than the trial's folder, such as a cache."""
+    if folder is None or not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(error.filename)).absolute()
+    with contextlib.suppress(OSError):
+        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+        return nearest.stat().st_dev != folder.stat().st_dev
+    return False
 
 
 def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:
