@@ -367,3 +367,10 @@ def test_own_children_are_not_strangers():
     used = Usage.now().since(before)
     child.join()
     assert used.own_s > 0.3
+
+
+def test_own_processes_that_have_ended_are_not_strangers():
+    """As loader processes of an earlier pass: their seconds stay this training's."""
+    before = Usage.now()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert Usage.now().since(before).own_s > 0.29

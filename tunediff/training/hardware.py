@@ -230,7 +230,8 @@ def _own_cpu_s() -> float:
     for member in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             times = member.cpu_times()
-            total += times.user + times.system
+            # Processes that have ended, such as the loader's of an earlier pass, count as their parent's children.
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
