@@ -190,6 +190,22 @@ def test_progress_and_stride_follow_the_budget():
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
 
 
+def test_stride_is_never_negative_where_steps_become_faster():
+    hands, strides = Hands(), []
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        for number, batch in enumerate(trial.batches((INPUTS, TARGETS))):
+            hands.s += 0.05 if number % 20 < 10 else 0.02
+            trial.step(loss_of(net, batch), optimizer)
+            if not trial.warming_up:
+                strides.append(trial.stride)
+
+    train(toy(), seconds=10.0, body=body, clock=timed(10.0, hands))
+    assert min(strides) >= 0
+    assert sum(strides) == pytest.approx(1.0, abs=0.02)
+
+
 def test_progress_stays_at_its_end_after_the_budget_of_an_open_ended_training():
     seen = []
 

@@ -61,6 +61,7 @@ class Engine(Session):
         self.step, self.own_step = OptimizerStep(self, self.count_step), OwnStep(self.compilation.detach)
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
+        self._counted = 0.0  # the furthest schedule after a step
         self.training = True
         """False once it was asked to stop."""
         self.done = False
@@ -169,9 +170,11 @@ class Engine(Session):
         """Count one optimizer step, which was queued on the device."""
         assert self.step.loss is not None
         self.meter.add(self.step.loss)
-        before = self.pace.schedule
+        # A reading of the clock may put the schedule back to where earlier steps were counted already.
+        before = max(self._counted, self.pace.schedule)
         self.pace.step(self.samples_per_step)
-        self.stride = self.pace.schedule - before
+        self.stride = max(0.0, self.pace.schedule - before)
+        self._counted = before + self.stride
 
     def after_step(self) -> None:
         """Look at the loss, report it and write a checkpoint, where the clock was read: the device was waited for."""
