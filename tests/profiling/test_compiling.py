@@ -1,7 +1,9 @@
 """When torch.compile has paid."""
 
 import os
-import signal
+import re
+import sys
+import types
 
 import pytest
 
@@ -43,25 +45,43 @@ def test_compiled_against_eager():
     assert compiling.compared("default", [measured(100.0, None)], measured(130.0, None))["break_even"] is not None
 
 
-def killed(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
+FAILING = """
+import dataclasses
+import os
+import tunediff
 
-
-def uncompilable(*args):
-    assert ".compiled-" in os.environ["TORCHINDUCTOR_CACHE_DIR"], "an empty cache of its own"
-    raise RuntimeError("no C++ compiler\nand a long story")
+@dataclasses.dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.1
+OBJECTIVE = tunediff.Metric("loss", "min")
+def train(trial):
+    {body}
+"""
+UNCOMPILABLE = 'raise RuntimeError(os.environ["TORCHINDUCTOR_CACHE_DIR"] + "\\nand a long story")'
 
 
 @pytest.mark.parametrize(
-    ("child", "reason"),
-    [(killed, "the process that compiled was killed"), (uncompilable, "RuntimeError: no C++ compiler")],
+    ("body", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "the process that compiled was killed"),
+        (UNCOMPILABLE, r"RuntimeError: .*/\.compiled-.*"),  # an empty cache of its own
+    ],
 )
-def test_compilation_that_fails_is_a_result(tmp_path, monkeypatch, child, reason):
+def test_compilation_that_fails_is_a_result_and_runs_no_script_again(tmp_path, monkeypatch, body, reason):
+    script, mine, scratch = tmp_path / "script.py", tmp_path / "mine.py", tmp_path / "scratch"
+    scratch.mkdir()
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    mine.write_text(FAILING.format(body=body))
+    plain = types.ModuleType("__main__")
+    plain.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", plain)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    monkeypatch.setattr(compiling, "_eager_and_compiled", child)
-    assert compiling.compile_cost(tiny(), 3, tmp_path) == {"mode": "default", "failed": reason}
+    found = compiling.compile_cost(cfg.baseline(str(mine)), 3, scratch)
+    assert found["mode"] == "default"
+    assert re.fullmatch(reason, found["failed"])
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
-    assert not list(tmp_path.iterdir())
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_measured_beside_each_other(monkeypatch):
@@ -73,10 +93,10 @@ def test_what_is_measured_beside_each_other(monkeypatch):
         return {"first_step_s": 1.0, "compile_s": 0.0, "step_s": 1.0}
 
     monkeypatch.setattr(Bench, "speed", speed)
-    nested = cfg.to_dict(tiny(compile__mode="max-autotune", compile__scope="blocks"))
-    eager, _ = compiling._eager_and_compiled(nested, "max-autotune", 3)
+    config = tiny(compile__mode="max-autotune", compile__scope="blocks")
+    eager, _ = compiling._eager_and_compiled(config, "max-autotune", 3)
     assert len(eager) == 2
-    compiling._eager_and_compiled(cfg.to_dict(tiny()), "default", 3)
+    compiling._eager_and_compiled(tiny(), "default", 3)
     plain = ("none", "model")
     assert seen == [plain, ("max-autotune", "blocks"), plain, plain, ("default", "model"), plain]
 

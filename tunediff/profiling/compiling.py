@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures.process
+import json
 import math
-import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 
 from tunediff import config as cfg
 from tunediff.analysis.speed import break_even
-from tunediff.config import Lines, Systems
+from tunediff.config import Systems
+from tunediff.core import processes
 from tunediff.profiling.measure import Bench, in_a_line, spread
 from tunediff.profiling.result import CompileCost, Failed, Speed
 
@@ -27,27 +28,34 @@ def compile_cost(config: Systems, steps: int, scratch: Path) -> CompileCost | Fa
     result.
     """
     mode = config.compile.mode if config.compile.mode != "none" else "default"
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".compiled-", ignore_cleanup_errors=True) as cache:
-        try:
-            with concurrent.futures.ProcessPoolExecutor(
-                1, multiprocessing.get_context("spawn"), _begin, (cache, torch.get_num_threads())
-            ) as pool:
-                eager, compiled = pool.submit(_eager_and_compiled, cfg.to_dict(config), mode, steps).result()
-        except concurrent.futures.process.BrokenProcessPool:
-            return {"mode": mode, "failed": "the process that compiled was killed"}
-        except Exception as error:  # no C++ compiler, an operation that cannot be compiled, …
-            return {"mode": mode, "failed": in_a_line(error)}
-    return compared(mode, eager, compiled)
+    # `python -m` of this module: multiprocessing would run the script of the caller a second time.
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".compiled-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).absolute()
+        (folder / "config.yaml").write_text(cfg.dump(config), encoding="utf-8")
+        words = (str(folder), mode, f"{steps}", f"{torch.get_num_threads()}")
+        with processes.started(__name__, *words, output=folder / "output.txt") as (process,):
+            process.wait()
+        answer = processes.read_answer(folder / "answer.json")
+    if "eager" in answer:
+        return compared(mode, answer["eager"], answer["compiled"])
+    return {"mode": mode, "failed": answer.get("failed", "the process that compiled was killed")}
 
 
-def _begin(cache: str, threads: int) -> None:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+def main(folder: Path, mode: str, steps: int, threads: int) -> None:
+    """Write `answer.json`: the measurements of eager and compiled trainings, or `failed`, the reason for none."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     torch.set_num_threads(threads)
+    answer: dict[str, object]
+    try:
+        eager, compiled = _eager_and_compiled(cfg.load(folder / "config.yaml"), mode, steps)
+        answer = {"eager": eager, "compiled": compiled}
+    except Exception as error:  # no C++ compiler, an operation that cannot be compiled, …
+        answer = {"failed": in_a_line(error)}
+    (folder / "answer.json").write_text(json.dumps(answer))
 
 
-def _eager_and_compiled(nested: Lines, mode: str, steps: int) -> tuple[list[Speed], Speed]:
+def _eager_and_compiled(config: Systems, mode: str, steps: int) -> tuple[list[Speed], Speed]:
     """Return `speed` without, with and again without torch.compile; runs in the process of `compile_cost`."""
-    config = cfg.from_dict(nested, where="profile")
     bench = Bench.of(config)
     eager = cfg.override(config, {"compile.mode": "none", "compile.scope": "model", "compile.dynamic": False})
     bench.speed(eager, 2, segments=1)  # libraries load once per process, whatever the mode
@@ -75,3 +83,7 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
         "peak_memory_mib": [eager[-1]["peak_memory_mib"], compiled["peak_memory_mib"]],
         "disturbed": any(speed["disturbed"] for speed in (*eager, compiled)),
     }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
