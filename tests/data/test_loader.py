@@ -4,9 +4,12 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import time
+import types
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -180,6 +183,16 @@ def test_a_fetched_batch_may_be_asked_for_again(how: dict[str, Any]) -> None:
         first = batches.move(fetched).clone()
         batches.fetch()
         assert torch.equal(batches.move(fetched), first)
+
+
+def test_loader_processes_run_no_script_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = types.ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    Path(script.__file__).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    take(1, config(loader__workers=1))
+    assert not (tmp_path / "ran").exists()
+    assert sys.modules["__main__"] is script
 
 
 def test_close_stops_the_workers_and_may_be_repeated() -> None:

@@ -12,6 +12,8 @@ import functools
 import itertools
 import multiprocessing
 import pickle
+import sys
+import types
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -145,13 +147,26 @@ class _Loaded:
         )
         self._passes = 0
         try:
-            self._batches: Any = iter(self._loader)
+            self._batches: Any = self._started()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             if not loader.workers or "pickle" not in str(error) + type(error).__name__:
                 raise
             hint = "allowed: 0, or a data set and collate function defined at the top of a file"
             why = f"loader.workers: {loader.workers} needs data that another process can get"
             raise ConfigError(f"{why}: {error}; {hint}") from None
+
+    def _started(self) -> Iterator[Any]:
+        """Begin a pass over the loader, with its processes.
+
+        multiprocessing runs the file of `__main__` again in every process. Nothing here needs that, and a plain script
+        would train once more in each of them.
+        """
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return iter(self._loader)
+        finally:
+            sys.modules["__main__"] = main
 
     def __next__(self) -> Any:
         try:
@@ -160,7 +175,7 @@ class _Loaded:
                 self._passes += 1
                 if isinstance(self._loader.dataset, _Stream):
                     self._loader.dataset.passes = self._passes  # for loader processes that begin with this pass
-                self._batches = iter(self._loader)
+                self._batches = self._started()
                 batch = next(self._batches, None)
                 few = "the data set gives fewer items than one batch of each loader process needs"
                 refuse(batch is None, f"trial.batches: {few}; allowed: a smaller loader.batch_size, fewer workers")
