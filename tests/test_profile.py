@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from PIL import Image
 from tests.helpers import CPU, TINY, tiny
 from tests.profiling.conftest import PHASES
 from tests.test_models import SPACE
+from tests.users import plain
 from tunediff import analysis, profile, search_space
 from tunediff import config as cfg
 from tunediff.core import environment
@@ -220,6 +222,28 @@ def test_refusals(tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err
     assert sorted(os.listdir()) == ["file", "full", "wrong.yaml"], "a refused profile leaves nothing behind"
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+def test_profile_is_copied_to_the_address_of_its_storage(tmp_path, capsys, quick):
+    assert profile.main(["--config", "digits", "--no-sweep", "--storage", f"file://{tmp_path}/bucket"]) == 0
+    assert (tmp_path / "bucket/profile-digits/profile.json").exists()
+    (tmp_path / "file").write_text("")
+    assert profile.main(["--config", "digits", "--storage", f"file://{tmp_path}/file/prefix"]) == 2
+    assert f"--storage: file://{tmp_path}/file/prefix cannot be written: " in capsys.readouterr().err
+
+
+def test_error_of_a_users_workload_is_its_own_lines(tmp_path, capsys):
+    text = (
+        Path(plain.__file__)
+        .read_text()
+        .replace("    net = nn.Sequential(", '    raise ValueError("my own mistake")\n    net = nn.Sequential(')
+    )
+    (tmp_path / "mine.py").write_text(text)
+    assert profile.main(["--config", "mine.py", "--no-sweep"]) == 1
+    err = capsys.readouterr().err
+    assert "ValueError: my own mistake" in err
+    assert "mine.py" in err
+    assert "tunediff/profiling" not in err
 
 
 def test_torchrun_is_refused(capsys, monkeypatch):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems
-from tunediff.core import text
-from tunediff.core.errors import TunediffError
+from tunediff.config import ConfigError, Systems, code
+from tunediff.core import remote, text
+from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
 from tunediff.core.progress import EventLines
 
@@ -96,6 +96,8 @@ def _check(config: Systems, options: ProfileOptions) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"torchrun: profile runs in one process; start it as {options.command}")
     cli.check_here(config, evaluates=False)
+    if options.out is None:
+        remote.check(options.storage)
 
 
 def _folder(out: Path | None, storage: Path, stem: str) -> Path:
@@ -129,5 +131,9 @@ def _profile(config: Systems, workers: int, folder: Path, options: ProfileOption
     except Exception as error:
         if end_of(error).status == "oom":
             raise TunediffError(f"out of memory with a batch of {config.loader.batch_size}: {error}") from error
+        if cfg.of(config).file is not None and not isinstance(error, TunediffError):
+            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's own lines
         raise
-    return ProfileResult(folder, profile, files.write_all(profile, folder))
+    result = ProfileResult(folder, profile, files.write_all(profile, folder))
+    remote.push_or_warn(folder)
+    return result
