@@ -1,6 +1,7 @@
 """Short trainings, timed, and what is known of the machine."""
 
 import contextlib
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,20 @@ def test_the_limit_leaves_room_for_others():
 
     limit = measure.memory_limit_mib(torch.device("cpu"))
     assert 0 < limit < psutil.virtual_memory().total / 2**20
+
+
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "prefix"),
+    [(".", "memory.max", "memory.current", ""), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
+)
+def test_memory_limit_of_a_container_leaves_out_cached_files(tmp_path, folder, limit, used, prefix):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    content = {limit: "8000", used: "7000", "memory.stat": f"{prefix}inactive_file 4000\n{prefix}active_file 500\nx 1"}
+    for name, text in content.items():
+        (tmp_path / folder / name).write_text(text)
+    assert measure.cgroup_available(tmp_path) == 5500
+    (tmp_path / folder / limit).write_text("max\n")
+    assert measure.cgroup_available(tmp_path) == math.inf
 
 
 def test_device():

@@ -267,12 +267,24 @@ def memory_limit_mib(device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device)) / 2**20
-    available, group = float(psutil.virtual_memory().available), Path("/sys/fs/cgroup")
-    limits = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
-    for limit, used in limits:
-        with contextlib.suppress(OSError, ValueError):  # `max` is no number: no limit
-            available = min(available, int((group / limit).read_text()) - int((group / used).read_text()))
+    available = min(float(psutil.virtual_memory().available), cgroup_available(Path("/sys/fs/cgroup")))
     return (psutil.Process().memory_info().rss + HOST_SHARE * max(0.0, available)) / 2**20
+
+
+def cgroup_available(group: Path) -> float:
+    """Return the bytes that the limit of a cgroup (v1 or v2) leaves; inf: no limit.
+
+    Its usage counts the pages of files that were read or written, which the kernel gives back when they are needed.
+    """
+    available = math.inf
+    v1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"
+    for limit, used, statistics_of, prefix in (("memory.max", "memory.current", "memory.stat", ""), v1):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # `max` is no number: no limit
+            left = int((group / limit).read_text()) - int((group / used).read_text())
+            sizes = dict(line.split() for line in (group / statistics_of).read_text().splitlines())
+            cached = sum(int(sizes[f"{prefix}{name}"]) for name in ("inactive_file", "active_file"))
+            available = min(available, left + cached)
+    return available
 
 
 def format_gains(world: World) -> dict[str, float]:
