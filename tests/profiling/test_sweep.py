@@ -1,6 +1,7 @@
 """Batch sizes: which are measured, and where it ends."""
 
 import itertools
+import math
 import time
 
 import pytest
@@ -21,6 +22,7 @@ from tunediff.profiling.sweep import sweep
         ({"loader__batch_size": 7}, 14, [7, 14]),
         ({"loader__batch_size": 16, "loader__accumulation": 8}, 64, [8, 16, 32, 64]),
         ({"loader__batch_size": 32768}, 10**6, [8192, 16384, 32768, 65536]),
+        ({"loader__batch_size": 32768}, math.inf, [8192, 16384, 32768, 65536]),
     ],
 )
 def test_batch_sizes(values, samples, sizes):
@@ -59,6 +61,36 @@ def test_memory_is_extrapolated():
 )
 def test_the_end_of_a_sweep(rows, batch, limit, why):
     assert sweeping.end_of_sweep(rows, batch, limit, "images") == why
+
+
+def measured(config, mib):
+    batch = config.loader.batch_size
+    return {"batch_size": batch, "step_s": 0.1, "samples_per_s": batch / 0.1, "peak_memory_mib": mib}
+
+
+def test_batches_of_a_stream_grow_up_to_what_the_configuration_allows(bench, monkeypatch):
+    monkeypatch.setattr(bench, "speed", lambda config, steps, segments: measured(config, 10.0))
+    bench.samples["count"] = 0
+    found = sweep(bench, tiny(loader__batch_size=16384), 0.1, lambda batch: None)
+    assert [row["batch_size"] for row in found["rows"]] == [4096, 8192, 16384, 32768, 65536]
+    assert found["stopped"] == "the configuration allows no larger batch"
+
+
+def test_no_batches_are_measured_with_a_loader_that_does_not_follow_their_size(bench, monkeypatch):
+    monkeypatch.setattr(bench, "unread", ("loader.batch_size",))
+    found = sweep(bench, tiny(), 0.1, lambda batch: None)
+    assert found["rows"] == []
+    assert found["stopped"] == "the workload's own loader does not follow loader.batch_size"
+
+
+def test_memory_ends_a_sweep_only_beyond_the_configured_batch(bench, monkeypatch):
+    monkeypatch.setattr(
+        bench, "speed", lambda config, steps, segments: measured(config, 800.0 + config.loader.batch_size)
+    )
+    monkeypatch.setattr(sweeping.measure, "memory_limit_mib", lambda device: 820.0)
+    found = sweep(bench, tiny(), 0.1, lambda batch: None)
+    assert [row["batch_size"] for row in found["rows"]] == [4, 8, 16]
+    assert found["stopped"] == "32 images would need about 832 MiB of the 820 MiB that may be taken"
 
 
 def test_sweep(bench, monkeypatch):

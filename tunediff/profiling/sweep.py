@@ -19,6 +19,7 @@ MOST_STEP_S = 30.0
 """A sweep ends before a step would take longer than this (s)."""
 GROWTH = 1.03
 """Throughput has stopped growing when two doublings of the batch have not brought this factor."""
+NOT_ALLOWED = "the configuration allows no larger batch"
 
 
 def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callable[[int], None]) -> Sweep:
@@ -30,8 +31,13 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
     rows: list[Rates] = []
     device, per_sample_s = bench.world.device, step_s / config.loader.batch_size
     limit, stopped, unit = measure.memory_limit_mib(device), "", cfg.of(config).unit
-    for batch in batch_sizes(config, bench.samples["count"]):
-        if stopped := end_of_sweep(rows, batch, None if bench.cuda else limit, unit):
+    most = bench.samples["count"] or math.inf  # the length of a stream is not known
+    if "loader.batch_size" in bench.unread:
+        why = "the workload's own loader does not follow loader.batch_size"
+        return {"rows": [], "stopped": why, "memory_limit_mib": limit, "limit_batch": None}
+    for batch in batch_sizes(config, most):
+        unlimited = bench.cuda or batch <= config.loader.batch_size  # the configured batch was measured before
+        if stopped := end_of_sweep(rows, batch, None if unlimited else limit, unit):
             break
         progress(batch)
         try:
@@ -50,11 +56,13 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
                 memory.reset(device)
         rows.append(cast("Rates", {name: value for name, value in speed.items() if name in Rates.__annotations__}))
         per_sample_s = speed["step_s"] / batch
-    stopped = stopped or f"a larger batch would be larger than the set of {unit}"
+    if not stopped:
+        larger = 2 * rows[-1]["batch_size"] > most
+        stopped = f"a larger batch would be larger than the set of {unit}" if larger else NOT_ALLOWED
     return {"rows": rows, "stopped": stopped, "memory_limit_mib": limit, "limit_batch": largest_batch(rows, limit)}
 
 
-def batch_sizes(config: Systems, samples: int) -> Iterator[int]:
+def batch_sizes(config: Systems, samples: float) -> Iterator[int]:
     """Yield a quarter of the configured batch, then doubles up to the size of the set, if the configuration allows."""
     batch = config.loader.batch_size
     size = batch // 4 if batch % 4 == 0 else batch // 2 if batch % 2 == 0 else batch
