@@ -103,6 +103,16 @@ def loses_rows(monkeypatch):
     monkeypatch.setattr(software.loader.Batches, "move", lambda self, fetched: move(self, fetched) * 0)
 
 
+def test_load_of_others_is_a_share_of_all_cores_as_in_a_training(tmp_path, monkeypatch):
+    usages = iter([hardware.Usage(0.0, 0.0, 0.0, 0.0), hardware.Usage(1.0, 2.0, 0.0, 0.0)])
+    monkeypatch.setattr(hardware.Usage, "now", lambda: next(usages))
+    monkeypatch.setattr(site_machine.psutil, "cpu_percent", lambda interval: 0.0)
+    monkeypatch.setattr(site_machine.psutil, "cpu_count", lambda: 64)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    found = site_machine.cpu(Site(tmp_path, "cpu"))
+    assert (found.state, found.numbers["other_load_share"]) == ("ok", 2 / 64)
+
+
 BROKEN = [
     (site_machine.cpu, patched(machine, "cores", lambda: 1), "weak", "share one core"),
     (site_machine.cpu, patched(hardware, "disturbance", lambda *of: {"other_load_share": 0.5}), "weak", "others use 50%"),
@@ -323,6 +333,7 @@ def checks(monkeypatch):
     [
         ([("ok", True), ("skipped", True)], 0, "a search can run here"),
         ([("weak", True), ("missing", False)], 0, "a search can run here; weak: weak one; missing: missing one"),
+        ([("wrong", False), ("missing", False)], 0, "a search can run here; wrong: wrong one; missing: missing one"),
         ([("ok", True), ("missing", True)], 1, "a search should not be started here: missing one"),
         ([("wrong", True)], 1, "a search should not be started here: wrong one"),
     ],

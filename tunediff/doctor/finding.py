@@ -103,6 +103,6 @@ def verdict(findings: Sequence[Finding]) -> str:
         return f"a search should not be started here: {', '.join(stops)}"
     limits = {
         state: ", ".join(finding.name for finding in findings if finding.state == state)
-        for state in ("weak", "missing")
+        for state in ("wrong", "weak", "missing")
     }
     return "; ".join(["a search can run here", *(f"{state}: {names}" for state, names in limits.items() if names)])

@@ -36,7 +36,7 @@ def cpu(site: Site) -> Answer:
     before = hardware.Usage.now()
     psutil.cpu_percent(interval=1.0)
     used = hardware.Usage.now().since(before)
-    others = hardware.disturbance(used, used.own_s, have)["other_load_share"]
+    others = hardware.disturbance(used, used.own_s, all_cores)["other_load_share"]
     limit = "no quota" if math.isinf(allowed) else f"quota {allowed:g}"
     features = ", ".join(environment.describe()["cpu_features"]) or "none that torch asks for"
     numbers = {"cores": have, "machine_cores": all_cores, "other_load_share": others}
@@ -44,7 +44,7 @@ def cpu(site: Site) -> Answer:
     cpu_name = environment.describe()["cpu"]
     message = f"{cpu_name}: {have} of {all_cores} cores, {limit}; {features}; others use {others:.0%}"
     if others > hardware.DISTURBED:
-        means = "what is measured now is marked as disturbed: wait, or take cores apart (taskset)"
+        means = "what is measured now may be marked as disturbed: wait, or take cores apart (taskset)"
         return Answer("weak", message, means, numbers)
     if have < 2:
         return Answer("weak", message, "training, loader processes and Ray share one core", numbers)
