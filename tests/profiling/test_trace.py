@@ -118,6 +118,16 @@ def test_a_gpu_knows_what_was_there_before():
     assert found["peak"]["total_mib"] == 508.0
 
 
+def test_what_a_gpu_releases_of_what_was_there_before_is_not_counted_any_more():
+    events = [phase("forward", 0, 10), phase("backward", 11, 20)]
+    events += [allocation(1, 1, 10, total=160, kind=1), allocation(2, 2, -50, total=110, kind=1)]
+    events += [allocation(12, 3, 50, total=160, kind=1)]
+    found = trace.timeline(events, PHASES, 0.0, cuda=True)
+    assert found["peak"]["total_mib"] == 160.0
+    assert found["timeline"]["static_mib"][-1] == 100.0
+    assert found["timeline"]["backward_mib"][-1] == 50.0
+
+
 def test_a_trace_without_allocations():
     assert trace.timeline([], PHASES, 1.0, cuda=False) == {"peak": None, "timeline": None, "phases": []}
 

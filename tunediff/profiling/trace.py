@@ -154,6 +154,8 @@ def timeline(
     owner = owner.groupby([event["args"]["Addr"] for event in moves]).ffill()  # none: it is older than the trace
     held = {name: size.where(owner == name, 0.0).cumsum() for name in get_args(Owner)}
     held["static_mib"] += (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static
+    if cuda:  # gradients of the step before, say: they are among what was allocated when the trace began
+        held["static_mib"] += size.where(owner.isna() & (size < 0), 0.0).cumsum()
     total = pd.DataFrame(held).sum(axis=1)
     top = int(total.argmax())
     peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
