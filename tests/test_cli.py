@@ -95,7 +95,9 @@ def test_help_names_the_program_that_was_called(monkeypatch, capsys, program, us
         ("tunediff se", "search"),
         ("tunediff search --wa", "--warm-start"),
         ("tunediff search digits_cl", "digits_classifier"),
+        ("tunediff search studies/lad", "studies/ladder"),
         ("tunediff train timesteps.unt", "timesteps.until="),
+        ("tunediff knobs timesteps.unt", "timesteps.until"),
     ],
 )
 def test_a_shell_completes_commands_options_files_and_knobs(tmp_path, line, expected):

@@ -166,11 +166,24 @@ def completes(action: argparse.Action, names: Callable[[], Iterable[str]] = list
     def matching(prefix: str, **_: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter
 
-        knobs = (f"{knob}=" for name in SHIPPED for knob in find(name).schema.knobs)
-        words = dict.fromkeys([*names(), *FilesCompleter()(prefix), *knobs])
+        words = dict.fromkeys([*names(), *FilesCompleter()(prefix), *(f"{knob}=" for knob in _knobs())])
         return [word for word in words if word.startswith(prefix)]
 
     action.completer = matching  # type: ignore[attr-defined]
+
+
+def completes_knob(action: argparse.Action) -> None:
+    """Let shells complete the name of a knob."""
+
+    def matching(prefix: str, **_: Any) -> list[str]:
+        return [knob for knob in _knobs() if knob.startswith(prefix)]
+
+    action.completer = matching  # type: ignore[attr-defined]
+
+
+def _knobs() -> Iterable[str]:
+    """Return the knobs of all shipped workloads, each once."""
+    return dict.fromkeys(knob for name in SHIPPED for knob in find(name).schema.knobs)
 
 
 def add_storage(parser: argparse.ArgumentParser, of: str = "all searches") -> None:

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """List knobs; see `--help`."""
     parser = cli.parser("knobs", __doc__ or "")
     add = parser.add_argument
-    add("prefix", nargs="?", default="", metavar="PREFIX", help="a knob or a section (default: all)")
+    words = "a knob or a section (default: all)"
+    cli.completes_knob(add("prefix", nargs="?", default="", metavar="PREFIX", help=words))
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
     outputs = sorted(path.stem for path in OUTPUTS.glob("*.json"))

@@ -34,7 +34,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     files = "search file (default: digits), or a workload's file, which is searched around its baseline"
     cli.completes(
         add("words", nargs="*", metavar="SPACE.yaml | mine.py | knob=value", help=files),
-        lambda: (path.stem for path in search_space.SHIPPED.glob("*.yaml")),
+        search_space.shipped,
     )
     add("--name", help="name of the search and its folder (default: search file and time)")
     cli.add_storage(parser)

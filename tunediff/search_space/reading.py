@@ -54,9 +54,13 @@ def find(name: str | None) -> Path:
         raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
     if Path(name).exists():  # a device: reading it says what is wrong
         return Path(name)
-    shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
-    hint = nearest(name.removesuffix(".yaml"), shipped).replace("allowed:", "shipped:")
+    hint = nearest(name.removesuffix(".yaml"), shipped()).replace("allowed:", "shipped:")
     raise ConfigError(f"{name}: no such search file; {hint}")
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped search files: `digits`, `studies/ladder`, …"""
+    return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
 
 
 def is_workload(path: Path) -> bool:
