@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -107,3 +108,18 @@ def test_a_shell_completes_commands_options_files_and_knobs(tmp_path, line, expe
     # In a process of its own: argcomplete takes file descriptor 9.
     subprocess.run([sys.executable, "-m", "tunediff"], env=os.environ | asked | point, check=True, close_fds=True)
     assert out.read_text().split() == [expected]
+
+
+@pytest.mark.training  # in a process of its own: subprocesses write to the descriptor
+def test_only_the_json_of_a_result_is_on_stdout():
+    program = (
+        "import logging, os, sys; from tunediff import cli\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "def command(argv):\n"
+        "    print('object'); logging.warning('logger'); os.system('echo subprocess')\n"
+        "    return cli.print_json({'key': 1}) or 0\n"
+        "sys.exit(cli.guarded(command)())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"schema": cli.SCHEMA, "key": 1}
+    assert sorted(done.stderr.split()) == ["WARNING:root:logger", "object", "subprocess"]

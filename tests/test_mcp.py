@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import searches
 from tunediff import mcp
+from tunediff.config import code
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -108,6 +110,18 @@ def test_mcp_comparison_without_b_keeps_the_knobs_of_a(server):
         return await call("dry_run_comparison", a="digits", a_knobs=["seed=3"], b_knobs=["ema.half_life=0.1"])
 
     assert session(body, server)["words"][:5] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
+
+
+def test_mcp_result_keeps_stdout_for_the_client(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"print('reads data')\n{PLAIN.read_text()}")
+    searches.make(
+        tmp_path / "results" / "night", {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
+    )
+    code._imported.clear()  # as in a server, which has not read the file before
+    capsys.readouterr()
+    assert mcp.Server(tmp_path / "results").result("night")["trials"] == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
-                with _log_on_stderr():
+                with _log_on_stderr(), _json_alone_on_stdout(sys.argv[1:] if argv is None else argv):
                     return command(argv)
             finally:
                 sys.stdout.flush()
@@ -111,6 +111,28 @@ def _log_on_stderr() -> Iterator[None]:
     finally:
         package.removeHandler(handler)
         calls.setLevel(before)
+
+
+_redirection = contextlib.ExitStack()
+"""Restores stdout while it is redirected."""
+
+
+@contextlib.contextmanager
+def _json_alone_on_stdout(words: Sequence[str]) -> Iterator[None]:
+    """Send to stderr what a user's file prints, if `words` contain --json; `print_json` restores stdout."""
+    stdout = sys.stdout
+    if sys.stderr is None or not any(word.startswith("--j") for word in words):  # argparse takes --js as well
+        yield
+        return
+    if stdout is sys.__stdout__:  # subprocesses and C libraries write to the descriptor
+        kept = os.dup(stdout.fileno())
+        _redirection.callback(os.close, kept)
+        _redirection.callback(os.dup2, kept, stdout.fileno())
+        _redirection.callback(stdout.flush)  # what loggers wrote to the object itself
+        os.dup2(2, stdout.fileno())
+    _redirection.enter_context(contextlib.redirect_stdout(sys.stderr))
+    with _redirection:
+        yield
 
 
 def _replace_what_cannot_be_written() -> None:
@@ -259,6 +281,7 @@ def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | 
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Print a result as JSON, with the number of the version that its keys and types are of."""
+    _redirection.close()
     print(json.dumps(versioned(values), indent=2, allow_nan=False, default=str), flush=True)
 
 

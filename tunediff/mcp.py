@@ -8,6 +8,7 @@ the server ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -132,10 +133,11 @@ class Server:
 
         self._check(name)
         folder = self._storage / name
-        if (folder / "search.yaml").exists():
-            return Search(folder).json()
-        if folder.exists():
-            return PairedComparison(folder).json()
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is the client's, and a user's file may print
+            if (folder / "search.yaml").exists():
+                return Search(folder).json()
+            if folder.exists():
+                return PairedComparison(folder).json()
         raise ConfigError(f"{name}: has not begun")
 
     def export(self, name: str, path: str | None = None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dataclasses.replace(options, command=text.original_command("profile", argv)), EventLines.of(args)
     )
     if args.json:
-        print(result.files["numbers"].read_text(encoding="utf-8"), end="")
+        cli.print_json(result.json())
         return cli.OK
     print(result.text(), end="\n\n")
     print(text.block(result.files))

@@ -1,6 +1,8 @@
 """A user's file as a workload: found, known by its content, taken along."""
 
 import dataclasses
+import importlib
+import json
 import pickle
 import subprocess
 import sys
@@ -10,8 +12,8 @@ import pytest
 import torch
 
 from tests.helpers import CPU
+from tunediff import cli, search, search_space
 from tunediff import config as cfg
-from tunediff import search, search_space
 from tunediff.api import train_run
 from tunediff.api.calls import words
 from tunediff.api.train_run import TrainOptions
@@ -46,6 +48,20 @@ def trained(config, folder=None, samples=64):
 def test_tunediff_itself_imports_no_torch():
     text = "import sys, tunediff; from tunediff import Metric, Range; assert 'torch' not in sys.modules; tunediff.Trial"
     subprocess.run([sys.executable, "-c", text], check=True)
+
+
+@pytest.mark.parametrize(
+    "words", ["knobs --workload mine.py", "train --config mine.py --samples 64", "search mine.py --dry-run"]
+)
+def test_what_the_file_prints_is_not_in_the_json(mine, capsys, words):
+    mine.write_text(
+        f"print('reads data for', {words!r})\n{PLAIN}".replace("    net =", "    print('net')\n    net =", 1)
+    )
+    command, *words = words.split()
+    assert importlib.import_module(f"tunediff.{command}").main([*words, "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["schema"] == cli.SCHEMA
+    assert "reads data for" in error
 
 
 def test_its_knobs_are_knobs_like_ours(mine):
