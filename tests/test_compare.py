@@ -131,6 +131,18 @@ def test_another_revision_brings_what_it_imports(repository):
     assert "files that it imports differ" in report._changes(found)
 
 
+def test_another_revision_has_the_data_beside_its_file(repository):
+    Path("images").mkdir()
+    for path, source in (("mine.py", f"FILE = __file__\n{PLAIN}"), ("numbers.txt", "old"), ("images/one.txt", "old")):
+        Path(path).write_text(source)
+    git("add", ".")
+    git("commit", "-qm", "second")
+    Path("numbers.txt").write_text("new")
+    folder = asked("mine.py@HEAD", "mine.py", "lr=0.1").folder
+    assert [(folder / side / "workload" / "numbers.txt").read_text() for side in "AB"] == ["old", "new"]
+    assert (folder / "A/workload/images/one.txt").read_text() == "old"
+
+
 def test_a_preset_of_another_revision(repository):
     Path("mine.py").write_text(PLAIN.replace('{"width": 16}', '{"width": 4}'))
     found = asked("mine.py:large@HEAD", "mine.py:large", "lr=0.1")

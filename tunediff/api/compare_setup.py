@@ -7,6 +7,7 @@ import dataclasses
 import io
 import math
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -76,6 +77,8 @@ class CompareRequest:
     """Its file, `pairs.FILE`."""
     checked: Mapping[str, dict[str, Any]]
     """What was measured of users' workloads, by the fingerprint of the configuration."""
+    temporary: Path
+    """Folder with other revisions of the files, which is removed before the runs."""
 
 
 def resume(options: CompareOptions) -> Path:
@@ -123,7 +126,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "a": " ".join(side_words[0]), "b": " ".join(side_words[1]), "budget_s": budget_s, "pairs": most,
             "within": within, "compile": options.compile or "charged", "unit": options.unit or "wall",
         }  # fmt: skip
-        yield CompareRequest(folder, side_words, sides, content, _check_sides(sides, options, say))
+        checked = _check_sides(sides, options, say)
+        yield CompareRequest(folder, side_words, sides, content, checked, Path(elsewhere).resolve())
 
 
 def _check_sides(sides: Sequence[Systems], options: CompareOptions, say: Say) -> dict[str, dict[str, Any]]:
@@ -157,9 +161,22 @@ def create(request: CompareRequest) -> None:
         for config, side in zip(request.sides, pairs.SIDES, strict=True):
             (new / side).mkdir(parents=True)
             own = cfg.take_along(config, new / side)
+            _replace_links(new / side, request.temporary)
             write_text(new / side / "config.yaml", cfg.dump(own, folder=new / side))
         write_text(new / pairs.FILE, cfg.to_yaml(dict(request.content)))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
+
+
+def _replace_links(folder: Path, temporary: Path) -> None:
+    """Replace links into a folder that is removed before the runs by copies of the data."""
+    for link in [path for path in folder.rglob("*") if path.is_symlink()]:
+        data = link.resolve()
+        if data.is_relative_to(temporary):
+            link.unlink()
+            if data.is_dir():
+                shutil.copytree(data, link, symlinks=True)
+            else:
+                shutil.copy2(data, link)
 
 
 def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
