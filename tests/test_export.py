@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests import searches
 from tests.helpers import tiny
 from tests.test_models import network, run_folder, search_folder
 from tunediff import config as cfg
-from tunediff import export
+from tunediff import export, search_space
 from tunediff.workloads.diffusion import diffusers_export
+
+PLAIN = Path(__file__).parent / "users" / "plain.py"
+OF_A_FILE = {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
 
 
 @pytest.fixture
@@ -51,6 +55,20 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     expected = network(config, seed).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     assert not (storage / "night" / "best.yaml").exists()
+
+
+def test_a_refused_export_keeps_the_files_of_an_earlier_one(storage, capsys):
+    for name, learned in (("first", 1.0), ("second", 2.0)):
+        Path("helper.py").write_text("WIDTH = 8\n")
+        Path("mine.py").write_text(f"from helper import WIDTH\n{PLAIN.read_text()}# {name}\n")
+        searches.make(storage / name, OF_A_FILE)
+        searches.write(storage / name, search_space.load(storage / name / "search.yaml"), 0)
+        save_file({"weight": torch.tensor([learned])}, storage / name / "trials" / "t0000" / "weights.safetensors")
+    assert export.main(["first", "--out", "out/best.yaml"]) == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    assert "mine.py: is a file of another workload already" in refused(capsys, "second", "--out", "out/best.yaml")
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
 def test_a_pipeline_lies_beside_its_model_unless_told_otherwise(storage, capsys):

@@ -75,11 +75,13 @@ def write(
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        if half_life is not None:
+        model = models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
+        config = model.config if model is not None else config
+        # Refuses a folder with the files of another workload, before anything of an earlier export is replaced.
+        copied = cfg.with_relative_paths(cfg.take_along(config, out.parent))
+        if model is not None:
             from tunediff.training.weights import about, save
 
-            model = models.find(str(weights.parent)).averaged(half_life)
-            config = model.config
             metadata = about(config, weights.parent, steps=-1)  # of no evaluation
             save(model.state(), beside, metadata | {"ema_half_life": repr(half_life)})
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
@@ -89,8 +91,7 @@ def write(
         elif beside.exists():  # of an earlier export, perhaps of another trial
             beside.unlink()
             log.warning("%s: removed, since %s has no weights", shown_out.with_suffix(".safetensors"), trial.name)
-        config = cfg.with_relative_paths(cfg.take_along(config, out.parent))
-        out.write_text(cfg.dump(config, provenance(search, trial, out, half_life), out.parent), encoding="utf-8")
+        out.write_text(cfg.dump(copied, provenance(search, trial, out, half_life), out.parent), encoding="utf-8")
     remote.push_or_warn(out)
     return written | {"train": _train(trial, shown_out, search.folder.parent)}
 

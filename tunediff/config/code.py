@@ -73,10 +73,12 @@ class Code:
         Data files beside the originals are linked if the code seems to read them. Raises `ConfigError` if
         `folder` contains another file at one of these paths.
         """
-        for path, content in self.contents.items():
+        for path, content in self.contents.items():  # all of them before the first is written
             target = folder / path
             conflict = target.exists() and target.read_bytes() != content
             refuse(conflict, f"{target}: is a file of another workload already; choose another folder")
+        for path, content in self.contents.items():
+            target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
