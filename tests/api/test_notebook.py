@@ -1,5 +1,6 @@
 """Workloads that are objects of a program: what is written to a file, and what is refused."""
 
+import importlib
 import inspect
 import linecache
 import math
@@ -210,6 +211,50 @@ def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch):
     path = notebook.named(main(cell), tmp_path / "storage")
     assert (tmp_path / "storage" / notebook.FOLDER).is_dir()
     assert Path(path).with_name("beside_it.py").read_text() == "SIZE = 5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "imports", "used"),
+    [
+        ("lib_of_modules", ["__init__", "nets"], "from lib_of_modules import nets", "nets"),
+        ("lib_without_init", ["nets"], "from lib_without_init import nets", "nets"),
+        ("lib_of_two", ["__init__", "nets", "sizes"], "import lib_of_two.nets\nimport lib_of_two.sizes", "lib_of_two"),
+    ],
+)
+def test_packages_beside_the_program_are_copied(main, tmp_path, monkeypatch, name, files, imports, used):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / name).mkdir()
+    for file in files:
+        (tmp_path / name / f"{file}.py").write_text("SIZE = 5\n")
+    path = Path(notebook.named(main(f"{imports}\ndef data():\n    return {used}"), tmp_path / "storage"))
+    assert imports in path.read_text()
+    assert sorted(copy.stem for copy in (path.parent / name).iterdir()) == files
+
+
+def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "loops_beside_it.py").write_text("def train(trial):\n    return 'imported'\n")
+    workload = main()
+    workload.train = importlib.import_module("loops_beside_it").train
+    path = notebook.named(workload, tmp_path / "storage")
+    assert "__main__" not in Path(path).read_text(), "no worker has the program's module"
+    module = cfg.find(path).declared
+    assert (module.Knobs().width, module.train(None)) == (8, "imported")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "def loss(x):\n    return x\nworst = max(loss for loss in [1])\ndef data():\n    return loss(64)",
+        "width = 64\nclass Sizes:\n    width: int = width\ndef data():\n    return Sizes.width",
+    ],
+)
+def test_a_name_has_the_meaning_of_its_place(main, tmp_path, cell):
+    scope = {"__name__": "copied"}
+    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
+    assert scope["data"]() == 64
 
 
 @pytest.mark.parametrize(("progress", "kind"), [(True, display.NotebookTable), (False, Console)])

@@ -51,7 +51,7 @@ def named(workload: Any, storage: Path) -> str:
     members = {name: getattr(workload, name) for name in MEMBERS if hasattr(workload, name)}
     if not isinstance(members["train"], types.FunctionType):
         raise ConfigError(f"train: {members['train']!r} is not allowed; allowed: a function of one argument")
-    module = _Module(inspect.unwrap(members["train"]).__globals__)
+    module = _Module(_scope_of(members))
     for name, value in members.items():
         module.add(name, value, "workload")
     version = hashlib.sha256(repr([module.text(), sorted(own.version for own in module.own)]).encode()).hexdigest()[:12]
@@ -61,6 +61,15 @@ def named(workload: Any, storage: Path) -> str:
     for own in module.own:
         own.copy(path.parent)
     return str(path)
+
+
+def _scope_of(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the global names of the program: of `train`, unless it is imported and others are of the program."""
+    train: types.FunctionType = inspect.unwrap(members["train"])
+    imported = train.__module__ != "__main__"
+    if imported and any(getattr(value, "__module__", None) == "__main__" for value in members.values()):
+        return vars(sys.modules["__main__"])
+    return train.__globals__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +107,11 @@ class _Module:
         # A member of the workload may have another name than in the program, where that name may be something else
         definition = self._definitions.get(name) if self._scope.get(name) is value else None
         if definition is not None and isinstance(definition.node, ast.Import | ast.ImportFrom):
-            self._import(definition.source, definition.node)
+            self._import(definition.source)
         elif definition is not None:  # decorators may have made it any object
             self._copy(name, definition.source)
         elif isinstance(value, types.ModuleType):
-            self._import(f"import {value.__name__} as {name}", None)
+            self._import(f"import {value.__name__} as {name}")
         elif isinstance(value, type | types.FunctionType):
             self._define(name, value)
         elif (plain := _expression(value)) is not None:
@@ -119,7 +128,7 @@ class _Module:
         """Add a class or a function that the program does not bind to this name, or its import from elsewhere."""
         own = value.__name__
         if value.__module__ != self._scope.get("__name__"):
-            self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}", None)
+            self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}")
             return
         definition = self._definitions.get(own)
         # The workload may hold what an earlier run of the cell has made: the last definition counts
@@ -150,16 +159,27 @@ class _Module:
         unchanged = name in OF_IPYTHON or name.startswith("__") or self._scope[name] is getattr(builtins, name)
         return name in self._definitions or not unchanged
 
-    def _import(self, statement: str, node: ast.Import | ast.ImportFrom | None) -> None:
-        """Add an import; remember files of the user, which lie in or below the working directory."""
-        self._imports.append(statement)
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for module in [statement.split()[1], *names]:
+    def _import(self, statements: str) -> None:
+        """Add imports, one a line; remember files of the user, which lie in or below the working directory."""
+        self._imports.append(statements)
+        for module in _modules(statements):
             origin = getattr(sys.modules.get(module), "__file__", None)
             path = Path(origin or "/")
             own = module.partition(".")[0] != "tunediff" and path.is_relative_to(Path.cwd())
             if own and not set(path.parts) & {"site-packages", "dist-packages"}:
-                self.own.append(code.read(path))
+                depth = module.count(".") + (path.name == "__init__.py")
+                self.own.append(code.read(path, path.parents[depth]))
+
+
+def _modules(statements: str) -> Iterator[str]:
+    """Yield the names of all modules that imports may load: in `from package import name` both may be one."""
+    for line in statements.splitlines():
+        node = ast.parse(line).body[0]
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
@@ -176,6 +196,11 @@ def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
             continue
         for node in tree.body:
             for name, statement in _bound(node, cell):
+                earlier = definitions.get(name)
+                if statement.startswith("import ") and earlier is not None and isinstance(earlier.node, ast.Import):
+                    lines = [*earlier.source.splitlines(), statement]
+                    if not any(" as " in line for line in lines):  # `import a.b` and `import a.c` both bind `a`
+                        statement = "\n".join(dict.fromkeys(lines))
                 if statement:
                     definitions[name] = _Definition(node, statement)
                 else:
@@ -193,8 +218,11 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         yield node.name, "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
     else:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+        parts = list(ast.walk(node))
+        loops = [part.target for part in parts if isinstance(part, ast.comprehension)]
+        local = {id(inner) for target in loops for inner in ast.walk(target)}
+        for inner in parts:
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store) and id(inner) not in local:
                 yield inner.id, ""
 
 
@@ -213,9 +241,12 @@ def _globals_of(source: str) -> list[str]:
     waiting = [compile(source, "<definition>", "exec", dont_inherit=True)]
     while waiting:
         body = waiting.pop()
-        used = [step for step in dis.get_instructions(body) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-        bound = {step.argval for step in dis.get_instructions(body) if step.opname == "STORE_NAME"}
-        names |= {step.argval: None for step in used if step.argval not in bound}
+        bound = set()
+        for step in dis.get_instructions(body):
+            if step.opname == "STORE_NAME":
+                bound.add(step.argval)
+            elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in bound:
+                names[step.argval] = None  # also in `width: int = width` of a class
         waiting += [constant for constant in body.co_consts if isinstance(constant, types.CodeType)]
     return sorted(names)
 

@@ -116,12 +116,16 @@ def locate(name: str, where: str, folder: Path) -> Path:
     return origin.absolute()
 
 
-def read(file: Path) -> Code:
-    """Read a file with everything that it imports from its folder. Raises `ConfigError` for what is not Python."""
-    root, packages = file.parent, list[Path]()
-    while (root / "__init__.py").is_file():
-        packages.append(root / "__init__.py")
-        root = root.parent
+def read(file: Path, root: Path | None = None) -> Code:
+    """Read a file with everything that it imports from its folder. Raises `ConfigError` for what is not Python.
+
+    `root`: folder for the import path, for a package without `__init__.py`.
+    """
+    above, packages = file.parent, list[Path]()
+    while (above / "__init__.py").is_file():
+        packages.append(above / "__init__.py")
+        above = above.parent
+    root = root or above
     contents: dict[Path, bytes] = {}
     waiting = [file, *packages]  # a package needs its __init__.py files, which run as well
     while waiting:
