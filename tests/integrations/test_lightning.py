@@ -118,6 +118,31 @@ def test_rates_follow_the_frequency_of_a_scheduler(interval, frequency):
     assert modules[0].rates[2:] == reference.rates
 
 
+@pytest.mark.parametrize(
+    ("interval", "options", "steps"),
+    [
+        ("epoch", {"max_epochs": 100, "max_steps": 15}, 15),
+        ("epoch", {"max_steps": 15}, 15),
+        ("step", {"max_epochs": 2, "max_steps": 1000}, 12),
+    ],
+)
+def test_a_schedule_is_as_long_as_lightning_alone_would_train(interval, options, steps):
+    kind = type("Kind", (Decay,), {"interval": interval})
+    reference, modules = alone(kind, **options), []
+    trained(modules, steps, kind=kind, options=options)
+    assert len(set(reference.rates)) > 1
+    assert modules[0].rates[2:] == reference.rates
+
+
+def test_one_data_module_serves_the_trials_of_a_process_one_after_another():
+    data = Data()
+    for _ in range(2):
+        train(
+            config(), samples=8, body=lambda trial: fit(trial, Module(trial.knobs), data, max_steps=1), evaluates=True
+        )
+    assert isinstance(data.train_dataloader(), DataLoader)
+
+
 def test_a_module_that_optimizes_by_itself_makes_the_steps_of_its_schedulers():
     class Manual(Decay):
         automatic_optimization = False

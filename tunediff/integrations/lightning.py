@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,18 +78,32 @@ def fit(
     )  # fmt: skip
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders
+    wrapped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if train_dataloaders is not None:
         train_dataloaders = clock.wrap(train_dataloaders)
     else:
         owner = datamodule if datamodule is not None else model
-        make = owner.train_dataloader
-        owner.train_dataloader = lambda: clock.wrap(make())
+        wrapped = _wrapped_loader(owner, clock.wrap)
     mode = trial.config.compile
     called = torch.compile(model, mode=mode.mode, dynamic=mode.dynamic or None) if mode.active else model
-    trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
+    with wrapped:
+        trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
     check_finished(trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it")
-
     return trainer
+
+
+@contextlib.contextmanager
+def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
+    """Put the training's loader under the clock; the owner may be used by the next trial of the process as well."""
+    make, own = owner.train_dataloader, "train_dataloader" in vars(owner)
+    owner.train_dataloader = lambda: wrap(make())
+    try:
+        yield
+    finally:
+        if own:
+            owner.train_dataloader = make
+        else:
+            del owner.train_dataloader
 
 
 class _Clock(Callback):  # type: ignore[misc]
@@ -133,17 +148,15 @@ class _Clock(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Take what learns into the checkpoints, and let the budget end the training."""
         self.trainer, trial = trainer, self._trial
-        lengths = {"step": trainer.fit_loop.epoch_loop.max_steps, "epoch": trainer.fit_loop.max_epochs}
-        if lengths["step"] == -1 and (lengths["epoch"] or -1) > 0:
-            lengths["step"] = trainer.estimated_stepping_batches
+        steps = trainer.estimated_stepping_batches  # of whichever of max_steps and max_epochs comes first
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         by_itself = pl_module.automatic_optimization  # else the module makes its schedulers' steps
         for config in trainer.lr_scheduler_configs if by_itself else ():
             config.strict = False  # what a plateau is judged by is measured at points only
-            total = lengths[config.interval] or -1
-            if not config.reduce_on_plateau and total > 0 and hasattr(config.scheduler, "last_epoch"):
+            if not config.reduce_on_plateau and 0 < steps < math.inf and hasattr(config.scheduler, "last_epoch"):
+                total = steps if config.interval == "step" else steps / self._steps_per_epoch()
                 steps_at = self._steps_at(config.interval, config.frequency)
-                config.scheduler = BudgetScheduler(config.scheduler, int(total), trial, steps_at=steps_at)
+                config.scheduler = BudgetScheduler(config.scheduler, total, trial, steps_at=steps_at)
                 self._schedulers.append(config.scheduler)
         trial.keep(module=pl_module, loops=_Loops(trainer))
         trial.keep(**{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)})
@@ -152,6 +165,10 @@ class _Clock(Callback):  # type: ignore[misc]
         trial.keep(callbacks=_Saved(trainer, pl_module))
         if trial.engine.evaluation is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
+
+    def _steps_per_epoch(self) -> int:
+        self.trainer.fit_loop.setup_data()
+        return math.ceil(self.trainer.num_training_batches / self._trial.config.loader.accumulation)
 
     def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
         """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a scheduler."""

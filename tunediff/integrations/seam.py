@@ -19,7 +19,7 @@ class BudgetScheduler:
     every rate is that of the framework alone.
     """
 
-    def __init__(self, scheduler: Any, total: int, trial: Trial, *, steps_at: Iterable[bool] = (True,)) -> None:
+    def __init__(self, scheduler: Any, total: float, trial: Trial, *, steps_at: Iterable[bool] = (True,)) -> None:
         """`steps_at`: with which of so many steps the scheduler makes one of its own, over and over.
 
         Raises `WorkloadError` for a scheduler that does not count its steps, such as ChainedScheduler.
