@@ -84,6 +84,15 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
         proposer.tell(spec, record.read_trial(folder), 1.0)
 
 
+def test_a_closed_study_asks_for_nothing(study):
+    with study() as one:
+        one.ask()
+    with study() as again:
+        with pytest.raises(tunediff.TunediffError, match=r"night: the study was closed; .* goes on with it"):
+            one.ask()
+        assert again.ask().name == "t0000"
+
+
 def test_a_study_that_was_closed_asks_again_for_what_it_was_not_told(study, tmp_path):
     with study() as one:
         one.tell(one.ask(), 3.0)

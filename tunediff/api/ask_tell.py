@@ -112,7 +112,7 @@ class AskTellStudy:
 
         self.folder = folder
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
-        self._exhausted = False
+        self._exhausted = self._closed = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(remote.address_of(folder.parent) or folder.parent)
@@ -137,6 +137,7 @@ class AskTellStudy:
                 ended = [trial for trial in record.read_trials(folder) if trial.finished]
                 self._rule = tuner.scheduler(space, ended)
                 self._rule.set_search_properties("objective", space.mode)
+            stack.callback(self._refuse_from_now)
             self._open = stack.pop_all()
 
     @property
@@ -201,6 +202,10 @@ class AskTellStudy:
         return f"AskTellStudy({str(self.folder)!r})"
 
     # ---- inside
+    def _refuse_from_now(self) -> None:
+        with self._lock:  # after what another thread has begun
+            self._closed = True
+
     def _is_over(self) -> bool:
         """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals that cannot be read."""
         return not self._running and (self._exhausted or confirming.complete(self.folder, self.space))
@@ -212,6 +217,9 @@ class AskTellStudy:
             warnings.simplefilter("ignore")
             if trial is not None and self._running.get(trial.name) is not trial:
                 raise ConfigError(f"{trial.name}: does not run: it has ended, or its study was closed")
+            if self._closed:
+                again = f"tunediff.open_study(name={self.folder.name!r}) goes on with it"
+                raise ConfigError(f"{self.folder.name}: the study was closed; {again}")
             try:
                 yield
             except OptunaProposer.FAULTS as error:
