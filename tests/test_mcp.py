@@ -11,7 +11,7 @@ import pytest
 
 from tests import searches
 from tunediff import mcp
-from tunediff.config import code
+from tunediff.config import ConfigError, code
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -92,6 +92,20 @@ def test_mcp_starts_nothing_beside_a_search_that_another_server_has_started(serv
         return await call("start", token=(await call("dry_run_search"))["token"])
 
     assert "earlier is running" in session(body, server)
+
+
+def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server, tmp_path):
+    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
+    name = first.start(first.dry_run_search("slow")["token"])["name"]
+    try:
+        assert second.status(name)["running"]
+        with pytest.raises(ConfigError, match=f"{name} is running"):
+            second.start(second.dry_run_search()["token"])
+        with pytest.raises(ConfigError, match=f"{name}: has not begun"):
+            second.result(name)
+    finally:
+        first.stop(name)
+    assert not second.status(name)["running"]
 
 
 def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server, tmp_path):

@@ -36,6 +36,7 @@ INSTRUCTIONS = (
 )
 LOG_LINES = 8
 """Of the output that `status` returns."""
+PROCESS = ".process"
 
 
 class Server:
@@ -93,9 +94,14 @@ class Server:
         """Start the search or comparison of a dry run, in the background; return its name."""
         if token not in self._planned:
             raise ConfigError(f"token: {token!r} is not allowed; allowed: one of a dry run that has not started yet")
-        earlier = (folder.name for folder in self._storage.glob("*/"))  # by other servers, or from a shell
-        if running := [name for name in {*self._started, *earlier} if self._running(name)]:
+        earlier = [folder.name for folder in self._storage.glob("*/")]  # by other servers, or from a shell
+        without_folder = [file.name[1:].removesuffix(PROCESS) for file in self._storage.glob(f".*{PROCESS}")]
+        if running := [name for name in {*self._started, *earlier, *without_folder} if self._running(name)]:
             raise ConfigError(f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it")
+        import psutil
+
+        from tunediff.core.lock import identity
+
         command, words = self._planned.pop(token)
         name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
         self._storage.mkdir(parents=True, exist_ok=True)
@@ -104,6 +110,8 @@ class Server:
             self._started[name] = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process(name).write_text(identity(self._started[name].pid))
         return {"name": name, "folder": str(self._storage / name)}
 
     def status(self, name: str) -> dict[str, Any]:
@@ -171,7 +179,7 @@ class Server:
     def _check(self, name: str) -> None:
         """Raise `ConfigError` unless there is a search or comparison of this name."""
         cli.allow(os.path.basename(name) == name, "name", name, "the name of a search or comparison")
-        if name not in self._started and not (self._storage / name).is_dir():
+        if not self._log(name).exists() and not (self._storage / name).is_dir():
             raise ConfigError(
                 f"name: {name!r} is not allowed; there is no such search or comparison in {self._storage}"
             )
@@ -182,9 +190,13 @@ class Server:
 
     def _runner(self, name: str) -> Runner | None:
         """Return the process that runs it, also if another server, a shell or another machine has started it."""
-        from tunediff.core.lock import runner
+        from tunediff.core.lock import alive, runner
 
-        return runner(self._storage / name)
+        return runner(self._storage / name) or alive(self._process(name))
+
+    def _process(self, name: str) -> Path:
+        """Return the file that names the process: the search has no folder until its workload is checked."""
+        return self._storage / f".{name}{PROCESS}"
 
     def _log(self, name: str) -> Path:
         return self._storage / f".{name}.log"

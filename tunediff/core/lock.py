@@ -49,7 +49,7 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
             why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
             log.warning("%s: %s run %s at once", option, why, folder.name)
         lock.truncate(0)
-        lock.write(f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()}")
+        lock.write(identity(os.getpid()))
         lock.flush()
         try:
             yield
@@ -65,8 +65,18 @@ def runner(folder: Path) -> Runner | None:
 
     Takes no lock, not even for a moment: the process that wants it would end.
     """
+    return alive(folder / LOCK)
+
+
+def identity(pid: int) -> str:
+    """Return what `alive` reads of a process of this machine. Raises `psutil.NoSuchProcess`."""
+    return f"{socket.gethostname()} {pid} {psutil.Process(pid).create_time()}"
+
+
+def alive(file: Path) -> Runner | None:
+    """Return the process that a file names with its `identity`; None if it has ended or there is no such file."""
     try:
-        host, pid, created = (folder / LOCK).read_text().split()
+        host, pid, created = file.read_text().split()
         holder = Runner(host, int(pid), float(created))
     except (OSError, ValueError):  # it has not begun, or has ended
         return None
