@@ -120,16 +120,15 @@ _redirection = contextlib.ExitStack()
 @contextlib.contextmanager
 def _json_alone_on_stdout(words: Sequence[str]) -> Iterator[None]:
     """Send to stderr what a user's file prints, if `words` contain --json; `print_json` restores stdout."""
-    stdout = sys.stdout
     if sys.stderr is None or not any(word.startswith("--j") for word in words):  # argparse takes --js as well
         yield
         return
-    if stdout is sys.__stdout__:  # subprocesses and C libraries write to the descriptor
-        kept = os.dup(stdout.fileno())
+    if (own := sys.__stdout__) is not None and own is sys.stdout:  # subprocesses write to the descriptor
+        kept = os.dup(own.fileno())
         _redirection.callback(os.close, kept)
-        _redirection.callback(os.dup2, kept, stdout.fileno())
-        _redirection.callback(stdout.flush)  # what loggers wrote to the object itself
-        os.dup2(2, stdout.fileno())
+        _redirection.callback(os.dup2, kept, own.fileno())
+        _redirection.callback(own.flush)  # what loggers wrote to the object itself
+        os.dup2(2, own.fileno())
     _redirection.enter_context(contextlib.redirect_stdout(sys.stderr))
     with _redirection:
         yield

@@ -168,7 +168,8 @@ class _Clock(Callback):  # type: ignore[misc]
 
     def _steps_per_epoch(self) -> int:
         self.trainer.fit_loop.setup_data()
-        return math.ceil(self.trainer.num_training_batches / self._trial.config.loader.accumulation)
+        batches = float(self.trainer.num_training_batches)
+        return math.ceil(batches / self._trial.config.loader.accumulation)
 
     def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
         """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a scheduler."""
