@@ -659,9 +659,24 @@ def falling(by: float, batches: int, batch: int = 512, until: float = 0.5) -> li
     return [until + by * math.log2(batches / (i + 0.5)) for i in range(batches)]
 
 
+@pytest.mark.parametrize(("quotient", "share"), [(0.4, 0.45), (0.6, 0.3), (0.7, 0.0), (1.7, 0.0), (math.nan, 0.0)])
+def test_wiener_draws_by_the_spectrum_as_far_as_the_network_leads_the_filter(quotient: float, share: float) -> None:
+    """One coarse component has half of the variance: it is decided at λ = −6, far from all others."""
+    variances = torch.full((1, 8, 8), math.exp(6.0) / 63, dtype=torch.float64)
+    variances[0, 0, 0] = math.exp(6.0)
+    sampler: Any = shown(methods.Wiener(width=0.5), gaussian(variances))
+    coarse = Diffusion(knobs.Process()).snr_table.log() < -4.0
+    assert float(sampler.probabilities()[coarse].sum()) < 0.001
+    taught(sampler, [quotient] * 16)
+    assert float(sampler.probabilities()[coarse].sum()) == pytest.approx(share / 2, abs=0.005)
+
+
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(prediction: Any) -> None:
+def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(
+    prediction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error falls by 0.02 per doubling and the lead is one half: it grows by 0.04, half of `GROWTH`."""
+    monkeypatch.setattr(wiener, "SPECTRAL", 0.0)
     diffusion = Diffusion(knobs.Process(prediction=prediction))
     sampler: Any = timesteps.build(methods.Wiener(width=0.5), diffusion, 1, alone("cpu"))
     sampler.sample(images(wiener.LEARNED_FROM), generator())
@@ -680,11 +695,12 @@ def test_wiener_nears_uniform_t_as_it_widens() -> None:
     sampler: Any = build(methods.Wiener(width=0.5))
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     narrow = sampler.probabilities()
-    torch.testing.assert_close(sampler._density(torch.tensor(1.0)), narrow)
+    lead = torch.tensor(0.0)
+    torch.testing.assert_close(sampler._density(lead, torch.tensor(1.0)), narrow)
     half = narrow.sqrt() / narrow.sqrt().sum()
-    torch.testing.assert_close(sampler._density(torch.tensor(math.sqrt(2))), half)
+    torch.testing.assert_close(sampler._density(lead, torch.tensor(math.sqrt(2))), half)
     uniform = torch.full_like(narrow, 1 / len(narrow))
-    torch.testing.assert_close(sampler._density(torch.tensor(1e4)), uniform, rtol=1e-3, atol=0)
+    torch.testing.assert_close(sampler._density(lead, torch.tensor(1e4)), uniform, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -692,7 +708,8 @@ def test_wiener_nears_uniform_t_as_it_widens() -> None:
     [falling(0.1, 60), falling(0.0, 60, until=0.97), falling(0.0, 60, until=1.5), [0.5] * 31, [math.nan] * 60],
     ids=["the lead grows by a fifth", "hardly a lead", "worse than the filter", "too early", "not finite"],
 )
-def test_wiener_stays_narrow(quotients: list[float]) -> None:
+def test_wiener_stays_narrow(quotients: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiener, "SPECTRAL", 0.0)
     sampler: Any = build(methods.Wiener())
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     before = sampler.probabilities()

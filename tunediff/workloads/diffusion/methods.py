@@ -179,8 +179,8 @@ class BetaPolicy(Mixed):
 @section
 class Wiener(Mixed, Spread):
     """Our own: draws around the noise level at which the images' spectrum leaves noise and image least certain, as the
-    best linear denoiser shows it, and ever wider as the network's lead over that denoiser stops growing: adapts during
-    training at next to no cost."""
+    best linear denoiser shows it; then also by the spectrum, the more the network leads that denoiser, and wider as the
+    lead stops growing: adapts during training at next to no cost."""
 
     name: Literal["wiener"] = "wiener"
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
@@ -189,7 +189,7 @@ class Wiener(Mixed, Spread):
 
     def caution(self) -> str:
         """Return what `docs/methods.md` measured ("Longer trainings")."""
-        lead = "The lead of timesteps.name = wiener shrinks in longer trainings, and can be lost."
+        lead = "The lead of timesteps.name = wiener shrinks in longer trainings."
         return lead if self.until == 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""The sampler that finds its noise level in the images' spectrum, and nears uniform t as it stops gaining there."""
+"""The sampler that finds its noise levels in the images' spectrum, and draws more of them as the network learns."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ LEVELS = 512
 """Of variance, in its logarithm, at which components are counted."""
 HALF_LIVES = (0.1, 0.3)
 """Of two running means of the error, as shares of the images so far: their difference is its slope."""
+LEARNED = 1 / 3
+"""Lead over the filter from which on coarse structure is trained too: a few draws there are worse than none."""
+SPECTRAL = 0.75
+"""Share of the draws that then follow the spectrum, in parts of the lead."""
 GROWTH = 0.08
 """Of the network's lead over the filter, per doubling of the images: below, the width grows."""
 WIDEST = 3.0
@@ -36,8 +40,8 @@ LEAD = 0.05
 
 
 class Wiener(Adaptive, of=methods.Wiener):
-    """λ = log SNR from a normal distribution around the level λ* where noise and image are least certain together, as
-    wide as the training asks for; our own.
+    """λ = log SNR from a normal distribution around the level λ* where noise and image are least certain together; the
+    more the network has learned there, the more draws follow the spectrum of the images instead; our own.
 
     ℓ is the mean squared error of the image that the best *linear* denoiser of these images leaves, the Wiener filter:
     in an orthonormal basis that makes the components uncorrelated, component k of variance s_k is left with
@@ -55,13 +59,21 @@ class Wiener(Adaptive, of=methods.Wiener):
     texture is decided. The same picture on twice the side has four times the variance in each, so λ* lies log 4 lower:
     as far as simple diffusion shifts a schedule (Hoogeboom et al. 2023, arXiv 2301.11093).
 
-    The width follows the training. Around λ* the network's task is to be better than the linear filter; its lead is
-    1 − E[error/error of the filter] under the narrow density, on the batches that are trained anyway. Two running means
-    weighted by (i/n)^γ for image i of n, γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error
-    falls with ln n, which tells by what part the lead grows per doubling of n. While that is above 8 % the deviation is
-    `width`; below, it grows in inverse proportion, up to three times, and never shrinks again: a falling learning rate
-    makes the lead grow once more. A density of k times the width is the narrow one to the power 1/k², as a tempered
-    distribution is: the normal distribution of λ widens and its base becomes uniform t. Where the width has grown by a
+    Around λ* the network's task is to be better than the linear filter; its lead is 1 − E[error/error of the filter]
+    under the narrow density, on the batches that are trained anyway. From a lead of ⅓ on, ¾ of it is the share of draws
+    that follow the spectrum, the components weighted by their variance: λ from N(−log s_k, width²), k with probability
+    s_k/Σs, for at −log s_k component k is decided. (By the spectrum alone: arXiv 2603.19222, in our reading.) Where the
+    power lies around λ*, as that of small digits does, this changes little. Coarse components of large variance are
+    decided at much more noise. A network that never saw it passes noise on there, which later steps of sampling take
+    away again; one that has seen a little of it is wrong about colour and brightness. So such noise is left out until
+    the network has learned much of the rest.
+
+    The width follows the training, too. Two running means of that ratio, weighted by (i/n)^γ for image i of n,
+    γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error falls with ln n, which tells by what part
+    the lead grows per doubling of n. While that is above 8 % the deviation is `width`; below, it grows in inverse
+    proportion, up to three times, and never shrinks again: a falling learning rate makes the lead grow once more. A
+    density of k times the width is the narrow one to the power 1/k², as a tempered distribution is: the normal
+    distribution of λ widens and its base becomes uniform t. Where the width has grown by a
     half, the last quarter of the training, when the learning rate is low, is all uniform t.
     """
 
@@ -98,30 +110,30 @@ class Wiener(Adaptive, of=methods.Wiener):
         self._set(self.world.first(self._learned_density()))  # other GPUs round differently
 
     def _find_place(self) -> None:
-        """Set λ*, the filter's ε-error float64 [T] and the narrow density from the images so far."""
+        """Set λ*, the filter's ε-error float64 [T], the narrow density and the spectrum's from the images so far."""
         mean, square = self._sums / self._images
         variances = (square - mean.square()).clamp(min=1e-6)  # (an eighth of a grey level)²
-        left = self._left(variances[:, :COARSEST, :COARSEST])
+        left = self._left(*_by_level(variances[:, :COARSEST, :COARSEST]))
         self._place = self._log_snr.take((left.log() + self._log_snr / 2).argmax())  # an index would make the host wait
-        self._filter = self._snr * self._left(variances) / variances.numel()
-        self._narrow = self._density(torch.ones_like(self._place))
+        count, variance = _by_level(variances)
+        self._filter = self._snr * self._left(count, variance) / variances.numel()
+        self._narrow = self._around(self._place[None]).sum(1)
+        self._spectrum = (count * variance * self._around(-variance.log())).sum(1) / (count * variance).sum()
 
-    def _left(self, variances: Tensor) -> Tensor:
-        """Return the sum over components of what the filter leaves of the image, float64 [T]."""
-        levels = variances.flatten().log()
-        low, high = levels.min(), levels.max()
-        level = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
-        count = torch.zeros(LEVELS, dtype=torch.float64, device=self.device).index_add_(
-            0, level, torch.ones_like(levels)
-        )
-        variance = (low + (high - low) * torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=self.device)).exp()
+    def _left(self, count: Tensor, variance: Tensor) -> Tensor:
+        """Return the sum over components, `count` of each variance, of what the filter leaves, float64 [T]."""
         return (count * variance / (1 + variance * self._snr[:, None])).sum(1)
 
-    def _density(self, times: Tensor) -> Tensor:
-        """Return p(t) ∝ (narrow density)^(1/times²), float64 [T]: so many times as wide, and in the end uniform t."""
-        distance = (self._log_snr - self._place) / self.member.width
-        log_narrow = self._cell.log() - 0.5 * distance.square()
-        return torch.softmax(log_narrow / times.square(), 0)
+    def _around(self, places: Tensor) -> Tensor:
+        """Return p(t) by which λ is normal around each place, of deviation `width`, float64 [T, places]."""
+        distance = (self._log_snr[:, None] - places) / self.member.width
+        return torch.softmax(self._cell.log()[:, None] - 0.5 * distance.square(), 0)
+
+    def _density(self, lead: Tensor, times: Tensor) -> Tensor:
+        """Return p(t) of a lead to the power 1/times², float64 [T]: so many times as wide, and in the end uniform t."""
+        share = torch.where(lead >= LEARNED, SPECTRAL * lead, 0.0)
+        mixture = (1 - share) * self._narrow + share * self._spectrum
+        return torch.softmax(mixture.clamp(min=1e-300).log() / times.square(), 0)
 
     # ----------------------------------------------------------------------------------------------- from the training
     def advance(self, progress: float) -> None:
@@ -146,17 +158,21 @@ class Wiener(Adaptive, of=methods.Wiener):
 
     def _width_factor(self) -> Tensor:
         """Return the width that the lead's growth asks for, in those of the start, a scalar."""
-        late, early = self._means[:, 0] / self._means[:, 1]
+        late, early = self._leads()
         age_late, age_early = 1 / (self._powers + 1)
-        lead = 1 - late
-        growth = math.log(2) * (early - late) / (age_early - age_late) / lead
+        growth = math.log(2) * (late - early) / (age_early - age_late) / late
         times = (GROWTH / growth.clamp(min=1e-6)).clamp(1.0, WIDEST)
-        return torch.where(lead > LEAD, times, 1.0)
+        return torch.where(late > LEAD, times, 1.0)
+
+    def _leads(self) -> Tensor:
+        """Return the lead over the filter by each running mean, float64 [2]; 0 before the first batch."""
+        errors, images = self._means.T
+        return torch.where(images > 0, 1 - errors / images, 0.0)
 
     def _importance(self) -> Tensor:
         if not self._images:
             return torch.ones_like(self._p)
-        learned = self._density(self._times)
+        learned = self._density(self._leads()[0], self._times)
         return torch.where(self._times >= WIDE, 1 / self.steps, learned) if self._ends else learned
 
     def state_dict(self) -> dict[str, object]:
@@ -168,6 +184,16 @@ class Wiener(Adaptive, of=methods.Wiener):
         if self._images:
             self._find_place()
         super().load_state_dict(state)
+
+
+def _by_level(variances: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of components at each of `LEVELS` variances, and these, float64 [levels]."""
+    levels = variances.flatten().log()
+    low, high = levels.min(), levels.max()
+    level = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
+    count = torch.zeros(LEVELS, dtype=torch.float64, device=levels.device).index_add_(0, level, torch.ones_like(levels))
+    variance = (low + (high - low) * torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=levels.device)).exp()
+    return count, variance
 
 
 def cosine_transform(images: Tensor) -> Tensor:
