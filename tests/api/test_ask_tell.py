@@ -84,6 +84,14 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
         proposer.tell(spec, record.read_trial(folder), 1.0)
 
 
+def test_device_seconds_of_an_asked_trial_are_its_training_seconds_on_its_devices(study, tmp_path):
+    with study() as one:
+        trial = one.ask()
+        trial.report(2.0, time_s=10)
+        one.tell(trial, 1.0, time_s=20)
+    assert tunediff.open_search("night", tmp_path).json()["device_s"] == 20.0
+
+
 def test_a_closed_study_asks_for_nothing(study):
     with study() as one:
         one.ask()

@@ -323,7 +323,8 @@ def device_s(trial: TrialRecord) -> float:
     """Return the device-seconds of a training, also of one that failed."""
     measured = last(trial, "device_s") or 0.0
     # What it trained after its last point, on its devices; without a measurement all of it
-    before, seconds = (last(trial, "seconds") or {}) if measured else {}, seconds_of(trial)
+    before = (last(trial, "seconds") or {"train": last(trial, "train_s") or 0.0}) if measured else {}
+    seconds = seconds_of(trial)
     after = sum(seconds.get(part, 0.0) - before.get(part, 0.0) for part in ("train", "data_wait"))
     return float(measured + max(0.0, after) * trial.config.get("parallel.workers", 1))
 
