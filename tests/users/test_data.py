@@ -14,6 +14,8 @@ from tests.helpers import CPU, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
+from tunediff.data import loader
+from tunediff.data.items import Order
 from tunediff.training.trial import Trial
 
 
@@ -122,6 +124,13 @@ def test_a_stream_in_loader_processes_is_read_once():
 def test_a_stream_that_is_too_short():
     with pytest.raises(ConfigError, match="fewer items than one batch"):
         seen(Stream(3))
+
+
+def test_a_stream_whose_passes_fill_no_batch_is_refused_at_the_first():
+    source, order = Stream(5), Order(0, 8, 1, 0, 1, 0)
+    batches = loader.build(source, toy().loader, order, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="fewer items than one batch"):
+        batches.fetch()
 
 
 def test_samples_are_counted_as_the_workload_says():

@@ -145,7 +145,7 @@ class _Loaded:
             generator=torch.Generator().manual_seed(mix("loader", order.seed, order.rank, start)),
             **parallel,
         )
-        self._passes = 0
+        self._passes, self._begun = 0, False
         try:
             self._batches: Any = self._started()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
@@ -171,14 +171,16 @@ class _Loaded:
     def __next__(self) -> Any:
         try:
             batch = next(self._batches, None)
-            if batch is None:
+            # A first pass without a batch is too short: later ones would give some only as long as rests add up
+            if batch is None and self._begun:
                 self._passes += 1
                 if isinstance(self._loader.dataset, _Stream):
                     self._loader.dataset.passes = self._passes  # for loader processes that begin with this pass
                 self._batches = self._started()
                 batch = next(self._batches, None)
-                few = "the data set gives fewer items than one batch of each loader process needs"
-                refuse(batch is None, f"trial.batches: {few}; allowed: a smaller loader.batch_size, fewer workers")
+            few = "the data set gives fewer items than one batch of each loader process needs"
+            refuse(batch is None, f"trial.batches: {few}; allowed: a smaller loader.batch_size, fewer workers")
+            self._begun = True
         except (ConnectionError, EOFError, FileNotFoundError) as error:  # killed while it handed over a batch
             raise RuntimeError("a DataLoader worker exited unexpectedly") from error
         return batch
