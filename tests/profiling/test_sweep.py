@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers import tiny
+from tunediff.config import ConfigError
 from tunediff.profiling import sweep as sweeping
 from tunediff.profiling.sweep import sweep
 
@@ -74,6 +75,19 @@ def test_batches_of_a_stream_grow_up_to_what_the_configuration_allows(bench, mon
     found = sweep(bench, tiny(loader__batch_size=16384), 0.1, lambda batch: None)
     assert [row["batch_size"] for row in found["rows"]] == [4096, 8192, 16384, 32768, 65536]
     assert found["stopped"] == "the configuration allows no larger batch"
+
+
+def test_a_stream_that_is_shorter_than_a_larger_batch_ends_the_sweep(bench, monkeypatch):
+    def speed(config, steps, segments):
+        if config.loader.batch_size > 32:
+            raise ConfigError("trial.batches: the data set gives fewer items than one batch")
+        return measured(config, 10.0)
+
+    monkeypatch.setattr(bench, "speed", speed)
+    bench.samples["count"] = 0
+    found = sweep(bench, tiny(), 0.1, lambda batch: None)
+    assert [row["batch_size"] for row in found["rows"]] == [4, 8, 16, 32]
+    assert found["stopped"] == "64 failed: trial.batches: the data set gives fewer items than one batch"
 
 
 def test_no_batches_are_measured_with_a_loader_that_does_not_follow_their_size(bench, monkeypatch):

@@ -48,6 +48,8 @@ def sweep(bench: measure.Bench, config: Systems, step_s: float, progress: Callab
                 stopped = f"out of memory at {batch}"
             elif rows and isinstance(error, RuntimeError):  # as torch says all that a device cannot do
                 stopped = f"{batch} failed: {measure.in_a_line(error)}"
+            elif batch > config.loader.batch_size and isinstance(error, ConfigError):  # such as too short a stream
+                stopped = f"{batch} failed: {error}"
             else:
                 raise
             break
