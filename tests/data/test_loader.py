@@ -387,6 +387,19 @@ def test_subclass_of_tensor_dataset_makes_its_own_items(workers: int) -> None:
         build(config(loader__resident=True), Shifted(*PAIR))
 
 
+class Named(TensorDataset):
+    """Has the rows of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(*PAIR)
+
+
+def test_subclass_of_tensor_dataset_without_items_of_its_own_can_lie_on_the_device() -> None:
+    expected, found = (take(1, config(loader__resident=True), source, prepare=untouched) for source in (PAIR, Named()))
+    for one, other in zip(expected[0], found[0], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_only_tensors_can_lie_on_the_device() -> None:
     with pytest.raises(ConfigError, match=r"loader\.resident: True is not allowed: only tensors.*allowed: false"):
         build(config(loader__resident=True), Squares())

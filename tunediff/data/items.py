@@ -38,13 +38,20 @@ def mix(*parts: object) -> int:
 
 def tensors(source: Any) -> Any:
     """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary; else None."""
-    # A subclass may have a `__getitem__` of its own, which augments rows: it counts as any other data set.
-    content = source.tensors if type(source) is TensorDataset else source
+    content = source.tensors if _is_plain(source) else source
     if isinstance(content, Mapping):
         parts = list(content.values())
     else:
         parts = list(content) if isinstance(content, tuple) else [content]
     return content if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
+
+
+def _is_plain(source: Any) -> bool:
+    """Return whether a source is a TensorDataset, also a subclass that does not make or count its items itself."""
+    kind, own = type(source), ("__getitem__", "__getitems__", "__len__")
+    return isinstance(source, TensorDataset) and all(
+        getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own
+    )
 
 
 def columns(source: Any) -> list[Tensor]:
