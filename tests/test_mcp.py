@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from tests import searches
 from tunediff import mcp
 from tunediff.config import ConfigError, code
+from tunediff.core.lock import identity
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -106,6 +108,24 @@ def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server
     finally:
         first.stop(name)
     assert not second.status(name)["running"]
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_mcp_takes_a_search_of_another_host_without_a_lock_for_ended(tmp_path, lock):
+    storage = tmp_path / "results"
+    (storage / "night").mkdir(parents=True)
+    (storage / ".night.process").write_text("another-host 1 1.0")
+    if lock:
+        (storage / "night/.lock").touch()  # an end empties it
+    assert not mcp.Server(storage).status("night")["running"]
+
+
+def test_mcp_takes_a_search_for_ended_whose_server_has_not_asked_for_its_exit_code(tmp_path):
+    (tmp_path / "night").mkdir()
+    with subprocess.Popen(["true"]) as search:
+        os.waitid(os.P_PID, search.pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / ".night.process").write_text(identity(search.pid))
+        assert not mcp.Server(tmp_path).status("night")["running"]
 
 
 def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server, tmp_path):

@@ -189,10 +189,17 @@ class Server:
         return (process is not None and process.poll() is None) or self._runner(name) is not None
 
     def _runner(self, name: str) -> Runner | None:
-        """Return the process that runs it, also if another server, a shell or another machine has started it."""
-        from tunediff.core.lock import alive, runner
+        """Return the process that runs it, also if another server, a shell or another machine has started it.
 
-        return runner(self._storage / name) or alive(self._process(name))
+        On another machine, only once it has a lock, which an end empties: its process cannot be looked at from here.
+        """
+        from tunediff.core.lock import LOCK, alive, runner
+
+        folder = self._storage / name
+        if (folder / LOCK).exists():
+            return runner(folder)
+        starting = alive(self._process(name))
+        return starting if starting is not None and starting.host == socket.gethostname() else None
 
     def _process(self, name: str) -> Path:
         """Return the file that names the process: the search has no folder until its workload is checked."""

@@ -83,6 +83,8 @@ def alive(file: Path) -> Runner | None:
     if host != socket.gethostname():
         return holder
     with contextlib.suppress(psutil.NoSuchProcess):
-        if abs(psutil.Process(holder.pid).create_time() - holder.created) < 1.0:
+        process = psutil.Process(holder.pid)
+        is_same = abs(process.create_time() - holder.created) < 1.0
+        if is_same and process.status() != psutil.STATUS_ZOMBIE:  # which has ended, whatever its parent does
             return holder
     return None
