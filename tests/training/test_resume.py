@@ -295,17 +295,25 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_set_aside(tmp_path
             raise OSError(errno.EMFILE, "Too many open files", str(file))
         return opened(file, *args, **options)
 
-    def out_of_memory(*_, **__):
-        raise MemoryError
-
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", fails)
         result = run_trial(lambda: state.load(tmp_path, pytest.fail), alone(), tmp_path)
     assert (result.end, result.error.errno) == (None, errno.EMFILE), "an end would remove it"
+    assert state.load(tmp_path) == {"steps": 3}
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_trial_whose_checkpoint_finds_too_little_memory_to_be_read_has_no_end(tmp_path, monkeypatch, error):
+    """An end would remove the checkpoint, and rule out larger configurations."""
+    state.save({"steps": 3}, tmp_path)
+
+    def out_of_memory(*_, **__):
+        raise error
+
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", out_of_memory)
-        with pytest.raises(MemoryError):
-            state.load(tmp_path, pytest.fail)
+        result = run_trial(lambda: state.load(tmp_path, pytest.fail), alone(), tmp_path)
+    assert (result.end, result.error.errno, result.error.__cause__) == (None, errno.ENOMEM, error)
     assert state.load(tmp_path) == {"steps": 3}
 
 

@@ -153,7 +153,7 @@ def warnings(
             again = "differs when the same model is judged again: its randomness is part of every comparison"
             warnings.insert(0, f'evaluate_with: "{metric}" {again}')
         return warnings
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         if isinstance(error, WorkloadError) or not memory.is_oom(error):
             raise
         return [f"{UNCHECKED} needs more memory than there is"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import errno
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -180,8 +182,7 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
     Such a file is set aside as `.damaged`, and the training starts from the beginning. Tensors are on the CPU: whoever
     loads them copies them to the device, and RNG states and the optimizer's step counts must not be on one.
 
-    Raises `OSError` with its path where the disk cannot read it now, and what torch raises where memory runs out: such
-    a file need not be damaged.
+    Raises `OSError` with its path where the disk cannot read it now or memory runs out; it need not be damaged.
     """
     path = folder / CHECKPOINT
     if not path.exists():
@@ -191,7 +192,7 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
         reason = "" if isinstance(state, dict) else f"{CHECKPOINT} holds {type(state).__name__}, not a training"
     except Exception as error:  # a damaged archive raises many things; each means the same
         if memory.is_oom(error):
-            raise
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from error
         _read_through(path)
         reason = f"{CHECKPOINT} cannot be read ({type(error).__name__})"
     if not reason:
