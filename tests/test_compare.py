@@ -143,6 +143,15 @@ def test_another_revision_has_the_data_beside_its_file(repository):
     assert (folder / "A/workload/images/one.txt").read_text() == "old"
 
 
+def test_another_revision_may_have_a_link_to_data_that_git_does_not_hold(repository):
+    Path("mine.py").write_text(f"FILE = __file__\n{PLAIN}")
+    Path("images").symlink_to("store/images")
+    git("add", ".")
+    git("commit", "-qm", "second")
+    folder = asked("mine.py@HEAD", "mine.py", "lr=0.1").folder
+    assert [(folder / side / "workload" / "images").exists() for side in "AB"] == [False, False]
+
+
 def test_a_preset_of_another_revision(repository):
     Path("mine.py").write_text(PLAIN.replace('{"width": 16}', '{"width": 4}'))
     found = asked("mine.py:large@HEAD", "mine.py:large", "lr=0.1")
