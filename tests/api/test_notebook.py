@@ -213,6 +213,19 @@ def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch):
     assert Path(path).with_name("beside_it.py").read_text() == "SIZE = 5\n"
 
 
+def test_files_beside_a_program_inside_packages_are_copied_without_the_packages(main, tmp_path, monkeypatch):
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder / "beside_packaged.py").write_text("SIZE = 5\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    cell = "import beside_packaged\ndef data():\n    return torch.ones(64, beside_packaged.SIZE), 0"
+    path = Path(notebook.named(main(cell), tmp_path / "storage"))
+    assert sorted(copy.name for copy in path.parent.iterdir()) == ["beside_packaged.py", "notebook.py"]
+
+
 @pytest.mark.parametrize(
     ("name", "files", "imports", "used"),
     [

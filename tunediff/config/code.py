@@ -127,7 +127,8 @@ def read(file: Path, root: Path | None = None) -> Code:
         above = above.parent
     root = root or above
     contents: dict[Path, bytes] = {}
-    waiting = [file, *packages]  # a package needs its __init__.py files, which run as well
+    # A package needs its __init__.py files, which run as well; from inside it, on the import path, they do not.
+    waiting = [file, *(path for path in packages if root in path.parent.parents)]
     while waiting:
         path = waiting.pop()
         if (relative := path.relative_to(root)) in contents:
