@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 
 from tunediff.analysis import sequential
 from tunediff.analysis.sequential import look
+from tunediff.analysis.statistics import SAME
 
 
 def until_over(values, **options):
@@ -104,6 +105,14 @@ def test_a_rival_that_failed_does_not_make_the_test_of_the_others_more_lenient()
 def test_equal_differences_on_two_seeds_show_nothing():
     told = look(np.array([[0.90, 0.91], [0.89, 0.90]]), 2, lower_is_better=False, ratios=False)
     assert (told.differences[0].verdict, told.resolution, told.state) == ("too few runs", None, "spent")
+
+
+@pytest.mark.parametrize(("within", "state"), [(None, "spent"), (0.01, "equal")])
+def test_two_seeds_without_any_difference_are_no_difference(within, state):
+    """As of a knob without effect: too few runs are no reason to doubt that."""
+    told = look(np.array([[0.90, 0.91], [0.90, 0.91]]), 2, ratios=False, within=within)
+    (difference,) = told.differences
+    assert (difference.verdict, difference.low, difference.high, told.state) == (SAME, 0.0, 0.0, state)
 
 
 def test_the_last_look_has_no_more_rounds():

@@ -127,7 +127,8 @@ def look(
     # Intervals and verdicts
     sd = block_sd(z)
     error = sd / math.sqrt(rounds)
-    if rounds < FIRST and error <= 1e-9 * np.abs(off[inside]).max():
+    largest = np.abs(off[inside]).max()
+    if rounds < FIRST and largest > 0 and error <= 1e-9 * largest:
         # Two equal differences do not show that there is no noise.
         return Look(differences, rounds, most, "spent", ratios)
     # The noise is estimated from the rivals that are still in: the bounds are those of as many degrees of freedom.
