@@ -119,7 +119,7 @@ _redirection = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def _json_alone_on_stdout(words: Sequence[str]) -> Iterator[None]:
-    """Send to stderr what a user's file prints, if `words` contain --json; `print_json` restores stdout."""
+    """Send to stderr what a user's file prints, if `words` contain --json, until `restore_stdout`."""
     if sys.stderr is None or not any(word.startswith("--j") for word in words):  # argparse takes --js as well
         yield
         return
@@ -152,6 +152,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, *args: Any, **named: Any) -> Any:
         _complete(self)
         return super().parse_intermixed_args(*args, **named)
+
+    def print_help(self, file: Any = None) -> None:
+        restore_stdout()
+        super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one line instead of printing the usage."""
@@ -278,9 +282,14 @@ def result(values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | 
         print(text.block(values))
 
 
+def restore_stdout() -> None:
+    """End what --json does to stdout: what is printed from here on is the result."""
+    _redirection.close()
+
+
 def print_json(values: Mapping[str, Any]) -> None:
     """Print a result as JSON, with the number of the version that its keys and types are of."""
-    _redirection.close()
+    restore_stdout()
     print(json.dumps(versioned(values), indent=2, allow_nan=False, default=str), flush=True)
 
 

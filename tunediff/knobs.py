@@ -46,10 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_printing(parser, quiet=False)
     args: argparse.Namespace = parser.parse_args(argv)
     if args.schema in outputs:
+        cli.restore_stdout()
         print((OUTPUTS / f"{args.schema}.json").read_text(encoding="utf-8"), end="")
         return cli.OK
     baseline = cfg.baseline(args.workload, "--workload")
     if args.schema is not None:
+        cli.restore_stdout()
         print(schema_of_files(baseline.schema, args.schema), end="")
         return cli.OK
     entries = describe(baseline, args.prefix)
