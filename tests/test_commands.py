@@ -636,7 +636,8 @@ def test_train_refuses(config, capsys, words, message):
     assert message.format(config=config) in refused(capsys, train.main, "--config", config, *words)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop):
     """The signal reaches the whole process group, as Ctrl-C in a terminal, torchrun and batch schedulers send it, and
     leaves the loader processes to their training."""

@@ -218,7 +218,7 @@ def test_a_search_without_trials_and_one_that_has_just_begun(tmp_path, plain):
     (place / "journal.jsonl").write_text((place / "journal.jsonl").read_text()[:-30])  # half written
     (tmp_path / "night" / "sessions.jsonl").write_text('{"event": "begin", "time": 1000, "command": "x"}\n{"even')
     text = words(written(tmp_path / "night", now=1063.0))
-    assert "No trial has a result yet: 2 trials are under way, t0000 farthest, at 5 of 20 s." in text
+    assert "No trial has a result yet: 2 trials are under way, t0000 farthest, at 5 s of 20 s." in text
     assert "running, or killed · 0 of 8 trials ended, 2 under way" in text
     assert "last update 1 min earlier" in text, "its last line was written at 1003"
 

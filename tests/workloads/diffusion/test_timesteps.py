@@ -608,7 +608,7 @@ def test_wiener_weighs_all_components() -> None:
 def test_wiener_counts_the_components_of_large_images_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
     x0 = gaussian(natural(24))
     found = shown(methods.Wiener(), x0).probabilities()
-    monkeypatch.setattr(wiener, "LEVELS", 100_000)
+    monkeypatch.setattr(wiener, "LEVELS", 8192)
     assert (found - shown(methods.Wiener(), x0, batch=2048).probabilities()).abs().sum().item() / 2 < 0.001
 
 

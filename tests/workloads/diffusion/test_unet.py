@@ -167,6 +167,7 @@ def test_one_graph_without_breaks(memory_format: torch.memory_format) -> None:
     torch.testing.assert_close(compiled(x, t), net(x, t))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_bfloat16_has_the_gradients_of_eager():
     """A GroupNorm after attention: with the linear layer's own product torch 2.15 gives NaN here."""
