@@ -874,6 +874,7 @@ def test_train_refuses_a_missing_configuration(capsys):
     assert "gone.yaml: no such file" in refused(capsys, train.main, "--config", "gone.yaml", "--budget", "5s")
 
 
+@pytest.mark.nightly
 def test_train_runs_under_torchrun(config, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tunediff.train"]
     words += ["--config", config, "--samples", "1280", "--out", "two", "parallel.workers=2"]

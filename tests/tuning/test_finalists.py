@@ -13,7 +13,8 @@ from tunediff.core import trial_record as record
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("budgets", [["1x"], pytest.param(["1x", "2x"], marks=pytest.mark.nightly)], ids=len)
+@pytest.mark.nightly
+@pytest.mark.parametrize("budgets", [["1x"], ["1x", "2x"]], ids=len)
 def test_finalists_run_again_in_the_same_workers(search, budgets):
     """What comes after a search needs no new cluster; interrupted, it goes on where it was."""
     budget = {"per_trial": "1s", "trials": 2}
