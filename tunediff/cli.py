@@ -124,9 +124,9 @@ def _json_alone_on_stdout(words: Sequence[str]) -> Iterator[None]:
         yield
         return
     if (own := sys.__stdout__) is not None and own is sys.stdout:  # subprocesses write to the descriptor
-        kept = os.dup(own.fileno())
-        _redirection.callback(os.close, kept)
-        _redirection.callback(os.dup2, kept, own.fileno())
+        duplicate = os.dup(own.fileno())
+        _redirection.callback(os.close, duplicate)
+        _redirection.callback(os.dup2, duplicate, own.fileno())
         _redirection.callback(own.flush)  # what loggers wrote to the object itself
         os.dup2(2, own.fileno())
     _redirection.enter_context(contextlib.redirect_stdout(sys.stderr))

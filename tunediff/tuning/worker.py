@@ -189,13 +189,13 @@ def _conclude(
         ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
     elif world.main and not (job.pauses and result.end.status == "pruned"):
         # A stopped trial of a search that pauses is paused, or goes on elsewhere by now: the search knows, and ends it.
-        _end(job, serial, slot, _with_known_reason(result.end, job.folder))
+        _end(job, serial, slot, _with_reason_of_search(result.end, job.folder))
 
 
-def _with_known_reason(end: End, folder: Path) -> End:
+def _with_reason_of_search(end: End, folder: Path) -> End:
     """Return the end of a stopped trial with the reason that the search has written: this line replaces that one."""
-    known = record.read_trial(folder) if end.status == "pruned" else None
-    return end if known is None or known.status != "pruned" else dataclasses.replace(end, reason=known.reason)
+    before = record.read_trial(folder) if end.status == "pruned" else None
+    return end if before is None or before.status != "pruned" else dataclasses.replace(end, reason=before.reason)
 
 
 def _write_traceback(error: Exception, folder: Path, rank: int) -> None:

@@ -72,8 +72,8 @@ class Wiener(Adaptive, of=methods.Wiener):
     the lead grows per doubling of n. While that is above 8 % the deviation is `width`; below, it grows in inverse
     proportion, up to three times, and never shrinks again: a falling learning rate makes the lead grow once more. A
     density of k times the width is the narrow one to the power 1/k², as a tempered distribution is: the normal
-    distribution of λ widens and its base becomes uniform t. Where the width has grown by a
-    half, the last quarter of the training, when the learning rate is low, is all uniform t.
+    distribution of λ widens and its base becomes uniform t. Where the width has grown by a half, the last quarter of
+    the training, when the learning rate is low, is all uniform t.
     """
 
     BUFFERS: ClassVar = {"means": "running means (half-lives, 2)", "times": "growth of the width ()"}
