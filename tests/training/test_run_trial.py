@@ -1,18 +1,26 @@
 """What an exception of a training means: a status, or nothing about the configuration."""
 
 import errno
+import os
 import types
 
 import pytest
 import torch
 
 from tunediff.core import environment
+from tunediff.core.journal import Journal
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
-from tunediff.training import memory
+from tunediff.training import memory, state
 from tunediff.training.run_trial import end_of, run_trial
 
 DEAD_LOADER = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+
+WRITERS = {
+    "checkpoint": lambda folder: state.save({"step": 1}, folder),
+    "journal": lambda folder: Journal(folder).write("about"),
+}
 
 
 class NotOfTrialError(RuntimeError):
@@ -81,6 +89,34 @@ def test_an_error_of_another_disk_is_the_trials_own(tmp_path, monkeypatch, code)
     assert run_trial(raising(own), alone(), tmp_path).end is None
     monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
     assert run_trial(raising(OSError(code, "no", elsewhere)), alone(), tmp_path).end is None
+
+
+def test_a_full_disk_of_a_file_without_a_name_is_the_trials_own(tmp_path, monkeypatch):
+    """Writing to a file on a full disk names no file; only opening one does."""
+
+    def train():
+        with open("/dev/full", "wb") as cache:
+            cache.write(b"tokens")
+
+    result = run_trial(train, alone(), tmp_path)
+    assert (result.end.status, result.error.filename) == ("error", None)
+    assert "No space left on device" in result.end.reason
+    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+    assert run_trial(train, alone(), tmp_path).end is None, "the results' disk is full as well"
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_full_disk_of_the_trials_own_files_has_no_end(tmp_path, monkeypatch, write):
+    """The probe may find room: it is smaller than a checkpoint."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(environment, "unwritable", lambda folder: None)
+    result = run_trial(lambda: write(tmp_path), alone(), tmp_path)
+    assert result.end is None
+    assert str(tmp_path) in str(result.error)
 
 
 def test_an_interrupt_passes():

@@ -183,11 +183,21 @@ def test_end_that_was_written_before_the_loss_stands(drive, monkeypatch, tmp_pat
     assert (len(slot.jobs), known.attempts, known.status, known.end.steps) == (1, 1, "ok", 7)
 
 
-def test_a_full_disk_is_no_end(drive, tmp_path):
+@pytest.mark.parametrize("probe", ["No space left on device", None])
+def test_a_full_disk_is_no_end(drive, tmp_path, monkeypatch, probe):
+    """The probe may find room: it is smaller than a checkpoint, which the error then names."""
+    monkeypatch.setattr(trial, "unwritable", lambda folder: probe)
+    path = "" if probe else f": '{tmp_path}/trials/t0003/checkpoint.pt'"
     with pytest.raises(OSError, match="No space left on device"):
-        drive([Lost("OSError: [Errno 28] No space left on device")])
+        drive([Lost(f"OSError: [Errno 28] No space left on device{path}")])
     assert not record.read_trial(tmp_path / "trials" / "t0003").finished
     assert record.disk_fault(tmp_path / "trials" / "t0003") == "No space left on device"
+
+
+def test_a_full_disk_of_a_node_does_not_stop_the_search(drive):
+    """Ray cannot start workers where `/tmp` is full; the folder of the results can be written."""
+    slot, _, known = drive(*[[Lost("OSError: [Errno 28] No space left on device: '/tmp/ray/session/logs'")]] * 2)
+    assert (len(slot.jobs), known.status, known.end.process_died) == (2, "error", True)
 
 
 def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch):

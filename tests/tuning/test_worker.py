@@ -303,6 +303,8 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
     def fail(trial):
         checkpoint.touch()
         torn.touch()  # by a worker that was killed while it wrote
+        if isinstance(error, OSError):
+            error.filename = str(checkpoint)
         raise error
 
     shares = {"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 10.0}

@@ -17,16 +17,45 @@ from urllib.parse import quote
 
 
 class _DiskFile(io.BufferedWriter):
-    """A file that remembers its first disk error, because a writer may raise another error in its place."""
+    """A file that remembers its first disk error, because a writer may raise another error in its place.
+
+    The error names the file `target`: the system names none where it writes, only where it opens.
+    """
 
     fault: OSError | None = None
+    target = ""
 
     def write(self, data: Any) -> int:
-        try:
+        with self._noting_fault():
             return super().write(data)
-        except OSError as error:
-            self.fault = self.fault or error
-            raise
+
+    def flush(self) -> None:
+        with self._noting_fault():
+            super().flush()
+
+    def sync(self) -> None:
+        """Wait until the disk has the data."""
+        with self._noting_fault():
+            os.fsync(self.fileno())
+
+    @contextlib.contextmanager
+    def _noting_fault(self) -> Iterator[None]:
+        with naming_file(self.target):
+            try:
+                yield
+            except OSError as error:
+                self.fault = self.fault or error
+                raise
+
+
+@contextlib.contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Give an `OSError` from inside the name of this file if it has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
@@ -40,12 +69,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     # Not tempfile: it ignores the umask and makes its files readable by this user only.
     file = _DiskFile(io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"))
+    file.target = str(path)
     try:
         with file:
             write(file)
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                file.sync()
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from tunediff import config as cfg
 from tunediff.config import Configuration, Values
 from tunediff.core import environment
 from tunediff.core.clock import UnitName
+from tunediff.core.files import naming_file
 from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events, read_trials
 
@@ -82,7 +83,7 @@ class Journal:
     def write(self, event: str, **content: Any) -> None:
         """Append one line and wait until the disk has it."""
         line = to_json({"event": event, "time": time.time(), **content}) + "\n"
-        with open(self.path, "a+b") as file:
+        with naming_file(self.path), open(self.path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else "\n" + line  # a kill cut the last line: end it

@@ -60,7 +60,7 @@ def run_trial(
         if isinstance(error, not_of_trial) or lost_a_process(error, world.size):
             return TrialResult(None, error=error)
         disk_fault = isinstance(error, OSError) and error.errno in environment.DISK_FAULTS
-        if disk_fault and not _names_another_disk(error, folder):
+        if disk_fault and (folder is None or _names_disk_of(folder, error)):
             return TrialResult(None, error=error)  # no end could be written either
         if folder is not None and isinstance(error, OSError) and error.filename == str(folder / CHECKPOINT):
             return TrialResult(None, error=error)  # an end would remove the checkpoint, which may be intact
@@ -75,15 +75,18 @@ def run_trial(
     return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
-def _names_another_disk(error: Exception, folder: Path | None) -> bool:
-    """Return whether the file of an error lies on another disk than the trial's folder, such as a cache."""
-    if folder is None or not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
+def _names_disk_of(folder: Path, error: Exception) -> bool:
+    """Return whether the file of an error lies on the disk of the trial's folder, and not on that of a cache.
+
+    False for an error that names no file: what tunediff writes there names its own; see `files.naming_file`.
+    """
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return False
     path = Path(os.fsdecode(error.filename)).absolute()
     with contextlib.suppress(OSError):
         nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-        return nearest.stat().st_dev != folder.stat().st_dev
-    return False
+        return nearest.stat().st_dev == folder.stat().st_dev
+    return True
 
 
 def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:

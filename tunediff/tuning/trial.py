@@ -19,7 +19,7 @@ from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff.analysis import seconds_of
 from tunediff.core import trial_record as record
-from tunediff.core.environment import DISK_FAULTS
+from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
@@ -98,7 +98,7 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
         if isinstance(ended, Lost) and (gone := cluster.gone(place.nodes)) and losses + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
-        if isinstance(ended, Lost) and (why := _disk_fault(ended)) is not None:
+        if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
             journal.write("unwritable", reason=why)  # a disk too full for a checkpoint has room for a line
             raise OSError(why)  # the trial has no end, and the search stops
 
@@ -222,10 +222,15 @@ class Waiting:
             write_text(self._folder / DOING, json.dumps(progress))
 
 
-def _disk_fault(lost: Lost) -> str | None:
-    """Return the disk's error if the workers died of one; None: they died of something else."""
+def _disk_fault(lost: Lost, folder: Path) -> str | None:
+    """Return the disk's error if the workers died of one in the trial's folder; None: they died of something else.
+
+    The full disk may be another one of their node, such as that of `/tmp`.
+    """
     reason = _short(lost.reason)
-    return next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
+    why = next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
+    # A disk that is too full for a checkpoint may have room for the probe.
+    return why if why is not None and (str(folder) in lost.reason or unwritable(folder) is not None) else None
 
 
 def _after_loss(lost: Lost, attempt: int, workers: int) -> End | None:
