@@ -324,6 +324,45 @@ def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_run
     assert json.loads(elsewhere_running.read_text())["token"] != lock["token"]
 
 
+@pytest.mark.parametrize(("during", "file"), [("training", "baseline.yaml"), ("copying", "search.yaml")])
+def test_machine_that_was_suspended_overwrites_nothing_of_the_one_that_took_over(
+    here, elsewhere_running, monkeypatch, during, file
+):
+    """Linux's monotonic clock stands still meanwhile."""
+    copier = Copier(CopyFacts(here, json.loads(elsewhere_running.read_text())["token"]), print)
+    assert copier.sync()
+    for name in ("baseline.yaml", "search.yaml"):  # in the order of copying
+        (here / name).write_text("of the machine that was suspended")
+    copy, clock, make_folder = elsewhere_running.parent / file, time.clock_gettime, remote.make_folder
+
+    def suspend():
+        if not copy.read_text().startswith("of the other"):
+            copy.write_text("of the other machine")
+            StorageLock(here).take(force=True)
+            asleep_s = {time.CLOCK_BOOTTIME: 600.0}
+            monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + asleep_s.get(which, 0.0))
+
+    if during == "training":
+        suspend()
+    monkeypatch.setattr(remote, "make_folder", lambda *arguments: (make_folder(*arguments), suspend()))
+    assert not copier.sync()
+    assert copy.read_text() == "of the other machine"
+
+
+def test_journal_that_is_longer_at_the_address_is_not_overwritten(here, bucket):
+    """Of a machine that took the search over a moment ago."""
+    remote.push(here)
+    journal = "trials/t0001/journal.jsonl"
+    copy = remote.Path(bucket.removeprefix("file://")) / "night" / journal
+    longer = copy.read_text() + "\n" * 10
+    copy.write_text(longer)
+    for grown, expected in (("\n", longer), ("\n" * 20, longer + "\n" * 11)):
+        with open(here / journal, "a") as file:
+            file.write(grown)
+        remote.push(here)
+        assert copy.read_text() == expected
+
+
 def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running, monkeypatch):
     lock = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
     copier = Copier(CopyFacts(here, lock.token), print)

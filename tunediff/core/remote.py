@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -132,10 +132,11 @@ def pull(path: Path, heavy: bool = False) -> None:
         raise ConfigError(f"--storage: {address} cannot be read: {short_error(error)}") from None
 
 
-def push(path: Path, last: bool = True) -> int:
+def push(path: Path, last: bool = True, before_file: Callable[[], object] = lambda: None) -> int:
     """Copy all files of the run that `path` is in that have changed here; return how many.
 
-    `last`: nothing runs in it any more, so that all files are at rest. Raises what the service raises.
+    `last`: nothing runs in it any more, so that all files are at rest; `before_file`: called before each is copied.
+    Raises what the service and `before_file` raise.
     """
     if (place := place_of(path)) is None:
         return 0
@@ -143,11 +144,15 @@ def push(path: Path, last: bool = True) -> int:
     address = str(address_of(storage))
     system, root = connect(address)
     copied, count, made, continued = _Copied(run), 0, set[str](), set[Path]()
+    system.invalidate_cache()
     try:
         for file in _files(run, last):
             if copied.is_equal(file):
                 continue
+            before_file()
             target = f"{root}/{file.relative_to(storage).as_posix()}"
+            if file.suffix == ".jsonl" and system.exists(target) and copied.is_newer_there(file, system.info(target)):
+                continue  # of two journals the longer one counts
             before, above = copied.state(file), target.rpartition("/")[0]
             if above not in made:
                 make_folder(system, address, above)

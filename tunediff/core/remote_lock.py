@@ -71,7 +71,7 @@ class StorageLock:
 
     def __init__(self, run: Path, token: str | None = None) -> None:
         """`token`: of the lock that the parent of this process has taken; None: this process takes it."""
-        self._run, self._token, self._written = run, token or uuid.uuid4().hex, time.monotonic()
+        self._run, self._token, self._written = run, token or uuid.uuid4().hex, _now()
         self._guard, self._released = threading.Lock(), threading.Event()
         self._process = os.getpid() if token is None else os.getppid()
         self._address = str(address_of(run.parent))
@@ -103,7 +103,7 @@ class StorageLock:
     def refresh(self) -> None:
         """Write the lock again if it is time. Raises `LostLockError` if another process has taken it."""
         with self._guard:
-            if self._released.is_set() or time.monotonic() - self._written < REFRESH_S:
+            if self._released.is_set() or _now() - self._written < REFRESH_S:
                 return
             if (holder := self._holder()) is not None and holder.token != self._token:
                 now = f"{self._run.name} is run by {_named(holder)} now"
@@ -166,7 +166,7 @@ class StorageLock:
         holder = Holder(socket.gethostname(), self._process, created, self._token, time.time(), _process_table())
         make_folder(self._system, self._address, self._path.rpartition("/")[0])
         self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode(), **how)
-        self._written = time.monotonic()
+        self._written = _now()
 
     def _holder(self) -> Holder | None:
         self._system.invalidate_cache()
@@ -191,6 +191,11 @@ class StorageLock:
             f"or stop it. If that machine is gone, this works after {text.seconds(STALE_S)} without a sign of it, or "
             f"now {option}without the object {self._address}/{self._run.name}/{NAME}"
         )
+
+
+def _now() -> float:
+    """Return seconds on a clock that runs on while the machine is suspended, as Linux's monotonic one does not."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _process_table() -> str:

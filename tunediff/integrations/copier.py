@@ -82,11 +82,12 @@ class Copier:
     def _copy(self, last: bool) -> None:
         try:
             self._lock.refresh()
+            if any(self._folder.glob(f"trials/*/{JOURNAL}")) or (self._folder / JOURNAL).exists():
+                # The machine may be suspended between two files.
+                remote.push(self._folder, last, self._lock.refresh)
         except LostLockError as error:
             self._note_lost(error)
             return
-        if any(self._folder.glob(f"trials/*/{JOURNAL}")) or (self._folder / JOURNAL).exists():
-            remote.push(self._folder, last)
         if last:
             self._lock.release()
 
