@@ -7,6 +7,7 @@ import threading
 import types
 
 import pytest
+import torch
 from ray.autoscaler import sdk
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
@@ -107,6 +108,24 @@ def test_storage_that_a_node_does_not_see_is_refused(monkeypatch, tmp_path):
         expected = f"--storage: {tmp_path.parent} is not shared by all nodes (10.0.0.2: {said}); put it on a disk that"
         assert str(refused.value).startswith(expected)
     assert list(tmp_path.iterdir()) == [], "the proof is taken away"
+
+
+@pytest.mark.parametrize("said", ["ModuleNotFoundError: No module named 'torchvision'", "torch 1.13.1"])
+def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path, said):
+    """Before the first trial, and without a word of the storage, which is not to blame."""
+    monkeypatch.setattr(cluster, "nodes", lambda: [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")])
+    monkeypatch.setattr(cluster, "may_come", list)
+
+    def share(*machines, may_come):
+        return divided(machines, (1,), ["none"], "x.yaml", False, may_come)
+
+    answers(monkeypatch, {})
+    experiment._of_cluster(tmp_path, share, [], evaluates=True)
+    answers(monkeypatch, {"b": said})
+    with pytest.raises(ConfigError) as refused:
+        experiment._of_cluster(tmp_path, share, [], evaluates=True)
+    assert str(refused.value).startswith(f"--address: node 10.0.0.2: {said} is not allowed; allowed: nodes with all")
+    assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
 
 
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import socket
 import threading
@@ -229,6 +230,16 @@ def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
         )
 
 
+def check_packages(machines: Iterable[Machine]) -> None:
+    """Check that each node can import what trains, with the torch of this one. Raises `ConfigError`."""
+    expected = _torch_version()
+    answers = _on_each(machines, _import_packages)
+    if differing := {machine: answer for machine, answer in answers.items() if answer != expected}:
+        listed = "; ".join(f"node {machine.name}: {answer}" for machine, answer in differing.items())
+        allowed = f"nodes with all dependencies of tunediff, and {expected} as here"
+        raise ConfigError(f"--address: {listed} is not allowed; allowed: {allowed}")
+
+
 def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
     """Check that each node has the data and weights that a trial reads. Raises `ConfigError` with what is missing."""
     answers = _on_each(machines, _check_files, config, evaluates)
@@ -259,6 +270,20 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _import_packages() -> str:
+    """Import what a worker imports, and return its torch. A package that is missing raises its error."""
+    import torchvision  # noqa: F401
+
+    import tunediff.tuning.worker  # noqa: F401
+
+    return _torch_version()
+
+
+def _torch_version() -> str:
+    """Return the version of torch, without its build: a node without a GPU may have another one."""
+    return f"torch {importlib.metadata.version('torch').partition('+')[0]}"
 
 
 def _check_files(plain: Lines, evaluates: bool) -> str:

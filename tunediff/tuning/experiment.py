@@ -208,11 +208,12 @@ def _of_cluster(
 ) -> tuple[resources.ResourcePartition, Nodes]:
     """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
 
-    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks data or weights.
+    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks packages, data or weights.
     """
     from tunediff.tuning import cluster as there
 
     def check(machines: Sequence[resources.Machine]) -> None:
+        there.check_packages(machines)
         there.check_shared(folder, machines)
         for config in configs:
             there.check_files(cfg.to_dict(config), evaluates, machines)
