@@ -1,5 +1,6 @@
 """Ray on this machine: its token where the home folder cannot keep one, and what it leaves behind."""
 
+import contextlib
 import logging
 import os
 import types
@@ -54,6 +55,30 @@ def test_greeting_speaks_of_no_token_where_ray_asks_for_none(monkeypatch):
     monkeypatch.setenv("HOME", "/proc")
     assert token() is None
     assert local_ray.dashboard("127.0.0.1:8265") == "dashboard http://127.0.0.1:8265 (loopback only)"
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("auto", "dashboard http://10.0.0.5:8265 (of the cluster at auto)"),
+        (None, "dashboard http://10.0.0.5:8265 (loopback only; token: `ray get-auth-token`)"),
+    ],
+)
+def test_greeting_promises_nothing_of_a_cluster_that_was_there_before(monkeypatch, tmp_path, address, line):
+    """Its dashboard may be open to everybody."""
+    context, lines = types.SimpleNamespace(dashboard_url="10.0.0.5:8265"), []
+    monkeypatch.setattr(experiment, "cluster", lambda address: contextlib.nullcontext(context))
+
+    def greet(line):
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        experiment.workers(tmp_path, lambda *machines: None, address, None, greet),
+    ):
+        pass
+    assert lines == [line]
 
 
 @pytest.fixture

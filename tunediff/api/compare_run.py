@@ -24,7 +24,7 @@ from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.tuning import experiment, local_ray, resources, sessions
+from tunediff.tuning import experiment, resources, sessions
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +126,9 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
         log_exceptions("how far it is", tell, now)
         return now.over
 
-    def greet(context: Any) -> None:
-        if url := getattr(context, "dashboard_url", None):
-            say(local_ray.dashboard(url))
+    def greet(dashboard: str | None) -> None:
+        if dashboard is not None:
+            say(dashboard)
         budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
         say(f"at most {comparison.most} pairs × 2 × {budget}; results {folder}")
 

@@ -21,7 +21,7 @@ from tunediff.report.remaining import RemainingTime
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import beside
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import local_ray, warm_start
+from tunediff.tuning import warm_start
 from tunediff.tuning.resources import local
 
 
@@ -88,10 +88,10 @@ class Console:
     def _print(self, line: str) -> None:
         self._lines.print(line)
 
-    def greet(self, context: Any) -> None:
-        """Print the dashboard, the folder and the plan before the first trial."""
-        if url := getattr(context, "dashboard_url", None):
-            self.say(local_ray.dashboard(url))
+    def greet(self, dashboard: str | None) -> None:
+        """Print the line on Ray's dashboard, the folder and the plan before the first trial."""
+        if dashboard is not None:
+            self.say(dashboard)
         self.say(f"results {self.folder}")
         if not self.results.trials and (warm := warm_start.describe(self.space, local().device)):
             self.say(warm)

@@ -227,19 +227,20 @@ def _of_cluster(
 @contextlib.contextmanager
 def workers(
     folder: Path, share: Callable[..., resources.ResourcePartition], address: str | None, warm: Systems | None,
-    greet: Callable[[Any], None], configs: Sequence[Systems] = (), evaluates: bool = True,
+    greet: Callable[[str | None], None], configs: Sequence[Systems] = (), evaluates: bool = True,
 ) -> Iterator[Slots]:  # fmt: skip
-    """Yield the slots of a cluster for what runs in `folder`; `greet` is called with Ray's context once it is up.
+    """Yield the slots of a cluster for what runs in `folder`.
 
-    `share` divides machines; `warm`: what the first trials train, if their workers may start now; every node of a
-    cluster checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and `ConfigError` before
-    anything starts.
+    `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines; `warm`: what the first
+    trials train, if their workers may start now; every node of a cluster checks the files of `configs`. Raises
+    `KeyboardInterrupt` on Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
     """
     here = share(resources.local()) if address is None else None
     with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
-        from tunediff.tuning import slots  # imports Ray, which takes seconds
+        from tunediff.tuning import local_ray, slots  # imports Ray, which takes seconds
 
-        log_exceptions("the start", greet, context)
+        url = getattr(context, "dashboard_url", None)
+        log_exceptions("the start", greet, local_ray.dashboard(url, address) if url else None)
         with contextlib.ExitStack() as stack:
             partition, nodes = here, None
             if partition is None:

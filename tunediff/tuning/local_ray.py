@@ -30,8 +30,13 @@ def ensure_token() -> None:
         os.environ[_TOKEN] = _made[-1]
 
 
-def dashboard(url: str) -> str:
-    """Return the line that says where Ray's pages are, and how to open them."""
+def dashboard(url: str, address: str | None = None) -> str:
+    """Return the line that says where Ray's pages are, and how to open them.
+
+    `address`: of a cluster that was there before; who reaches its pages, and with which token, is its own matter.
+    """
+    if address is not None:
+        return f"dashboard http://{url} (of the cluster at {address})"
     if not _asks_for_token():
         token = ""
     elif os.environ.get(_TOKEN) in _made:
