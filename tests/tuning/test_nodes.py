@@ -18,7 +18,7 @@ from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.core import machine_options
-from tunediff.tuning import cluster, experiment, slots
+from tunediff.tuning import cluster, experiment, slots, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
 GPU = {
@@ -156,6 +156,16 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
     assert checked == ["b", "c"]
     assert heard[0] == "WARNING: a node has come and is not used: --storage: x is not shared"
     assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs (H200)")
+
+
+@pytest.mark.parametrize(("head", "resource"), [(GPU, "CPU"), (HEAD, "node:10.0.0.1")])
+def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, monkeypatch, head, resource):
+    """On another node they would be lost with it, and with the second one its trial."""
+    context = types.SimpleNamespace(get_node_id=lambda: head["NodeID"])
+    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
+    group = tuner._of_driver()
+    assert [list(bundle) for bundle in group.bundles] == [[resource]]
+    assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
 
 
 def test_a_node_that_drains_gets_no_new_trial(nodes):

@@ -101,13 +101,12 @@ def _scheduler(folder: Path, space: SearchSpace, searcher: Searcher) -> FIFOSche
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
-    """Return the resources of a trial's driver: on the search's node if it has CPUs.
-
-    A lost node then has no driver, only workers.
-    """
+    """Return the resources of a trial's driver, on the search's node: a lost node then has no driver, only workers."""
     here = ray.get_runtime_context().get_node_id()
-    own = any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes())
-    return tune.PlacementGroupFactory([{"CPU": 0.01}], **({"bundle_label_selector": [beside()]} if own else {}))
+    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    # A head that trains nothing has no CPUs; Ray gives every node one unit of a resource named after its address.
+    resources = {"CPU": 0.01} if node["Resources"].get("CPU") else {f"node:{node['NodeManagerAddress']}": 0.001}
+    return tune.PlacementGroupFactory([resources], bundle_label_selector=[beside()])
 
 
 def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> BaselineExemptScheduler | None:
