@@ -1,5 +1,6 @@
 """Searches whose storage has an address: what is copied, what is fetched, whatever the service does."""
 
+import datetime
 import json
 import logging
 import os
@@ -287,6 +288,16 @@ def test_a_lock_that_was_not_written_again_is_taken_over(here, elsewhere_running
         StorageLock(here).take()
     os.utime(elsewhere_running, (time.time() - 310,) * 2)
     StorageLock(here).take()
+
+
+def test_the_age_of_a_lock_is_by_the_clock_of_azure(here, elsewhere_running, monkeypatch):
+    """As adlfs tells it; this machine's clock is ahead by an hour."""
+    lock, now, ahead = StorageLock(here), time.time, 3600.0
+    written = datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(lock._system, "info", lambda path: {"name": path, "size": 1, "last_modified": written})
+    monkeypatch.setattr(time, "time", lambda: now() + ahead)
+    with pytest.raises(ConfigError, match="night is run by node7"):
+        lock.take()
 
 
 def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over_at_once(here, elsewhere_running):

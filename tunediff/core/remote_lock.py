@@ -34,6 +34,8 @@ SETTLE_S = 3.0
 """Seconds after which a lock that was not created in one step is read again: by then another start has written its."""
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs")
 """Protocols whose services create an object only if there is none."""
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")
+"""What the file systems of S3, Azure, folders and Google's service call the time at which an object was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +218,7 @@ def _named(holder: Holder) -> str:
 def _modified(system: FileSystem, path: str) -> float | None:
     """Return the Unix time at which the service wrote an object; None where it does not say."""
     info: dict[str, Any] = system.info(path)
-    value = next((info[name] for name in ("LastModified", "mtime", "updated") if info.get(name) is not None), None)
+    value = next((info[name] for name in _WRITTEN if info.get(name) is not None), None)
     if isinstance(value, str):
         value = datetime.datetime.fromisoformat(value)
     if isinstance(value, datetime.datetime):
