@@ -119,6 +119,21 @@ def test_a_full_disk_of_the_trials_own_files_has_no_end(tmp_path, monkeypatch, w
     assert str(tmp_path) in str(result.error)
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_passing_fault_of_the_trials_own_files_has_no_end(tmp_path, monkeypatch, code):
+    """As of NFS: when the folder is probed, it is over."""
+
+    def fail(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", fail)
+        result = run_trial(lambda: Journal(tmp_path).write("about"), alone(), tmp_path)
+    assert (result.end, result.error.errno) == (None, code)
+    images = OSError(code, os.strerror(code), "/data/images/1.png")
+    assert run_trial(raising(images), alone(), tmp_path).end.status == "error", "the user's own files"
+
+
 def test_an_interrupt_passes():
     with pytest.raises(KeyboardInterrupt):
         run_trial(raising(KeyboardInterrupt()), alone())

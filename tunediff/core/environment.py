@@ -24,6 +24,9 @@ from tunediff.core import machine
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of the disk; they say nothing about the configuration of the trial that hit them."""
 
+PASSING_DISK_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""Errors of the disk that may be over the next time, such as those of NFS."""
+
 
 _LADDERS = (
     ("avx2", "avx512f", "avx512_fp16", "avx512_bf16"),

@@ -62,7 +62,7 @@ def run_trial(
         disk_fault = isinstance(error, OSError) and error.errno in environment.DISK_FAULTS
         if disk_fault and (folder is None or _names_disk_of(folder, error)):
             return TrialResult(None, error=error)  # no end could be written either
-        if folder is not None and isinstance(error, OSError) and error.filename == str(folder / CHECKPOINT):
+        if folder is not None and _is_passing_fault(error, folder):
             return TrialResult(None, error=error)  # an end would remove the checkpoint, which may be intact
         # Not everything that fails to write a file says so by its class.
         if folder is not None and (why := environment.unwritable(folder)) is not None:
@@ -73,6 +73,15 @@ def run_trial(
         return TrialResult(end_of(error, world, per_gpu), error=error)
     status = "ok" if outcome.finished else "pruned"
     return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
+
+
+def _is_passing_fault(error: Exception, folder: Path) -> bool:
+    """Return whether the disk failed at a file of the trial's own: the next attempt may find it in order."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(error.filename))
+    passing = error.errno in environment.PASSING_DISK_FAULTS and path.is_relative_to(folder)
+    return passing or path == folder / CHECKPOINT
 
 
 def _names_disk_of(folder: Path, error: Exception) -> bool:
