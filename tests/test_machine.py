@@ -255,6 +255,57 @@ def test_workers_see_the_mig_devices_that_are_counted(monkeypatch):
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+UNLIKE = (
+    "GPU 0: NVIDIA GeForce RTX 3060 (UUID: GPU-aa11)\n"
+    "GPU 1: NVIDIA GeForce RTX 4090 (UUID: GPU-bb22)\n"
+    "GPU 2: NVIDIA GeForce RTX 4090 (UUID: GPU-cc33)\n"
+)
+SIZES = MIG.replace("3g.20gb     Device  1", "1g.5gb      Device  1").replace(
+    "GPU 1: NVIDIA A100-SXM4-40GB", "GPU 1: A30"
+)
+RTX = (
+    "2 × NVIDIA GeForce RTX 4090 used, not used: 1 × NVIDIA GeForce RTX 3060; to choose others: "
+    "CUDA_VISIBLE_DEVICES=GPU-aa11"
+)
+PARTS = "1 × NVIDIA A100-SXM4-40GB MIG 3g.20gb used, not used: 1 × NVIDIA A100-SXM4-40GB MIG 1g.5gb, 1 × A30"
+
+
+@pytest.mark.parametrize(
+    ("listing", "chosen", "count", "expected", "warning"),
+    [
+        (UNLIKE, None, None, ["GPU-bb22", "GPU-cc33"], RTX),
+        (UNLIKE, None, 1, ["GPU-bb22"], RTX),
+        (UNLIKE, None, 0, [], ""),
+        (UNLIKE, "GPU-bb,GPU-cc", None, ["GPU-bb", "GPU-cc"], ""),
+        (UNLIKE, "GPU-aa,GPU-cc", None, ["GPU-aa", "GPU-cc"], "=GPU-aa,GPU-cc on a machine with 1 × "),
+        (UNLIKE, "0,1", None, ["0", "1"], "=0,1 on a machine with 1 × NVIDIA GeForce RTX 3060, 2 × "),
+        (UNLIKE, "1", None, ["1"], ""),
+        (UNLIKE.replace("3060", "4090"), None, None, ["0", "1", "2"], ""),
+        (SIZES, None, None, ["MIG-1"], PARTS),
+    ],
+)
+def test_gpus_of_one_model_are_used_and_the_others_named(
+    tmp_path, monkeypatch, caplog, listing, chosen, count, expected, warning
+):
+    """Trials on a faster model would win. The workers see what is counted: CUDA orders GPUs unlike nvidia-smi."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{listing}END\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda: str(tmp_path / "nvidia-smi"))
+    machine._cards.cache_clear()
+    try:
+        with mock.patch.dict(os.environ):
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            if chosen is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+            machine.take(None, count)
+            assert machine.gpus() == expected
+            assert os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(expected)) == ",".join(expected)
+    finally:
+        machine._cards.cache_clear()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(warning)
+    assert warning in caplog.text
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

@@ -206,6 +206,25 @@ def test_search_events_are_json_lines_on_stderr(night, capsys):
     assert end["text"].startswith("t0001 ok")
 
 
+@pytest.mark.parametrize(("as_json", "start"), [(False, "["), (True, '{"event": "message"')])
+def test_trials_on_different_hardware_are_warned_of_once(night, capsys, as_json, start):
+    """GPUs that Ray calls alike may differ in memory, form and power limit."""
+    folder, loaded = night
+    lines = console.Console(folder, loaded, lines=EventLines(as_json=as_json))
+    for number, model in ((3, "A100-SXM4-40GB"), (4, "A100-SXM4-80GB"), (5, "A100-SXM4-80GB")):
+        write(folder, loaded, number, {"loader.batch_size": 32, "precision.amp": "bf16"}, [25.0])
+        worker = {"device": model, "threads": 1, "environment": {"gpus": [f"{model}, 400.00 W"]}}
+        Journal(folder / "trials" / f"t{number:04d}").write("worker", **worker)
+        for _ in range(2):
+            point = {"index": 1, "train_s": 2.0, "frechet": 4.0, "samples_per_s": 50.0}
+            lines.listen("point", f"t{number:04d}", point)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(start)
+    ran = "t0003 ran on A100-SXM4-40GB (400 W), t0004 runs on A100-SXM4-80GB (400 W)"
+    assert f"WARNING: {ran}: what they measure cannot be compared" in warnings[0]
+
+
 def test_search_events_are_text_on_stderr_beside_json(night, capsys):
     folder, loaded = night
     console.Console(folder, loaded, lines=EventLines(on_stderr=True)).listen("end", "t0001", {})

@@ -419,13 +419,14 @@ def test_figures_name_the_processor_and_what_it_can_do(tmp_path):
     """Two of one name may differ in it, and then in speed."""
     wanted = make(tmp_path / "night")
     write(tmp_path / "night", wanted, 0, machine={"cpu_features": ["avx2", "avx512f", "amx_tile", "amx_bf16"]})
+    write(tmp_path / "night", wanted, 1, {"loader.batch_size": 256}, machine={"cpu_features": ["avx2"]})
     found = analysis.read(tmp_path / "night")
     said = "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
     assert outputs.measured_on(found) == said
     titles = []
     with mock.patch.object(outputs, "png", lambda build: titles.append(build().get_suptitle())):
         outputs.write_all(found)
-    assert titles[0].endswith("\nmeasured on slow one (avx512f, amx_bf16)")
+    assert titles[0].endswith("\nmeasured on slow one (avx512f, amx_bf16) and slow one (avx2)")
 
 
 def test_device_seconds_are_called_so_and_priced(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 import psutil
 
 from tunediff.config import ConfigError
+
+log = logging.getLogger(__name__)
 
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
@@ -181,11 +184,18 @@ def _cards() -> tuple[Card, ...]:
     If nvidia-smi is missing or fails, return as many GPUs as CUDA's driver counts: WSL and some containers
     have GPUs without device files.
     """
+    if (listing := _listing()) is not None:
+        return listed(listing)
+    return tuple(("", ()) for _ in range(_counted()))
+
+
+def _listing() -> str | None:
+    """Return the output of `nvidia-smi --list-gpus`; None if nvidia-smi is missing or fails."""
     if (command := nvidia_smi()) is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
             done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
-            return listed(done.stdout)
-    return tuple(("", ()) for _ in range(_counted()))
+            return done.stdout
+    return None
 
 
 def _counted() -> int:
@@ -249,11 +259,56 @@ def listed(text: str) -> tuple[Card, ...]:
     return tuple(cards)
 
 
+def models(listing: str) -> dict[str, str]:
+    """Return the model of each device by UUID, from the output of `nvidia-smi --list-gpus`.
+
+    That of a MIG device has its profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
+    """
+    found, model = dict[str, str](), ""
+    for line in listing.splitlines():
+        if match := re.search(r"^GPU \d+: (.+) \(UUID: (GPU-[^)\s]+)\)", line):
+            model = match[1]
+            found[match[2]] = model
+        elif match := re.search(r"^\s+(MIG \S+)\s.*\(UUID: (MIG-[^)\s]+)\)", line):
+            found[match[2]] = f"{model} {match[1]}"
+    return found
+
+
+def _use_one_model() -> None:
+    """Use the GPUs of the most frequent model only, and warn of the others; of GPUs that the user chose only warn.
+
+    Models are known where nvidia-smi lists them. GPUs go by their UUIDs then: CUDA numbers them by speed, unlike
+    nvidia-smi.
+    """
+    chosen, devices = os.environ.get(VISIBLE), gpus()
+    names = models(_listing() or "") if len(devices) > 1 else {}
+    groups: dict[str, list[str]] = {}
+    by_number = devices[0].isdigit() if devices else False
+    for uuid in names if by_number else devices:
+        model = next((name for full, name in names.items() if full.startswith(uuid)), "unknown model")
+        groups.setdefault(model, []).append(uuid)
+    if len(groups) < 2:
+        return
+    counts = [f"{len(group)} × {model}" for model, group in groups.items()]
+    if chosen is not None:
+        why = "trials on GPUs of different models cannot be compared"
+        log.warning("%s=%s on a machine with %s: %s", VISIBLE, chosen, ", ".join(counts), why)
+        return
+    most = max(groups, key=lambda model: len(groups[model]))
+    others = ", ".join(count for count, model in zip(counts, groups, strict=True) if model != most)
+    how = f"{VISIBLE}={','.join(next(group for model, group in groups.items() if model != most))}"
+    used = f"{len(groups[most])} × {most} used, not used: {others}"
+    log.warning("GPUs of one model are compared with each other only: %s; to choose others: %s", used, how)
+    os.environ[VISIBLE] = ",".join(groups[most])
+
+
 def take(cpus: int | None, count: int | None) -> None:
     """Use only a part of this machine, in this process and every process that it starts; None: use everything.
 
-    Raises `ConfigError` for more than is present.
+    Of GPUs of several models only one is used. Raises `ConfigError` for more than is present.
     """
+    if count != 0:
+        _use_one_model()
     have, devices = cores(), gpus()
     if cpus is not None:
         _allow("--cpus", cpus, 1, have, "CPU cores")

@@ -11,7 +11,7 @@ from typing import Any
 from tunediff.analysis import Results, confirmation, disturbed, failed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
-from tunediff.core import text
+from tunediff.core import environment, text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
@@ -49,6 +49,8 @@ class Console:
         self._read()
         self._remaining.begin(self._done())
         self._printed: set[tuple[str, int]] = set()
+        used = ((environment.hardware(trial.environment), name) for name, trial in self._following.records.items())
+        self._hardware = {hardware: self._called(name) for hardware, name in used if hardware}
 
     def _read(self) -> list[TrialRecord]:
         """Read new journal lines and return the trials that have ended since.
@@ -113,7 +115,19 @@ class Console:
                 if trial.status == "skipped":  # no event announces skipped trials
                     line = f"{self._called(trial.name)} skipped  {trial.reason}  {self._changed(trial.drawn)}"
                     self.say(line, "end", **self._ended(trial))
-        self._print_event(event, name, self._following.records.get(name), content)
+        trial = self._following.records.get(name)
+        if trial is not None:
+            self._warn_of_hardware(trial)
+        self._print_event(event, name, trial, content)
+
+    def _warn_of_hardware(self, trial: TrialRecord) -> None:
+        """Warn once of each hardware that trials run on beside that of the first one."""
+        used = environment.hardware(trial.environment)
+        if used and used not in self._hardware:
+            self._hardware[used] = self._called(trial.name)
+            (first, name), why = next(iter(self._hardware.items())), "what they measure cannot be compared"
+            if used != first:
+                self.say(f"WARNING: {name} ran on {first}, {self._called(trial.name)} runs on {used}: {why}")
 
     def _print_event(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":

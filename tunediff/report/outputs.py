@@ -41,7 +41,8 @@ def write_all(results: Results) -> dict[str, Path]:
     """
     # Titles name the evaluation protocol and the hardware.
     about = [measured] if (measured := protocol(results)) else []
-    on = next((f"\nmeasured on {machine}" for trial in results.trials if (machine := hardware(trial.environment))), "")
+    used = dict.fromkeys(filter(None, (hardware(trial.environment) for trial in results.trials)))
+    on = f"\nmeasured on {' and '.join(used)}" if used else ""
     title = "; ".join(about) + on
     evidence = read_evidence(results)
     written = _csv(results, "trials.csv", evidence.table()) | _csv(results, "curves.csv", results.curves())
