@@ -111,10 +111,10 @@ class Console:
         if event == "start":
             self._remaining.start()
         else:
-            for trial in self._read():
-                if trial.status == "skipped":  # no event announces skipped trials
-                    line = f"{self._called(trial.name)} skipped  {trial.reason}  {self._changed(trial.drawn)}"
-                    self.say(line, "end", **self._ended(trial))
+            for ended in self._read():
+                if ended.status == "skipped":  # no event announces skipped trials
+                    line = f"{self._called(ended.name)} skipped  {ended.reason}  {self._changed(ended.drawn)}"
+                    self.say(line, "end", **self._ended(ended))
         trial = self._following.records.get(name)
         if trial is not None:
             self._warn_of_hardware(trial)
