@@ -576,11 +576,11 @@ def test_a_start_says_what_is_believed_of_an_earlier_search(tmp_path, capsys):
     """And a search that goes on does not say it again."""
     searches.night(tmp_path / "earlier")
     wanted = searches.make(tmp_path / "night", searches.FILE | {"warm_start": str(tmp_path / "earlier")})
-    console.Console(tmp_path / "night", wanted).greet(None)
+    console.Console(tmp_path / "night", wanted).say_reused("cpu", None)
     said = capsys.readouterr().out
     assert re.search(r"warm start: none of the 3 results of earlier is reused \(CPU slow one there, .+ here; ", said)
     searches.write(tmp_path / "night", wanted, 0)
-    console.Console(tmp_path / "night", wanted).greet(None)
+    console.Console(tmp_path / "night", wanted).say_reused("cpu", None)
     assert "warm start" not in capsys.readouterr().out
 
 

@@ -153,10 +153,10 @@ def make(tmp_path):
 
     (tmp_path / "trials").mkdir()
 
-    def make(slots=1, spent_s=0.0, device="cpu", **changes):
+    def make(slots=1, spent_s=0.0, device="cpu", here=None, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
-        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device), pool(slots))
+        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device, here=here), pool(slots))
 
     return make
 

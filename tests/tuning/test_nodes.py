@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import json
 import socket
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.core import machine_options
+from tunediff.core import environment, machine_options
 from tunediff.tuning import cluster, experiment, slots, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
@@ -126,6 +128,22 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
         experiment._of_cluster(tmp_path, share, [], evaluates=True)
     assert str(refused.value).startswith(f"--address: node 10.0.0.2: {said} is not allowed; allowed: nodes with all")
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
+
+
+def test_nodes_that_train_are_described(monkeypatch):
+    """Earlier results are compared with them: the head may train nothing."""
+    answers(monkeypatch, {"b": json.dumps({"cpu": "of the node"}), "c": "no answer within 180 s"})
+    monkeypatch.setattr(environment, "describe", lambda: {"cpu": "of the head"})
+    nodes = [Machine(2, 0, "10.0.0.2", "b"), Machine(2, 0, "10.0.0.1", "a")]
+    assert cluster.describe(nodes) == {"cpu": "of the node"}
+    assert cluster.describe(nodes[1:]) == {"cpu": "of the head"}
+    assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
+    share = ResourcePartition(tuple(nodes), (1,), False, True)
+    assert (
+        slots.Slots(Path("x"), share, cluster.Nodes(nodes, print, cluster.describe(nodes))).environment["cpu"]
+        == "of the node"
+    )
+    assert slots.Slots(Path("x"), share).environment is None
 
 
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+import types
 
 import optuna
 import pytest
@@ -15,7 +16,8 @@ from tunediff import search, search_space
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError
-from tunediff.core import environment
+from tunediff.core import environment, machine_options
+from tunediff.core.journal import Journal
 from tunediff.report import plan
 from tunediff.tuning import experiment, resources, warm_start
 
@@ -162,6 +164,49 @@ def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.startswith("WARNING: earlier: 3 of its 3 trials were measured elsewhere (torch ")
     assert "1.0 here): what is measured from now on cannot be compared with them" in said
+
+
+NODE = {"cpu": "AMD EPYC 9654", "cpu_features": ["avx512f"], "usable_cores": 64, "code": "0123456789ab"}
+NODE |= {"gpus": ["NVIDIA H100 80GB HBM3, 700.00 W, 81559 MiB"], "versions": {"torch": "2.15.0"}}
+
+
+def moved(folder, **environment):
+    """The trials of this search were trained on another machine."""
+    for path in folder.glob("trials/*"):
+        Journal(path).write("worker", device="NVIDIA H100 80GB HBM3", threads=8, environment=environment)
+
+
+def test_a_cluster_is_compared_by_its_nodes_not_by_its_head(make, earlier):
+    """The head has no GPU: a warm start on the same nodes reuses all, and `--resume` there warns of nothing."""
+    moved(earlier, **NODE)
+    same = make(**EARLIER, warm_start=str(earlier), device="cuda", here=NODE)
+    assert [t.user_attrs["from"] for t in study(same) if "from" in t.user_attrs][:2] == [
+        "earlier/t0001",
+        "earlier/t0003",
+    ]
+    space = same.proposer.space
+    assert warm_start.describe(space, "cuda", NODE) == "warm start: 4 of 4 results of earlier are reused"
+    assert len(warm_start.reused_trials(space, "cuda", NODE)) == 4
+    for other, why in (
+        (NODE | {"usable_cores": 32}, "CPU cores 64 there, 32 here"),
+        ({}, "CPU AMD EPYC 9654 there, unknown here"),
+    ):
+        assert f"none of the 4 results of earlier is reused ({why}" in warm_start.describe(space, "cuda", other)
+    slots = [types.SimpleNamespace(device="cuda", environment=NODE | changes) for changes in ({}, {"usable_cores": 32})]
+    assert experiment.foreign(earlier, slots[0]) == ""
+    assert "3 of its 3 trials were measured elsewhere (CPU cores 64 there, 32 here)" in experiment.foreign(
+        earlier, slots[1]
+    )
+    assert experiment.foreign(earlier, types.SimpleNamespace(device="cuda", environment={})) == "", "no node yet"
+
+
+def test_a_search_resumed_on_a_cluster_is_not_compared_with_its_head(earlier, monkeypatch, caplog):
+    moved(earlier, **NODE)
+    monkeypatch.setattr(machine_options, "_speaks_http2", lambda *_: True)
+    search_setup.prepare(SearchOptions(resume="earlier", storage=earlier.parent, address="head:6379", dry_run=True))
+    assert "measured elsewhere" not in caplog.text
+    search_setup.prepare(SearchOptions(resume="earlier", storage=earlier.parent, dry_run=True))
+    assert "measured elsewhere" in caplog.text
 
 
 def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):

@@ -100,7 +100,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
     """Run pairs until it is decided."""
     if comparison.over:
         return
-    if warning := experiment.foreign(comparison.folder):
+    if options.address is None and (warning := experiment.foreign(comparison.folder)):
         log.warning(warning)
     from tunediff.tuning import rounds  # imports Ray
     from tunediff.tuning.trial_spec import TrialSpec
@@ -138,6 +138,8 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
             experiment.workers(folder, shared, options.address, None, greet, comparison.configs)
         )
         slots.tell(say)
+        if options.address is not None and (warning := experiment.foreign(folder, slots)):
+            say(f"WARNING: {warning}")
         make = functools.partial(
             TrialSpec.of, folder, budget=comparison.limits, metric=comparison.metric.name, mode=comparison.metric.mode
         )

@@ -133,6 +133,9 @@ def _run(
             )
         )
         slots.tell(shown.say)
+        log_exceptions("the warm start", shown.say_reused, slots.device, slots.environment)
+        if options.address is not None and (warning := experiment.foreign(folder, slots)):
+            shown.say(f"WARNING: {warning}")
         for process in beside:
             process.tell(shown.say)
         if not searched:

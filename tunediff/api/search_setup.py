@@ -210,7 +210,8 @@ def _resumed(options: SearchOptions) -> SearchRequest:
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
     space = _reopened(folder, options)
-    if warning := experiment.foreign(folder):
+    # The nodes of a cluster are not known yet
+    if options.address is None and (warning := experiment.foreign(folder)):
         log.warning(warning)
     return SearchRequest(folder, space)
 

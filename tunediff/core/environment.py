@@ -134,13 +134,15 @@ def install_command(extra: str) -> str:
     return f"pip install '{origin}[{extra}]'"
 
 
-def differences(there: Mapping[str, Any], device: str) -> list[str]:
+def differences(there: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None) -> list[str]:
     """Return why measurements from the environment `there` cannot be compared with those made here.
 
-    `device`: "cpu" or "cuda", the kind of device that trains here. Each reason is a text such as `torch
-    2.14 there, 2.15 here`; an empty list means that they can be compared.
+    `device`: "cpu" or "cuda", the kind of device that trains here. `here`: the environment of the node that trains; {}:
+    it is not known; None: this machine. Each reason is a text such as `torch 2.14 there, 2.15 here`; an empty list
+    means that they can be compared.
     """
-    ours, theirs = _decisive({**describe(), "device": device}, device), _decisive(there, device)
+    here = describe() if here is None else here
+    ours, theirs = _decisive({**here, "device": device}, device), _decisive(there, device)
     different = [fact for fact in ours if theirs.get(fact, ours[fact]) != ours[fact]]
     return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in different]
 

@@ -22,7 +22,6 @@ from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import beside
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import warm_start
-from tunediff.tuning.resources import local
 
 
 class Console:
@@ -95,14 +94,17 @@ class Console:
         if dashboard is not None:
             self.say(dashboard)
         self.say(f"results {self.folder}")
-        if not self.results.trials and (warm := warm_start.describe(self.space, local().device)):
-            self.say(warm)
         plan_lines = plan.start_lines(planned) if (planned := self._remaining.planned) is not None else []
         for line in [*plan.skipped(self.space), *plan_lines]:
             self.say(line)
         budget = self.space.budget
         many = text.pluralize(budget.trials, "trial")
         self.say(f"{many} × {text.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
+
+    def say_reused(self, device: str, here: Mapping[str, Any] | None) -> None:
+        """Print how much of an earlier search is reused; for the arguments see `environment.differences`."""
+        if not self.results.trials and (warm := warm_start.describe(self.space, device, here)):
+            self.say(warm)
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Handle an event of a trial: `start`, `point` or `end`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 import tunediff
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
+from tunediff.core import environment
 from tunediff.tuning import _RAY_ENVIRONMENT
 from tunediff.tuning.resources import Machine, Placement
 
@@ -185,8 +187,13 @@ def _free(ids: Sequence[str]) -> str:
 class Nodes:
     """The usable nodes of now: without those that drain, and those that came later and lack what trials need."""
 
-    def __init__(self, machines: Iterable[Machine], check: Callable[[list[Machine]], None]) -> None:
-        """`machines`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks."""
+    def __init__(
+        self, machines: Iterable[Machine], check: Callable[[list[Machine]], None],
+        environment: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`machines`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks;
+        `environment`: of one that trains, see `describe`."""
+        self.environment = environment or {}
         self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
         self._check = check
         self.say: Callable[[str], None] = lambda line: None
@@ -245,6 +252,18 @@ def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> 
     answers = _on_each(machines, _check_files, config, evaluates)
     if lacking := {machine: answer for machine, answer in answers.items() if answer != ""}:
         raise ConfigError("; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items()))
+
+
+def describe(machines: Sequence[Machine]) -> dict[str, Any]:
+    """Return what `environment.describe` says on the first of these nodes; {} without any, or without an answer."""
+    for answer in _on_each(machines[:1], _describe).values():
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(answer))
+    return {}
+
+
+def _describe() -> str:
+    return json.dumps(environment.describe())
 
 
 def _on_each(machines: Iterable[Machine], function: Callable[..., str], *args: Any) -> dict[Machine, str]:

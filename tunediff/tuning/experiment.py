@@ -122,12 +122,19 @@ def reopen(
     return space
 
 
-def foreign(folder: Path) -> str:
-    """Return a warning that trials of the search, or confirming runs, were measured on another machine; '' if not."""
+def foreign(folder: Path, slots: Slots | None = None) -> str:
+    """Return a warning that trials of the search, or confirming runs, were measured on another machine; '' if not.
+
+    `slots`: those that will train, on a cluster; None: this machine trains.
+    """
+    here = None if slots is None else slots.environment
+    if here == {}:  # a cluster that has no node yet
+        return ""
     folders = (folder, *folder.glob("confirm*"))
     trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
-    device, environments = resources.local().device, [trial.environment for trial in trials]
-    differences = [why for there in environments if (why := environment.differences(there, device))]
+    device = resources.local().device if slots is None else slots.device
+    environments = [trial.environment for trial in trials]
+    differences = [why for there in environments if (why := environment.differences(there, device, here))]
     if not differences:
         return ""
     where = f"{len(differences)} of its {len(trials)} trials were measured elsewhere ({'; '.join(differences[0])})"
@@ -221,7 +228,7 @@ def _of_cluster(
     machines = there.nodes()
     partition = share(*machines, may_come=there.may_come())
     check(partition.machines)
-    return partition, there.Nodes(machines, check)
+    return partition, there.Nodes(machines, check, there.describe(partition.machines))
 
 
 @contextlib.contextmanager

@@ -52,18 +52,19 @@ class OptunaProposer:
         self, space: SearchSpace, experiment: Path, spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         storage: optuna.storages.BaseStorage | None = None, device: str = "cpu",
+        here: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler from a seed;
         `storage` keeps the study, by default as study.db in the experiment's folder; `device`: "cpu" or "cuda", what
-        trials train on.
+        trials train on; `here`: on what machine, see `environment.differences`.
         """
-        self.space, self.experiment, self._device = space, experiment, device
+        self.space, self.experiment, self._device, self._here = space, experiment, device, here
         self._started, self._spent_s = time.monotonic(), spent_s
         self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
         self.pausing: Pausing | None = None
         """The paused trials; None: this search pauses none."""
         if space.early_stopping == "pause":
-            self.pausing = Pausing(space, experiment, priors=warm_start.reused_trials(space, device))
+            self.pausing = Pausing(space, experiment, priors=warm_start.reused_trials(space, device, here))
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
@@ -146,7 +147,7 @@ class OptunaProposer:
         again. The values of other trials mean nothing here: the best of them are only tried first.
         """
         best, added = 0, {frozen.user_attrs.get("from") for frozen in self.study.trials()}
-        for prior in warm_start.prior_trials(self.space, folder, self._device):
+        for prior in warm_start.prior_trials(self.space, folder, self._device, self._here):
             if prior.origin in added:
                 best += not prior.counts
                 continue

@@ -32,6 +32,8 @@ class Slots:
         # Several searches may share a cluster, where a name must be its own.
         self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
+        self.environment = None if nodes is None else nodes.environment
+        """Of a cluster's node; {}: there is none yet; None: trials run on this machine."""
         self._storage, self._here = str(folder / "train"), share.here
         self.actors: list[Any] = []
         self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot

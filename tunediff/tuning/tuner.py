@@ -37,7 +37,8 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
     """
     with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna|ray")
-        searcher = Searcher(OptunaProposer(space, folder, before_s, device=slots.device), slots.pool)
+        proposer = OptunaProposer(space, folder, before_s, device=slots.device, here=slots.environment)
+        searcher = Searcher(proposer, slots.pool)
         reporter = RayDashboardReporter(folder, space, slots.actors)
         try:
             with disk_faults_dropped():

@@ -36,10 +36,13 @@ class PriorTrial:
         return not self.doubts
 
 
-def prior_trials(space: SearchSpace, folder: Path, device: str = "cpu") -> list[PriorTrial]:
+def prior_trials(
+    space: SearchSpace, folder: Path, device: str = "cpu", here: Mapping[str, Any] | None = None
+) -> list[PriorTrial]:
     """Return the trials of the search in `folder` that ended in a result, the best first, and then known failures.
 
-    `device`: "cpu" or "cuda", what this search trains on. Raises `ConfigError` if the search cannot be read.
+    `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see `environment.differences`.
+    Raises `ConfigError` if the search cannot be read.
     """
     # ---- candidates: results from best to worst, then failures that say something about their configuration
     earlier, trials = spaces.load(spaces.of_search(folder)), record.read_trials(folder)
@@ -57,12 +60,12 @@ def prior_trials(space: SearchSpace, folder: Path, device: str = "cpu") -> list[
         doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
             doubts = ["knobs that are not searched have other values"]
-        doubts += environment.differences(trial.environment, device)
+        doubts += environment.differences(trial.environment, device, here)
         priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return priors
 
 
-def reused_trials(space: SearchSpace, device: str) -> list[TrialRecord]:
+def reused_trials(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> list[TrialRecord]:
     """Return the trials of the earlier search whose results are reused: named by their origin, numbered -1, -2, … from
     the best one on, and with the knobs that this space searches as what was drawn.
 
@@ -71,7 +74,7 @@ def reused_trials(space: SearchSpace, device: str) -> list[TrialRecord]:
     if space.warm_start is None:
         return []
     with contextlib.suppress(ConfigError, OSError):
-        priors = [prior for prior in prior_trials(space, Path(space.warm_start), device) if prior.counts]
+        priors = [prior for prior in prior_trials(space, Path(space.warm_start), device, here) if prior.counts]
         return [
             dataclasses.replace(prior.trial, name=prior.origin, number=-number, drawn=prior.point)
             for number, prior in enumerate(priors, 1)
@@ -79,11 +82,11 @@ def reused_trials(space: SearchSpace, device: str) -> list[TrialRecord]:
     return []
 
 
-def describe(space: SearchSpace, device: str) -> str:
+def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> str:
     """Return a line on how much of the earlier search is reused, or why nothing is; '' without an earlier search."""
     if space.warm_start is None:
         return ""
-    priors, name = prior_trials(space, Path(space.warm_start), device), Path(space.warm_start).name
+    priors, name = prior_trials(space, Path(space.warm_start), device, here), Path(space.warm_start).name
     if not priors:
         return f"warm start: {name} has no trial that this search can express"
     if reused := sum(prior.counts for prior in priors):
