@@ -14,7 +14,7 @@ import torch
 from tests.helpers import CPU
 from tunediff import cli, search, search_space
 from tunediff import config as cfg
-from tunediff.api import train_run
+from tunediff.api import search_setup, train_run
 from tunediff.api.calls import words
 from tunediff.api.train_run import TrainOptions
 from tunediff.config import ConfigError, code
@@ -29,7 +29,7 @@ from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
 from tunediff.training.read_tracking import watched
 from tunediff.training.trial import Trial, run
-from tunediff.tuning import preflight
+from tunediff.tuning import preflight, resources
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
@@ -167,6 +167,21 @@ def test_the_file_alone_is_a_search(mine):
     gpu = default_space.infer_search_space(cfg.baseline("mine.py"), cores=16, gpu=True)
     assert {"compile.mode", "memory.channels_last", "precision.matmul", "lr"} <= gpu.keys()
     assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
+
+
+def test_knobs_for_a_cluster_are_inferred_for_its_nodes_not_for_its_head(mine, monkeypatch, caplog):
+    """The head may have no GPU and few cores; what was assumed is said."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    names = {}
+    for address in (None, "head:6379"):
+        request = search_setup.requested(search_setup.SearchOptions(words=("mine.py",), address=address))
+        names[address] = {dimension.name: dimension.choices for dimension in request.space.dimensions}
+    of_gpus = {"compile.mode", "memory.channels_last", "precision.matmul"}
+    assert names["head:6379"].keys() - names[None].keys() == of_gpus
+    assert (names[None]["loader.workers"], names["head:6379"]["loader.workers"]) == ((0, 1), (0, 1, 2, 4, 8))
+    said = "mine.py: knobs are searched as nodes with a GPU and 9 or more CPU cores need them"
+    assert caplog.messages.count(said) == 1
 
 
 def test_a_search_file_narrows_or_replaces(mine, tmp_path):

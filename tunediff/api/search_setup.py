@@ -26,6 +26,8 @@ from tunediff.tuning import experiment, resources, sessions
 
 log = logging.getLogger(__name__)
 
+NODE_CORES = 9
+"""CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are searched."""
 UNREAD = "knobs that train(trial) never reads are dropped from these when the search starts"
 
 
@@ -272,11 +274,15 @@ def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lin
     # What a cluster elsewhere has is not known before it is asked.
     world_sizes = resources.world_sizes_of(machine) if address is None else ()
     read = search_space.read(path, world_sizes, machine.gpus > 0)
-    content = search_space.completed(read, path, words, machine.cores, machine.gpus > 0)
+    # The machine of the search may train nothing: on a cluster every knob is searched that may help.
+    cores, gpu = (machine.cores, machine.gpus > 0) if address is None else (NODE_CORES, True)
+    content = search_space.completed(read, path, words, cores, gpu)
     if content is read:
         return content, False
+    if address is not None:
+        log.info("%s: knobs are searched as nodes with a GPU and %d or more CPU cores need them", path.name, NODE_CORES)
     # A file of a user's without a search file: its knobs on the command line are not searched.
-    whole = search_space.completed(read, path, [], machine.cores, machine.gpus > 0)
+    whole = search_space.completed(read, path, [], cores, gpu)
     for word in words:
         name, _, value = word.partition("=")
         if name in whole["search"].keys() - content["search"].keys():
