@@ -62,12 +62,13 @@ def test_what_a_group_waits_for(nodes, monkeypatch):
 
 def test_an_autoscaler_is_asked_what_it_could_bring(monkeypatch):
     config = autoscaler_pb2.ClusterConfig()
-    config.node_group_configs.add(resources={"CPU": 16, "GPU": 4}, max_count=2, name="gpus")
+    resources = {"CPU": 16, "GPU": 4, "accelerator_type:T4": 1}
+    config.node_group_configs.add(resources=resources, max_count=2, name="gpus")
     config.node_group_configs.add(resources={"CPU": 4}, max_count=-1, name="any")
     state = types.SimpleNamespace(get_cluster_config=lambda: config)
     monkeypatch.setattr(cluster.ray._private.state, "state", state)
     found = cluster.may_come()
-    assert found[:2] == 2 * [Machine(16, 4, "gpus", "gpus")]
+    assert found[:2] == 2 * [Machine(16, 4, "gpus", "gpus", "T4")]
     assert found[2:] == cluster.MOST_NODES * [Machine(4, 0, "any", "any")]
     monkeypatch.setattr(state, "get_cluster_config", lambda: None)
     assert cluster.may_come() == []

@@ -125,6 +125,38 @@ def test_one_type_of_gpu():
     assert of.usable([gpus(1, name="d", kind="A100"), gpus(1, name="e")]) == (gpus(1, name="e"),)
 
 
+def test_first_gpus_that_come_decide_the_type(monkeypatch):
+    """No node of the start had GPUs; later ones of another type are named, once."""
+    now, there, heard = [0.0], [cpus(0, "head")], []
+    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    groups = [gpus(4, name="large", kind="A100"), gpus(2, name="small", kind="T4")]
+    pool = Pool(share(*there, may_come=groups), lambda: there)
+    pool.say = heard.append
+    for node in (gpus(2, name="a", kind="T4"), gpus(4, name="b", kind="A100"), gpus(1, name="c", kind="T4")):
+        there.append(node)
+        now[0] += 3.0
+        assert pool.room()
+    assert [machine.name for machine in pool.machines] == ["a", "c"]
+    assert heard == ["b: 8 CPU cores, 4 GPUs (A100): not used, GPUs of one type are compared with each other only"]
+    del there[:]
+    now[0] += 3.0
+    pool.room()
+    there.append(gpus(8, name="d", kind="A100"))
+    now[0] += 3.0
+    assert pool.room()
+    assert not pool.machines, "all nodes were lost, and others of the type may come"
+
+
+def test_nodes_of_another_type_that_may_come_give_no_room():
+    """A trial of 8 would wait for ever beside one T4: the A100s that would be started for it are not used."""
+    large = gpus(8, name="large", kind="A100")
+    with pytest.raises(cfg.ConfigError, match=r"one GPU of one type \(T4\) and there are a: .*; allowed: at most 1$"):
+        share(gpus(1, name="a", kind="T4"), sizes=(1, 8), may_come=[large])
+    with pytest.raises(cfg.ConfigError, match="allowed: at most 8"):
+        share(sizes=(1, 12), may_come=[large, gpus(4, name="small", kind="T4")])
+    assert share(gpus(1, name="a", kind="T4"), sizes=(1, 8), may_come=[gpus(8, name="unknown", kind="")]).gpu
+
+
 def test_what_fits_nowhere_is_refused_with_the_numbers():
     with pytest.raises(cfg.ConfigError) as refused:
         share(gpus(2, name="a", kind="A100"), gpus(4, name="b"), sizes=(1, 8))

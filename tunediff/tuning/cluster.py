@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,18 +107,24 @@ def nodes() -> list[Machine]:
 
 def _machine(node: dict[str, Any]) -> Machine:
     has, labels = node["Resources"], node.get("Labels", {})
-    kinds = [name.removeprefix("accelerator_type:") for name in has if name.startswith("accelerator_type:")]
-    kind = labels.get("ray.io/accelerator-type") or "".join(sorted(kinds))
+    kind = labels.get("ray.io/accelerator-type") or _accelerator(has)
     name = f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"
     return Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), name, node["NodeID"], kind)
+
+
+def _accelerator(resources: Mapping[str, float]) -> str:
+    """Return the type of GPU that these resources of a node name, as Ray calls it; '' if none."""
+    prefix = "accelerator_type:"
+    return "".join(sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix)))
 
 
 def may_come() -> list[Machine]:
     """Return the nodes that the cluster's autoscaler would start, as Ray knows them; none where nothing scales."""
     config = ray._private.state.state.get_cluster_config()
     return [
-        Machine(int(group.resources.get("CPU", 0)), int(group.resources.get("GPU", 0)), group.name, group.name)
+        Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), group.name, group.name, _accelerator(has))
         for group in (config.node_group_configs if config is not None else ())
+        for has in [group.resources]
         for _ in range(group.max_count if 0 <= group.max_count <= MOST_NODES else MOST_NODES)
     ]
 

@@ -43,6 +43,7 @@ class Pool:
         self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
         self._on_taken, self._on_freed, self._prefix = taken, freed, prefix
         self._looked = time.monotonic()
+        self._said = set(share.notes)
         self._taken: dict[int, dict[Machine, int]] = {}
         self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
@@ -99,7 +100,13 @@ class Pool:
         """Query the nodes again if the last query is older than `LOOK_S`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
-            self._looked, self._machines = now, self._share.usable(self._look())
+            there = list(self._look())
+            self._share = self._share.with_type(there)
+            self._looked, self._machines = now, self._share.usable(there)
+            for note in filter(None, map(self._share.why_unused, there)):
+                if note not in self._said:
+                    self._said.add(note)
+                    self.say(note)
 
     def _free(self, machine: Machine) -> int:
         return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())

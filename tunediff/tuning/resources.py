@@ -96,6 +96,20 @@ class ResourcePartition:
         ]
         return tuple(sorted(fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)))
 
+    def with_type(self, machines: Iterable[Machine]) -> ResourcePartition:
+        """Return the partition with the type of GPU of these machines, if it had no machine whose type decides yet."""
+        if not self.gpu or self.machines or not (there := self.usable(machines)):
+            return self
+        kind = most_frequent_type(there)
+        return dataclasses.replace(self, machines=tuple(one for one in there if one.accelerator == kind))
+
+    def why_unused(self, machine: Machine) -> str:
+        """Return a line on why a machine is not used; '' if it is."""
+        if machine in self.usable([machine]):
+            return ""
+        why = "without GPUs" if not machine.gpus else "GPUs of one type are compared with each other only"
+        return f"{machine}: not used, {why if self.gpu else 'no CPU cores'}"
+
     def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
         """Return the placement of a trial of `size` workers on these machines.
 
@@ -128,6 +142,14 @@ class ResourcePartition:
             for machine in self.machines
         ]
         return sum(trials) or sum(map(self.units, self.machines)) // size
+
+
+def most_frequent_type(machines: Iterable[Machine]) -> str:
+    """Return the type of which these machines have most GPUs; '' without any."""
+    counts: dict[str, int] = {}
+    for machine in machines:
+        counts[machine.accelerator] = counts.get(machine.accelerator, 0) + machine.gpus
+    return max(counts, key=lambda name: counts[name]) if counts else ""
 
 
 def local() -> Machine:
@@ -193,11 +215,11 @@ def divided(
     every = [*machines, *may_come]
     gpu = any(machine.gpus for machine in every)
     unit = "GPU" if gpu else "CPU core"
-    kinds: dict[str, int] = {}
-    for machine in [one for one in (machines if any(m.gpus for m in machines) else may_come) if gpu]:
-        kinds[machine.accelerator] = kinds.get(machine.accelerator, 0) + machine.gpus
-    kind = max(kinds, key=lambda name: kinds[name]) if kinds else ""
+    of_gpus = machines if any(machine.gpus for machine in machines) else may_come
+    kinds = {machine.accelerator for machine in every if machine.gpus}
+    kind = most_frequent_type(of_gpus) if gpu else ""
     one_kind = [one for one in machines if not gpu or one.accelerator == kind]
+    may_come = [one for one in may_come if not gpu or one.accelerator in (kind, "")]  # Ray may not know the type yet
     partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
     partition = dataclasses.replace(partition, machines=partition.usable(one_kind))
     limit = max(sum(map(partition.units, some)) for some in (partition.machines, may_come))
@@ -231,9 +253,8 @@ def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None
 def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[str]:
     """Yield which machines of a cluster are not used, and how those that are used differ."""
     for machine in machines:
-        if machine not in share.machines:
-            why = "without GPUs" if not machine.gpus else "GPUs of one type are compared with each other only"
-            yield f"{machine}: not used, {why if share.gpu else 'no CPU cores'}"
+        if why := share.why_unused(machine):
+            yield why
     places = {share.place([machine], 1).threads for machine in share.machines}
     if len(places) > 1:
         each = "; ".join(f"{machine.name}: {share.place([machine], 1).threads}" for machine in share.machines)
