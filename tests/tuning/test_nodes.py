@@ -169,7 +169,10 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
     look = cluster.Nodes(cluster.nodes(), check)
     look.say = heard.append
     assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000"]
-    nodes += [GPU | {"NodeID": "b"}, GPU | {"NodeID": "c"}]
+    for name in "bc":
+        nodes.append(GPU | {"NodeID": name})
+        look()
+        after_checks()
     for _ in range(2):
         assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000", "c"]
     assert checked == ["b", "c"]
@@ -185,6 +188,40 @@ def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, monkey
     group = tuner._of_driver()
     assert [list(bundle) for bundle in group.bundles] == [[resource]]
     assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
+
+
+def after_checks():
+    for thread in threading.enumerate():
+        if thread.name == "node check":
+            thread.join(60)
+
+
+def test_a_search_goes_on_while_nodes_that_came_are_checked(nodes):
+    """All are checked at once, and one that does not answer holds up no other."""
+    answer, together = threading.Event(), threading.Barrier(2, timeout=60)
+
+    def check(machines):
+        if machines[0].id == "silent":
+            answer.wait(60)
+            raise OSError("No space left on device")
+        together.wait()
+
+    look = cluster.Nodes(cluster.nodes(), check)
+    heard = []
+    look.say = heard.append
+    names = ["a1b2c3d4", "ffff0000"]
+    nodes += [GPU | {"NodeID": name} for name in ("silent", "b", "c")]
+    try:
+        assert "silent" not in [one.id for one in look()], "the call does not wait for its check"
+        while [one.id for one in look()] != [*names, "b", "c"]:
+            assert not together.broken
+        assert len(heard) == 2
+    finally:
+        answer.set()
+    after_checks()
+    assert [one.id for one in look()] == [*names, "b", "c"]
+    assert heard[-1] == "WARNING: a node has come and is not used: No space left on device"
+    assert len(heard) == 3
 
 
 def test_a_node_that_drains_gets_no_new_trial(nodes):

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import queue
 import socket
 import threading
 import time
@@ -191,7 +192,8 @@ def _free(ids: Sequence[str]) -> str:
 
 
 class Nodes:
-    """The usable nodes of now: without those that drain, and those that came later and lack what trials need."""
+    """The usable nodes of now: without those that drain, and those that came later and lack what trials need, or are
+    being checked."""
 
     def __init__(
         self, machines: Iterable[Machine], check: Callable[[list[Machine]], None],
@@ -201,7 +203,7 @@ class Nodes:
         `environment`: of one that trains, see `describe`."""
         self.environment = environment or {}
         self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
-        self._check = check
+        self._check, self._checked = check, queue.SimpleQueue[tuple[Machine, str]]()
         self.say: Callable[[str], None] = lambda line: None
 
     def __call__(self) -> list[Machine]:
@@ -209,16 +211,24 @@ class Nodes:
             self.say(f"a node is draining: {self._fit[node]}; no trial starts there, and those there go on elsewhere")
             self._fit[node] = None
         machines = nodes()
+        # In threads: a check takes seconds to minutes, in which the trials of other nodes would stand still.
         for machine in machines:
             if machine.id not in self._fit:
-                try:
-                    self._check([machine])
-                    self._fit[machine.id] = machine
-                    self.say(f"a node has come: {machine}")
-                except ConfigError as error:
-                    self._fit[machine.id] = None
-                    self.say(f"WARNING: a node has come and is not used: {error}")
+                self._fit[machine.id] = None  # until its check has ended
+                threading.Thread(target=self._look_at, args=(machine,), daemon=True, name="node check").start()
+        while not self._checked.empty():
+            machine, lacks = self._checked.get()
+            self._fit[machine.id] = None if lacks else machine
+            self.say(f"WARNING: a node has come and is not used: {lacks}" if lacks else f"a node has come: {machine}")
         return [machine for machine in machines if self._fit[machine.id] is not None]
+
+    def _look_at(self, machine: Machine) -> None:
+        """Check a node; the next call says what it lacks, or uses it."""
+        try:
+            self._check([machine])
+            self._checked.put((machine, ""))
+        except Exception as error:  # as of a full disk: nobody else would see it
+            self._checked.put((machine, str(error) or type(error).__name__))
 
 
 # ---------------------------------------------------------------------------------------------------- what each can do
