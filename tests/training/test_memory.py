@@ -208,18 +208,28 @@ def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_
     assert shares == {"total_mib": 65536.0, "demand_mib": 2 * 3072.0 + asked_mib, "others_mib": (60 - 4) * 1024.0}
 
 
-@pytest.mark.parametrize(("beside_gib", "crowded"), [(38, False), (76, True)])
-def test_trials_beside_it_on_the_gpu_may_take_their_share(monkeypatch, beside_gib, crowded):
-    """Two trials share 80 GiB: one that asks for more than its half beside one like it was crowded out by nobody."""
-    own, asked = 78 - beside_gib, f"CUDA out of memory. Tried to allocate {beside_gib - 35}.00 GiB."
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
+@pytest.mark.parametrize(
+    ("per_gpu", "own_gib", "asked_gib", "crowded"),
+    [
+        (1, 18, 6, True),  # alone on its GPU it has no neighbors
+        (2, 38, 3, False),  # beside one like it
+        (2, 18, 6, True),
+        (4, 4, 2, True),
+        (4, 19, 2, False),
+        (8, 8, 2, True),
+    ],
+)
+def test_trial_that_shares_a_gpu_is_crowded_out_within_its_share_only(
+    monkeypatch, per_gpu, own_gib, asked_gib, crowded
+):
+    """The GPU has 80 GiB, of which 1 is free; other processes hold the rest."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 80 * 2**30))
     for held in ("memory_reserved", "max_memory_reserved"):
-        monkeypatch.setattr(torch.cuda, held, lambda device: own * 2**30)
-    error, gpu = torch.OutOfMemoryError(asked), torch.device("cuda", 0)
-    shares = memory.shares_mib(error, gpu, 1, 2)
-    assert shares["others_mib"] == max(0, beside_gib - 40) * 1024
-    assert End("oom", memory=shares).crowded_out == crowded
-    assert End("oom", memory=memory.shares_mib(error, gpu, 1)).crowded_out, "a trial alone on its GPU has no neighbours"
+        monkeypatch.setattr(torch.cuda, held, lambda device: own_gib * 2**30)
+    error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked_gib}.00 GiB.")
+    end = End("oom", memory=memory.shares_mib(error, torch.device("cuda", 0), 1, per_gpu))
+    assert end.memory["others_mib"] == (79 - own_gib) * 1024
+    assert end.crowded_out == crowded
 
 
 def test_memory_that_cannot_be_read_costs_no_trial_its_end(monkeypatch):

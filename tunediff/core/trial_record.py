@@ -67,8 +67,8 @@ class End:
     """Peak memory in MiB, by the field names of `Point`."""
     memory: dict[str, float] = dataclasses.field(default_factory=dict)
     """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`, `demand_mib` (what
-    the trial held and asked for) and `others_mib` (what other processes held, on a shared GPU beyond the equal
-    shares of the trials beside it). Empty: not known."""
+    the trial held and asked for), `others_mib` (what other processes held) and, where trials share a GPU, `share_mib`
+    (an equal share of it). Empty: not known."""
     process_died: bool = False
     """Whether it ended because a process of the trial died, which need not be its configuration's fault."""
 
@@ -88,10 +88,10 @@ class End:
         """Return whether it ran out of memory because of other processes, not of its configuration.
 
         That is assumed if they held over a quarter of the memory and over half of what the trial held and
-        asked for.
+        asked for. A trial that shares its GPU must also have asked for no more than its share.
         """
         total, demand, others = (self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib"))
-        return others > 0.25 * total and others > 0.5 * demand
+        return others > 0.25 * total and others > 0.5 * demand and demand <= self.memory.get("share_mib", math.inf)
 
     @property
     def external_cause(self) -> bool:

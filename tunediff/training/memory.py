@@ -179,15 +179,15 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int, per_gpu: 
             free, total = torch.cuda.mem_get_info(device)
             own = held = torch.cuda.memory_reserved(device)
             held = max(held, torch.cuda.max_memory_reserved(device))
-            beside = total * (per_gpu - 1) // per_gpu
         else:
             memory = psutil.virtual_memory()
             free, total = memory.available, memory.total
             processes = (psutil.Process(), *psutil.Process().children(recursive=True))
             own = sum(map(_resident, processes)) * ranks
-            held, beside = max(own, int(_host_peak_mib() * 2**20) * ranks), 0
-        others_mib = max(0, total - free - own - beside) / 2**20
-        return {"total_mib": total / 2**20, "demand_mib": held / 2**20 + request_mib, "others_mib": others_mib}
+            held = max(own, int(_host_peak_mib() * 2**20) * ranks)
+        others_mib = max(0, total - free - own) / 2**20
+        shares = {"total_mib": total / 2**20, "demand_mib": held / 2**20 + request_mib, "others_mib": others_mib}
+        return shares | ({"share_mib": shares["total_mib"] / per_gpu} if per_gpu > 1 else {})
     return {}
 
 
