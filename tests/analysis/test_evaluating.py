@@ -17,7 +17,7 @@ from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images as data
 from tunediff.training import judging, probe
-from tunediff.workloads.diffusion import train
+from tunediff.workloads.diffusion import evaluator, train
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
 IN_ITS_PROCESS, EVALUATION_S = probe.before_search, judging.evaluation_s
@@ -51,7 +51,7 @@ def test_who_measures_ends_with_who_asked(monkeypatch):
 def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):
     """Decoded images, classifier, reference: the first trial finds them in the cache folder."""
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    for function in (data._load, train.evaluator_of):
+    for function in (data._load, train.evaluator_of, evaluator.judge_of):
         function.cache_clear()
     heard = []
     with progress.subscribe(lambda work: heard.append(work.what)):
@@ -61,7 +61,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
     assert found["data"] == ["data: 64 images at 8×8 (digits)"]
     assert found["parameters"] > 0
     assert found["evaluation_s"] > 0
-    for function in (data._load, train.evaluator_of):
+    for function in (data._load, train.evaluator_of, evaluator.judge_of):
         function.cache_clear()
 
 

@@ -51,6 +51,14 @@ def test_scores(digits: Images, config: Any, identity: Any) -> None:
     assert evaluator(network, identity) == scores
 
 
+def test_evaluators_that_sample_differently_share_what_is_on_the_device(digits: Images, config: Any) -> None:
+    """A second extractor, of the final evaluation, would be in the peak memory of the trials after the first."""
+    final = override(config, {"evaluation.images": 200, "evaluation.sampler": "ddpm", "evaluation.seed": 1})
+    assert judge(final, digits).judge is judge(config, digits).judge
+    others = override(config, {"evaluation.extractor": "random"})
+    assert judge(others, digits).judge.extractor.name == "random"
+
+
 def test_a_ruler_with_weights_of_its_own_needs_no_labels(config: Any) -> None:
     values = {"data.image_size": 16, "model.attention": [], "evaluation.images": 40}
     large = override(config, values | {"evaluation.extractor": "cifar10-resnet"})

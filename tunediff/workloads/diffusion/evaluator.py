@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 
@@ -46,8 +47,8 @@ class Evaluator:
         refuse(no_gpu, "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16")
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
-        extractor = features.build(evaluation, images, world.device)
-        self.judge = Judge(images, extractor, world, evaluation.batch_size)
+        judging = ("extractor", "weights_path", "batch_size")
+        self.judge = judge_of(Evaluation(**{name: getattr(evaluation, name) for name in judging}), images, world)
         self._validation = Validation(data, evaluation, images, world) if evaluation.validation_images else None
 
     def __call__(
@@ -88,3 +89,12 @@ class Evaluator:
             scores = distances(precise) | {"precision_shift": shift}
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {**scores, **losses}
+
+
+@functools.lru_cache(maxsize=3)
+def judge_of(evaluation: Evaluation, images: Images, world: World) -> Judge:
+    """Return the judge of these images, built once per process for all evaluations with one extractor.
+
+    Extractor and reference stay on the device: those of another evaluator would be in the peak memory of later trials.
+    """
+    return Judge(images, features.build(evaluation, images, world.device), world, evaluation.batch_size)
