@@ -133,6 +133,16 @@ def test_freed_memory_is_kept_at_points_whose_judging_needs_less_than_training()
     assert trims == 0
 
 
+def test_pinned_memory_of_the_last_training_is_freed_before_the_host_peak_starts(monkeypatch):
+    """What the loader of one trial pinned would be in the next one's `peak_host_memory_mib`."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("device"))
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: calls.append("pinned"), raising=False)
+    monkeypatch.setattr(memory, "restart_peak", lambda device: calls.append("peak"))
+    memory.reset(torch.device("cuda", 0))
+    assert calls == ["device", "pinned", "peak"]
+
+
 # ------------------------------------------------------------------------------------------------------- it ran out
 @pytest.mark.parametrize(
     "error",

@@ -102,6 +102,7 @@ def reset(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()  # pages that the loader pinned: they count as resident
     restart_peak(device)
 
 
