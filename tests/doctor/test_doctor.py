@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -144,6 +145,12 @@ BROKEN = [
     (software.ray, raises(RuntimeError("raylet died")), "missing", "raylet died"),
     (software.dashboard, said("cluster", status=0, message="refused"), "missing", "refused"),
 ]  # fmt: skip
+
+
+def test_mig_devices_form_no_process_group(monkeypatch, site):
+    monkeypatch.setattr(machine, "gpus", lambda: ["MIG-1", "MIG-2"])
+    answer = software.group(dataclasses.replace(site, device="cuda"))
+    assert (answer.state, answer.means) == ("skipped", "parallel.workers = 1 is what there is")
 
 
 @pytest.mark.parametrize(("check", "broken", "state", "words"), BROKEN)

@@ -142,6 +142,11 @@ def gpus() -> list[str]:
     return visible(_cards(), os.environ.get(VISIBLE))
 
 
+def mig() -> bool:
+    """Return whether `gpus` has MIG devices. CUDA shows a process only one of several: they cannot work together."""
+    return any(name.startswith("MIG-") for name in gpus())
+
+
 def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
     """Return which GPUs remain visible by `chosen`, the value of `CUDA_VISIBLE_DEVICES`.
 
@@ -317,7 +322,7 @@ def take(cpus: int | None, count: int | None) -> None:
     if count is not None:
         _allow("--gpus", count, 0, len(devices), "GPUs")
         os.environ[VISIBLE] = ",".join(devices[:count])
-    elif any(name.startswith("MIG-") for name in devices):
+    elif mig():
         os.environ.setdefault(VISIBLE, ",".join(devices))  # Ray would number them, and CUDA numbers whole GPUs only
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
-from tunediff.core.machine import cores, gpus
+from tunediff.core.machine import cores, gpus, mig
 from tunediff.search_space import SearchSpace
 
 
@@ -26,6 +26,8 @@ class Machine:
     """Ray's, of a node."""
     accelerator: str = ""
     """Type of its GPUs, as Ray calls it; '' if unknown."""
+    mig: bool = False
+    """Whether its GPUs are MIG devices, each of which serves a trial of one worker."""
 
     @property
     def device(self) -> str:
@@ -154,12 +156,12 @@ def most_frequent_type(machines: Iterable[Machine]) -> str:
 
 def local() -> Machine:
     """Return this machine: the cores that this process may use and the GPUs that it may see."""
-    return Machine(cores(), len(gpus()))
+    return Machine(cores(), len(gpus()), mig=mig())
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
     """Return 1, 2, 4, … up to what the machine can place, for `parallel.workers: all`."""
-    limit = max(1, machine.gpus or machine.cores)
+    limit = 1 if machine.mig else max(1, machine.gpus or machine.cores)
     return tuple(2**power for power in range(limit.bit_length()))
 
 
@@ -222,13 +224,16 @@ def divided(
     may_come = [one for one in may_come if not gpu or one.accelerator in (kind, "")]  # Ray may not know the type yet
     partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
     partition = dataclasses.replace(partition, machines=partition.usable(one_kind))
-    limit = max(sum(map(partition.units, some)) for some in (partition.machines, may_come))
+    parts = any(machine.mig for machine in partition.machines)
+    limit = 1 if parts else max(sum(map(partition.units, some)) for some in (partition.machines, may_come))
     listed = "; ".join(map(str, machines)) or "no nodes"
     if sizes[-1] > limit:
         where = "on this cluster" if any(machine.id for machine in every) else "on this machine"
+        why = f"each worker needs one {unit}{f' of one type ({kind})' if len(kinds) > 1 else ''}"
+        why = "CUDA shows a process only one of several MIG devices," if parts else why
         raise ConfigError(
-            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit}"
-            f"{f' of one type ({kind})' if len(kinds) > 1 else ''} and there are {listed}; allowed: at most {limit}"
+            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; {why} and there are {listed}; "
+            f"allowed: at most {limit}"
         )
     for value in values:
         if not gpu and value in _GPU_ONLY:
