@@ -20,3 +20,15 @@ def one_thread():
 @pytest.fixture
 def images():
     return data.load(tiny().data)
+
+
+@pytest.fixture
+def passing(monkeypatch):
+    """Seconds pass when a test says so."""
+    now = [100.0]
+    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: now[0])
+
+    def passing(seconds):
+        now[0] += seconds
+
+    return passing

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
 from tunediff.config.code import WorkloadError
+from tunediff.training import hardware
 from tunediff.training.feed import RepeatingLoader
 
 DATA = TensorDataset(INPUTS, TARGETS)
@@ -354,3 +355,81 @@ def test_flags_of_absl_get_the_knobs():
 
     trained([], run=run, steps=2)
     assert seen == [0.05]
+
+
+# -------------------------------------------------------------------------------------------------- parts of the step
+class Slow(torch.optim.SGD):
+    """Takes 8 seconds for an update, and computes the loss first if it is given a closure."""
+
+    passing = None
+
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        self.passing(8)
+        super().step()
+        return loss
+
+
+def scripted(net, optimizer, batch, passing):
+    """As scripts have it: 1 second for the forward pass, 4 for each of two backward passes, 2 for clipping."""
+    for _ in range(2):
+        slow_loss(net, batch, passing).backward()
+    passing(2)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def closed(net, optimizer, batch, passing):
+    """As Lightning has it: the optimizer calls what computes the loss."""
+
+    def closure():
+        loss = slow_loss(net, batch, passing)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+
+
+def slow_loss(net, batch, passing):
+    passing(1)
+    loss = error_of(net, batch)
+    loss.register_hook(lambda gradient: passing(4))
+    return loss
+
+
+def error_of(net, batch):
+    return F.mse_loss(net(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("make_step", "forward", "backward"), [(scripted, 4.0, 8.0), (closed, 1.0, 4.0)], ids=["loop", "closure"]
+)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_loops_own_backward_and_update_are_parts_of_the_step(
+    monkeypatch, passing, make_step, forward, backward, recorded
+):  # fmt: skip
+    monkeypatch.setattr(hardware, "peak_flops_per_s", lambda *_: 1e9)  # the clock that it reads stands still here
+
+    def run(trial):
+        net = network(trial.knobs)
+        optimizer = Slow(net.parameters(), 0.01)
+        optimizer.passing = passing
+        net = trial.prepare(net, optimizer=optimizer)
+
+        def judge():  # what it updates is no part of a step
+            probe = Slow([torch.zeros(1, requires_grad=True)], 0.01)
+            probe.passing = passing
+            probe.step()
+            return error(net)
+
+        trial.evaluate_with(judge)
+        batches = trial.batches((INPUTS, TARGETS)) if recorded else trial.steps(DataLoader(DATA, 8))
+        for batch in batches:
+            make_step(net, optimizer, batch, passing)
+            if recorded:
+                trial.record_step(error_of(net, batch), optimizer)
+
+    for point in trained([], run=run).points:
+        parts = {name: point[f"step_{name}_s"] for name in ("forward", "backward", "optimizer")}
+        assert parts == {"forward": forward, "backward": backward, "optimizer": 8.0}

@@ -23,18 +23,6 @@ def last_point(**how):
 
 
 # ------------------------------------------------------------------------------------------------------------- phases
-@pytest.fixture
-def passing(monkeypatch):
-    """Seconds pass when a test says so."""
-    now = [100.0]
-    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: now[0])
-
-    def passing(seconds):
-        now[0] += seconds
-
-    return passing
-
-
 def test_phases_add_up_what_runs_inside(passing):
     phases = Phases(CPU)
     for _ in range(2):

@@ -58,7 +58,8 @@ class Engine(Session):
         """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as `Session` has it."""
         super().__init__(*args, **options)
         self.checkpoint_every_s = checkpoint_every_s
-        self.step, self.own_step = OptimizerStep(self, self.count_step), OwnStep(self.compilation.detach)
+        self.step = OptimizerStep(self, self.count_step)
+        self.own_step = OwnStep(self.compilation.detach, self.phases)
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._counted = 0.0  # the furthest schedule after a step
@@ -85,7 +86,7 @@ class Engine(Session):
         self.check_begun()
         self.setup.close()
         if self.own_loader:
-            self.own_step.watch()
+            self.own_step.watch(losses=True)
         if not self.program.begin(self):
             self.done = True
             return

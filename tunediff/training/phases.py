@@ -11,7 +11,8 @@ import torch
 
 COMMON = ("data_wait", "host_to_device", "forward", "backward", "optimizer")
 """The parts that every step has; a workload adds its own. `forward` is what it does between getting a batch and calling
-`backward`; `backward` includes averaging gradients over workers; `optimizer`: unscaling, clipping and the update."""
+`backward`; `backward` includes averaging gradients over workers; `optimizer`: unscaling, clipping and the update. In a
+loop that calls `loss.backward()` and `optimizer.step()` itself, `forward` is all that these two calls do not take."""
 
 
 class Phases:
@@ -29,13 +30,14 @@ class Phases:
         self._seconds: dict[str, float] = {}  # in the order in which they first end
         self._open: list[tuple[str, Any, Any]] = []  # events that were not read yet
         self._spare: list[Any] = []
-        self._now: str | None = None
+        self.now: str | None = None
+        """The phase that is on."""
         self._begin: Any = None
         self._range: Any = None
 
     def switch(self, name: str | None) -> str | None:
         """Begin this phase, or none; return the one that ends."""
-        before = self._now
+        before = self.now
         if name == before:
             return before
         mark = self._mark()
@@ -52,7 +54,7 @@ class Phases:
             if torch.autograd.profiler._is_profiler_enabled:
                 self._range = torch.profiler.record_function(name)
                 self._range.__enter__()
-        self._now, self._begin = name, mark
+        self.now, self._begin = name, mark
         return before
 
     @contextlib.contextmanager

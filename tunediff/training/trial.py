@@ -294,6 +294,7 @@ class Trial:
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
         accumulation, which needs `step`.
         """
+        self.engine.own_step.watch(losses=False)  # from the warm-up's step on, whose time does not count
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
