@@ -179,6 +179,15 @@ def test_the_part_of_a_step_that_makes_the_difference_is_named(night, plain, sec
     assert said in words(written(again(night)))
 
 
+def test_samples_per_step_are_counted_whatever_the_batch_size_says(night, plain):
+    """A loop over a loader of its own may never read `loader.batch_size`."""
+    for path in night.glob("trials/*/journal.jsonl"):
+        path.write_text(re.sub(r'"steps": \d+', '"steps": 250', path.read_text()))
+    written(night)
+    (row,) = [row for row in rows(night / "report" / "why.csv") if row["quantity"] == "images per step"]
+    assert float(row["baseline"]) == 4000 / 250
+
+
 @pytest.mark.parametrize(("rate", "unit"), [(100.0, "seconds"), (1000.0, "milliseconds")])
 def test_the_parts_of_a_step_are_drawn_in_a_handy_unit(tmp_path, labels, rate, unit):
     wanted = make(tmp_path / "night")

@@ -16,10 +16,13 @@ def rate(trial: TrialRecord) -> float | None:
     return float(value) if (value := last(trial, RATE)) else None
 
 
-def batch_size(trial: TrialRecord) -> int | None:
-    """Return the samples per optimizer step."""
-    size = trial.config.get("loader.batch_size")
-    return size if isinstance(size, int) and size > 0 else None
+def samples_per_step(trial: TrialRecord) -> float | None:
+    """Return the mean samples per optimizer step, counted by the training.
+
+    It may differ from `loader.batch_size`: a sample of a workload may count as many tokens, and a loop over a loader of
+    one's own may never read that knob.
+    """
+    return end.samples / end.steps if trial.points and (end := trial.points[-1]).steps else None
 
 
 def compile_s(trial: TrialRecord) -> float | None:
@@ -32,10 +35,9 @@ def per_thousand(trial: TrialRecord) -> dict[str, float]:
 
     Over the last evaluation interval; {} if they were not recorded.
     """
-    if not trial.points or not (end := trial.points[-1]).steps:
+    if not (samples := samples_per_step(trial)):
         return {}
-    samples = end.samples / end.steps  # not the batch size: a sample of a workload may count as many tokens
-    return {part: 1000 * float(value) / samples for part, value in end.phases_s.items()}
+    return {part: 1000 * float(value) / samples for part, value in trial.points[-1].phases_s.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- compile

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results, curve, last, noise
 from tunediff.analysis.noise import Noise
-from tunediff.analysis.speed import batch_size, compile_s, per_thousand, rate
+from tunediff.analysis.speed import compile_s, per_thousand, rate, samples_per_step
 from tunediff.analysis.why import Why
 from tunediff.analysis.why import why as decompose
 from tunediff.core.clock import UNITS
@@ -215,7 +215,7 @@ def _side_by_side(
     rows += [
         at_end(f"{unit}/s", RATE),
         at_end("optimizer steps", "steps"),
-        (f"{unit} per step", batch_size(base), batch_size(winner)),
+        (f"{unit} per step", samples_per_step(base), samples_per_step(winner)),
         at_end("time of a step (ms)", "step_s", 1000.0),
         *(at_end(f"· {_part(context, part)} (ms)", f"step_{part}_s", 1000.0) for part in _parts(base, winner)),
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
