@@ -449,8 +449,9 @@ def test_check_warns_of_what_is_alike_for_two_seeds(tmp_path, changes, answer):
         [("    return {", "    torch.rand(3, generator=torch.Generator().manual_seed(1))\n    return {")],
         [("F.mse_loss(net(x), y)", "F.mse_loss(net(x + torch.rand(x.shape, generator=trial.rng)), y)")],
         [("trial.batches((X, Y))", "trial.steps(torch.utils.data.DataLoader(list(zip(X, Y)), 8, shuffle=True))")],
+        [(LOOP, "    for _ in trial.steps(range(99), samples=8):\n        x, y = (own[torch.randint(64, (8,))] for own in (X, Y))\n")],
     ],
-    ids=["a split of the data", "draws in the evaluation", "the trial's generator", "a shuffling loader"],
+    ids=["a split of the data", "draws in the evaluation", "the trial's generator", "a shuffling loader", "a counter"],
 )  # fmt: skip
 def test_check_warns_of_no_seed_that_may_be_fixed(tmp_path, changes):
     assert check.check(cfg.baseline(str(file(tmp_path, edited(*changes)))), CPU)["warnings"] == []

@@ -176,8 +176,8 @@ def _warnings(session: Session, program: Check) -> list[str]:
     if not session.seeded:
         warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
-    firsts = session.world.gather(program.record.batches[0])
-    if session.strategy.replicas.size > 1 and len(set(firsts)) == 1:
+    firsts = session.world.gather(next(iter(program.record.batches), None))
+    if session.strategy.replicas.size > 1 and len(set(firsts)) == 1 and firsts[0] is not None:
         warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data; "
                      "a stream divides itself by trial.replicas.rank and .size")  # fmt: skip
     return warnings

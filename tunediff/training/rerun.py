@@ -48,7 +48,7 @@ class RunRecord:
     initial: list[str]
     """Of the parameters that went into `prepare`."""
     batches: list[str]
-    """Of the first batches."""
+    """Of the first batches, without those that are plain numbers."""
     findings: Mapping[str, Any]
     """Of the last evaluation."""
     called: list[str]
@@ -68,7 +68,8 @@ class Record(Program):
 
     @contextlib.contextmanager
     def batch(self, session: Session, batch: Any) -> Iterator[None]:
-        if len(self.record.batches) < BATCHES and not session.warming_up:
+        counter = isinstance(batch, int)  # the loop draws its data itself
+        if len(self.record.batches) < BATCHES and not session.warming_up and not counter:
             self.record.batches.append(digest(batch))
         self.generators.watching = True
         yield
