@@ -324,7 +324,12 @@ def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch):
     Journal(folder / "trials" / "t0001").end(End("error", "the workers died 2 times", process_died=True))
     monkeypatch.setattr(compare_run, "Heartbeat", lambda *given: hearts.append(Heartbeat(*given)) or hearts[-1])
     said = []
-    monkeypatch.setattr(compare_run, "_run", lambda *_: said.append(hearts[-1].doing()))
+
+    def run(*_):
+        Journal(folder / "trials" / "t0001").write("worker", device="cpu", threads=1)
+        said.append(hearts[-1].doing())
+
+    monkeypatch.setattr(compare_run, "_run", run)
     compare.main(["--resume", "x"])
     assert [line[:27] for line in said] == ["t0001 waits for its workers"]
 

@@ -173,7 +173,11 @@ def test_a_paused_trial_is_no_running_one_and_says_how_far_it_is(night, capsys):
     rows = [line.split() for line in shown(*night) if line][2:]
     assert [row[0] for row in rows] == ["t0003", "1", "2", "t0004", "t0002"]  # running, ranked, paused, failed
     assert rows[3][-3:] == ["paused", "1/4", "points"]
-    assert heartbeat.Heartbeat(folder, print).doing().startswith("t0003 ")
+    beating = heartbeat.Heartbeat(folder, print)
+    assert beating.doing().startswith("starting the workers"), "both are of an earlier session"
+    for name in ("t0003", "t0004"):
+        Journal(folder / "trials" / name).write("worker", device="cpu", threads=1)
+    assert beating.doing().startswith("t0003 ")
     lines = console.Console(folder, loaded)
     lines.listen("end", "t0004", {})
     lines.listen("start", "t0004", {})
@@ -488,14 +492,44 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     assert not beating._thread.is_alive()
 
 
+def test_heartbeat_after_a_resume_says_nothing_of_the_session_before(tmp_path):
+    wanted = searches.make(folder := tmp_path / "night")
+    place = searches.write(folder, wanted, 0, status=None)
+    progress.ProgressFile(place).part("evaluation")
+    beating = heartbeat.Heartbeat(folder, print)
+    assert beating.doing().startswith("starting the workers for ")
+    (place / progress.DOING).unlink()
+    Journal(place).write("worker", device="cpu", threads=1)  # it goes on
+    assert beating.doing().startswith("t0000 waits for its workers")
+    progress.ProgressFile(place).part("train")
+    assert beating.doing().startswith("t0000 training for ")
+    Journal(place).write("end", status="ok")
+    assert beating.doing() == "1 run ended, none is under way"
+
+
+def test_heartbeat_counts_the_start_of_workers_from_their_request(night, monkeypatch):
+    folder, loaded = night
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    lines = console.Console(folder, loaded)
+    now[0] = 60.0
+    lines.greet(None)
+    now[0] = 90.0
+    assert lines._heartbeat.doing() == "starting the workers for 30s"
+    lines.listen("start", "t0004", {})  # it has no journal before its workers ask for one
+    now[0] = 100.0
+    assert lines._heartbeat.doing() == "starting the workers for 10s"
+
+
 def test_the_heart_of_a_console_ends_with_it(tmp_path, monkeypatch):
     """Also where the terminal went away meanwhile; runs are called as they are everywhere."""
     wanted = searches.make(folder := tmp_path / "night")
     searches.make(folder / "confirm")
-    searches.write(folder / "confirm", wanted, 0, status=None)
+    place = searches.write(folder / "confirm", wanted, 0, status=None)
     monkeypatch.setattr(console.Console, "_print", lambda *_: 1 / 0)
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
     with console.Console(folder / "confirm", wanted) as lines:
+        Journal(place).write("worker", device="cpu", threads=1)
         assert lines._heartbeat.doing().startswith("confirm/t0000 waits for its workers")
         time.sleep(0.2)
         lines.quiet = True

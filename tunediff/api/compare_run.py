@@ -88,6 +88,8 @@ def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None
     heart = Heartbeat(folder, lines.say)  # reads what has ended, once
 
     def say(message: str, event: str = "message", **fields: Any) -> None:
+        if event == "start":
+            heart.workers_requested()
         if event != "start" or lines.as_json:  # people read how a run ended; the heartbeat says what goes on
             lines.say(message, event, **fields)
             heart.beat()

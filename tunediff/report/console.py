@@ -100,6 +100,7 @@ class Console:
         budget = self.space.budget
         many = text.pluralize(budget.trials, "trial")
         self.say(f"{many} × {text.seconds(budget.per_trial_s)} {budget.clock.what}; starting the workers")
+        self._heartbeat.workers_requested()
 
     def say_reused(self, device: str, here: Mapping[str, Any] | None) -> None:
         """Print how much of an earlier search is reused; for the arguments see `environment.differences`."""
@@ -112,6 +113,7 @@ class Console:
             return
         if event == "start":
             self._remaining.start()
+            self._heartbeat.workers_requested()
         else:
             for ended in self._read():
                 if ended.status == "skipped":  # no event announces skipped trials

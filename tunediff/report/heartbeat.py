@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -33,10 +34,12 @@ class Heartbeat:
         """
         self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
-        self._begun = self._last = time.monotonic()
+        self._requested = self._last = time.monotonic()
         self._following = Following(folder)
         self._following.read()
-        self._patience, self._before = SILENCE_S, len(self._following.records)
+        self._patience, self._before = SILENCE_S, self._following.ended
+        # An interrupted search left trials without an end; they go on when their journals grow.
+        self._left = {trial.name: self._journal(trial.name).st_size for trial in self._unfinished()}
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -50,6 +53,16 @@ class Heartbeat:
     def beat(self) -> None:
         """Restart the wait, because a line was printed."""
         self._last, self._patience = time.monotonic(), SILENCE_S
+
+    def workers_requested(self) -> None:
+        """Count from here how long workers take to start."""
+        self._requested = time.monotonic()
+
+    def _unfinished(self) -> list[record.TrialRecord]:
+        return [trial for trial in self._following.trials if trial.status is None]
+
+    def _journal(self, name: str) -> os.stat_result:
+        return (self._folder / "trials" / name / record.JOURNAL).stat()
 
     def _beat(self) -> None:
         while not self._over.wait(min(1.0, SILENCE_S / 4)):
@@ -69,16 +82,17 @@ class Heartbeat:
         Example: `t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`.
         """
         self._following.read()
-        trials = self._following.trials
-        running = [trial for trial in trials if trial.status is None]
-        if not running and (ended := len(trials) - self._before):
+        running = [
+            trial for trial in self._unfinished() if self._journal(trial.name).st_size != self._left.get(trial.name)
+        ]
+        if not running and (ended := self._following.ended - self._before):
             return f"{text.pluralize(ended, 'run')} ended, none is under way"
         if not running:
-            return f"starting the workers for {text.seconds(time.monotonic() - self._begun)}"
+            return f"starting the workers for {text.seconds(time.monotonic() - self._requested)}"
         name, called = running[-1].name, self._called(running[-1].name)
         with contextlib.suppress(FileNotFoundError):
             progress = json.loads((self._folder / "trials" / name / DOING).read_text())
             work = f": {progress['work']}" if progress["work"] else ""
             return f"{called} {PARTS[progress['part']]} for {text.seconds(time.time() - progress['since'])}{work}"
-        begun = (self._folder / "trials" / name / record.JOURNAL).stat().st_mtime
+        begun = self._journal(name).st_mtime
         return f"{called} waits for its workers for {text.seconds(time.time() - begun)}: they start"
