@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.helpers import CPU
-from tunediff import cli, search, search_space
+from tunediff import cli, search, search_space, train
 from tunediff import config as cfg
 from tunediff.api import search_setup, train_run
 from tunediff.api.calls import words
@@ -132,6 +132,20 @@ def test_the_content_and_not_the_place_makes_the_fingerprint(mine):
     assert cfg.fingerprint(cfg.baseline("mine.py")) != cfg.fingerprint(config)
     with pytest.raises(ConfigError, match="is a file of another workload already"):
         cfg.take_along(cfg.baseline("mine.py"), mine.parent / "search")
+
+
+def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, capsys):
+    """A file of which steps were kept stays as it is."""
+    words = ["--config", "mine.py", "--samples", "32", "--out", "out"]
+    mine.write_text(PLAIN.replace("net = trial.prepare(net)", "net = trial.prepare(missing)"))
+    assert train.main(words) == 1
+    assert "missing" in capsys.readouterr().err
+    mine.write_text(PLAIN)
+    assert train.main(words) == 0
+    mine.write_text(PLAIN + "\n# changed\n")
+    assert train.main(words) == 2
+    assert "holds a training of another configuration" in capsys.readouterr().err
+    assert (mine.parent / "out/workload/mine.py").read_text() == PLAIN
 
 
 def test_a_configuration_names_the_file_beside_it(mine, tmp_path):

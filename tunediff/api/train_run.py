@@ -131,6 +131,8 @@ def _fetch(request: TrainRequest) -> None:
 def _recheck_folder(request: TrainRequest) -> None:
     """Check the folder once more, since another process may have trained there, and remove a journal without a point.
 
+    The copy of the workload beside such a journal is replaced.
+
     Call it under the lock. Raises `ConfigError` if the folder holds another training.
     """
     folder = request.folder
@@ -138,6 +140,7 @@ def _recheck_folder(request: TrainRequest) -> None:
     trial = record.read_trial(folder)
     if trial is not None and _starts_over(trial, folder):
         (folder / record.JOURNAL).unlink()
+        cfg.take_along(request.config, folder, overwrite=True)  # the user's file may have been mended since
 
 
 def _folder(options: TrainOptions) -> Path:

@@ -67,15 +67,15 @@ class Code:
         """Return the module name for the import."""
         return _name(self.file.relative_to(self.root))
 
-    def copy(self, folder: Path) -> Path:
+    def copy(self, folder: Path, *, overwrite: bool = False) -> Path:
         """Copy all files into `folder` and return the new path of the file.
 
         Data files beside the originals are linked if the code seems to read them. Raises `ConfigError` if
-        `folder` contains another file at one of these paths.
+        `folder` contains another file at one of these paths, unless `overwrite`.
         """
         for path, content in self.contents.items():  # all of them before the first is written
             target = folder / path
-            conflict = target.exists() and target.read_bytes() != content
+            conflict = not overwrite and target.exists() and target.read_bytes() != content
             refuse(conflict, f"{target}: is a file of another workload already; choose another folder")
         for path, content in self.contents.items():
             target = folder / path

@@ -293,9 +293,12 @@ def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
     return named_in(rest, where).schema.from_dict(rest, where, check)
 
 
-def take_along(config: Configuration, folder: Path) -> Any:
-    """Return the configuration with its workload's file, if it is a user's, copied into `folder`."""
+def take_along(config: Configuration, folder: Path, *, overwrite: bool = False) -> Any:
+    """Return the configuration with its workload's file, if it is a user's, copied into `folder`.
+
+    Raises `ConfigError` where another file is there, unless `overwrite`.
+    """
     if (code := of(config).file) is None or code.file.is_relative_to(folder.absolute() / users.FOLDER):
         return config
-    copy = code.copy(folder.absolute() / users.FOLDER)
+    copy = code.copy(folder.absolute() / users.FOLDER, overwrite=overwrite)
     return from_dict({**to_dict(config), "workload": str(copy)}, str(copy), check=False)
