@@ -1,11 +1,14 @@
 """What a machine offers."""
 
+from pathlib import Path
+
 import pytest
 
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.core import machine
 from tunediff.tuning import resources
+from tunediff.tuning.slots import Slots
 
 
 def test_all_world_sizes_are_those_of_the_machine():
@@ -35,6 +38,19 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
             asked = shared.place(shared.machines, size)
             assert size * asked.cpus <= cores - 0.05
             assert asked.threads >= 1
+
+
+@pytest.mark.parametrize(("chosen", "count"), [("1", 1), ("4", 0), (None, 0)])
+def test_threads_that_trials_do_not_take_from_the_environment_are_named(monkeypatch, chosen, count):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    share = resources.share(search_space.load(search_space.find("digits")), resources.Machine(4, 0))
+    slots = Slots(Path("night"), share)
+    said = []
+    slots.tell(said.append)
+    note = "OMP_NUM_THREADS=1 does not change trials: a single worker has 4 threads; train obeys it"
+    assert [line for line in said if "OMP" in line] == [note] * count
 
 
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():

@@ -10,6 +10,8 @@ from typing import Any
 
 from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
+from tunediff.core import machine as this_machine
+from tunediff.core import text
 from tunediff.core.machine import cores, gpus, mig
 from tunediff.search_space import SearchSpace
 
@@ -267,3 +269,12 @@ def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[st
     most = max(map(share.units, share.machines), default=0)
     if (size := share.sizes[-1]) > most > 0:
         yield f"parallel.workers={size} spans nodes: one has room for {most}"
+
+
+def omp_notes(share: ResourcePartition) -> Iterable[str]:
+    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a worker."""
+    chosen = os.environ.get(this_machine.OMP, "")
+    threads = {share.place([machine], 1).threads for machine in share.machines}
+    if this_machine.threads() is None and chosen.isdigit() and threads != {int(chosen)}:
+        has = text.pluralize(max(threads), "thread")
+        yield f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train obeys it"

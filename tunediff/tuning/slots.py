@@ -16,7 +16,7 @@ from tunediff.tuning import cluster
 from tunediff.tuning.cluster import beside
 from tunediff.tuning.messages import NAMESPACE
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import ResourcePartition
+from tunediff.tuning.resources import ResourcePartition, omp_notes
 from tunediff.tuning.slot import Slot
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
@@ -38,7 +38,7 @@ class Slots:
         self.actors: list[Any] = []
         self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot
         self.pool = Pool(share, nodes, cluster.ask, self._make, self._free, self.prefix)
-        self._notes, self._nodes = share.notes, nodes
+        self._notes, self._nodes = (*share.notes, *omp_notes(share)), nodes
 
     def warm(self, config: Systems) -> None:
         """Start the workers of the first trials, which train this configuration, while Tune starts up."""
