@@ -60,7 +60,7 @@ class OwnStep:
             finally:
                 phases.switch(before)
 
-        Tensor.backward = timed_backward  # type: ignore[method-assign]
+        Tensor.backward = timed_backward  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
