@@ -137,7 +137,7 @@ def test_failures_are_told_above_it_and_names_are_no_markup(night):
 
 def test_the_end_of_a_trial_shows_its_mean_rate(night, capsys):
     console.Console(*night).listen("end", "t0001", {})  # 400 samples in 8 seconds
-    assert "FD (classifier) 5  0.50× baseline  50 images/s  loader.batch_size=64" in capsys.readouterr().out
+    assert "FD (classifier) 5  0.50× baseline  50 images/s on average  loader.batch_size=64" in capsys.readouterr().out
 
 
 def test_a_restart_is_told_with_its_reason(night, capsys):

@@ -36,7 +36,9 @@ class Point:
     steps: int = _required("steps", "", "optimizer steps of the run")
     fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
     device_s: float = _measured("device-seconds", "s", "training seconds × devices")
-    samples_per_s: float = _measured("samples/s", "", "samples trained per second, without compilation")
+    samples_per_s: float = _measured(
+        "samples/s", "", "samples trained per second since the evaluation before, without compilation"
+    )
     samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
     first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")

@@ -173,7 +173,9 @@ class Console:
             point = trial.points[-1]
             words += [f"{point[trial.along]:.1f} {results.clock.short}", f"{results.label} {text.number(value)}"]
             words += self._beside(results.versus_baseline(trial))
-            words += [f"{point['samples'] / point['train_s']:.0f} {results.unit}/s", self._changed(trial.drawn)]
+            # of the whole training; a point has the rate since the one before
+            average = f"{point['samples'] / point['train_s']:.0f} {results.unit}/s on average"
+            words += [average, self._changed(trial.drawn)]
             words += [trial.remarks]
         words += [OTHERS] if disturbed(trial) else []
         if left := self._left():
