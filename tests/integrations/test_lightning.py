@@ -259,6 +259,33 @@ def test_a_callback_that_ends_the_training_is_an_error():
         train(config(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=Stop()))
 
 
+@pytest.mark.parametrize("by_module", [False, True])
+def test_stochastic_weight_averaging_is_refused(by_module):
+    class WithCallbacks(Module):
+        def configure_callbacks(self):
+            return [pl.callbacks.StochasticWeightAveraging(1e-3, 1)] if by_module else []
+
+    callbacks = [] if by_module else [pl.callbacks.StochasticWeightAveraging(1e-3)]
+    with pytest.raises(WorkloadError, match="StochasticWeightAveraging is not allowed; allowed: EMAWeightAveraging or"):
+        trained([], kind=WithCallbacks, options={"max_epochs": 10, "callbacks": callbacks})
+
+
+def test_a_hook_that_changes_the_weights_after_the_last_point_is_an_error():
+    class Halve(pl.Callback):
+        def on_train_end(self, trainer, module):
+            module.net[0].weight.data.mul_(0.5)
+
+    with pytest.raises(WorkloadError, match=r"has changed net\.0\.weight after the last point"):
+        trained([], options={"max_steps": STEPS, "callbacks": Halve()})
+
+
+def test_the_saved_weights_are_the_average_that_a_callback_has_judged():
+    modules, callback = [], pl.callbacks.EMAWeightAveraging(decay=0.9)
+    outcome = trained(modules, options={"max_steps": STEPS, "callbacks": callback})
+    error = F.mse_loss(outcome.model.eval().net(INPUTS), TARGETS).item()
+    assert outcome.points[-1].metrics["error"] == pytest.approx(error, rel=1e-5)
+
+
 def test_a_progress_bar_of_the_users_is_taken():
     class Bar(pl.callbacks.ProgressBar):
         batches = 0

@@ -19,12 +19,19 @@ import torch
 from tunediff.integrations import require
 from tunediff.integrations.seam import BudgetScheduler, check_finished, refuse_knobs, refuse_settings
 from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.state import copied
 from tunediff.training.trial import Trial
 
 require("lightning", "pytorch_lightning")
 
 import pytorch_lightning as pl  # noqa: E402
-from pytorch_lightning.callbacks import Callback, Checkpoint, GradientAccumulationScheduler, ProgressBar  # noqa: E402
+from pytorch_lightning.callbacks import (  # noqa: E402
+    Callback,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.plugins.environments import ClusterEnvironment  # noqa: E402
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # noqa: E402
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy  # noqa: E402
@@ -39,6 +46,14 @@ _SET_BY = {
     "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
 }  # fmt: skip
 """Settings of Lightning's Trainer, and what sets them here."""
+_REFUSED = {
+    GradientAccumulationScheduler: "loader.accumulation",
+    StochasticWeightAveraging: (
+        "EMAWeightAveraging or WeightAveraging, which are judged at every point; it averages by max_epochs, "
+        "and the budget ends the training"
+    ),
+}
+"""Callbacks of Lightning that do not work under the clock of a trial, and what is allowed instead."""
 
 
 def fit(
@@ -61,8 +76,7 @@ def fit(
     clock = _Clock(trial, model)
     callbacks = trainer_options.pop("callbacks", None) or []
     callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
-    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        raise trial.engine.mistake("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
+    _refuse_callbacks(trial, callbacks)
     checkpoints, bars = (
         any(isinstance(callback, kind) for callback in callbacks) for kind in (Checkpoint, ProgressBar)
     )
@@ -89,7 +103,16 @@ def fit(
     with wrapped:
         trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
     check_finished(trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it")
+    clock.check_weights()
     return trainer
+
+
+def _refuse_callbacks(trial: Trial, callbacks: Iterable[Any]) -> None:
+    """Raise `WorkloadError` for a callback that does not work under the clock of a trial."""
+    for callback in callbacks:
+        for kind, allowed in _REFUSED.items():
+            if isinstance(callback, kind):
+                raise trial.engine.mistake(f"{kind.__name__} is not allowed; allowed: {allowed}")
 
 
 @contextlib.contextmanager
@@ -115,6 +138,8 @@ class _Clock(Callback):  # type: ignore[misc]
     def __init__(self, trial: Trial, module: Any) -> None:
         self._trial, self._module = trial, module
         self._schedulers: list[BudgetScheduler] = []
+        self._judged: tuple[int, Mapping[str, Any]] = (-1, {})
+        """Number of steps and parameters at the last point, as the validation loop has judged them."""
 
     @property
     def finished(self) -> bool:
@@ -140,6 +165,18 @@ class _Clock(Callback):  # type: ignore[misc]
         self._loader.before_step = self._before_step
         return self._loader
 
+    def check_weights(self) -> None:
+        """Raise `WorkloadError` if the weights that will be saved are not those that the last point has judged."""
+        (steps, judged), engine = self._judged, self._trial.engine
+        assert engine.result is not None
+        for name, weight in engine.result.named_parameters() if steps == self._trial.step_count else ():
+            if not torch.equal(weight.detach().cpu(), judged[name]):
+                raise engine.mistake(
+                    f"a hook such as on_train_end has changed {name} after the last point: the weights that are saved "
+                    "would not be those that were judged; allowed: an average that is judged as well, such as "
+                    "EMAWeightAveraging"
+                )
+
     def _before_step(self) -> None:
         for scheduler in self._schedulers:
             scheduler.follow()
@@ -148,6 +185,7 @@ class _Clock(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Take what learns into the checkpoints, and let the budget end the training."""
         self.trainer, trial = trainer, self._trial
+        _refuse_callbacks(trial, trainer.callbacks)  # configure_callbacks has added some
         steps = trainer.estimated_stepping_batches  # of whichever of max_steps and max_epochs comes first
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         by_itself = pl_module.automatic_optimization  # else the module makes its schedulers' steps
@@ -184,6 +222,13 @@ class _Clock(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave Lightning's loop where the budget is spent."""
         trainer.should_stop = trainer.should_stop or self.finished
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
+        """Note what the last point judges: by now callbacks have swapped in their averages."""
+        engine = self._trial.engine
+        if batch_idx == 0 and engine.feed is not None and len(engine.points) + 1 >= engine.config.evaluation.points:
+            assert engine.result is not None
+            self._judged = self._trial.step_count, copied(dict(engine.result.named_parameters()))
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
