@@ -315,9 +315,28 @@ def test_amp_is_for_training_alone():
     assert set(kinds) == {("train", torch.bfloat16), ("judge", torch.float32)}, modules
 
 
-def test_the_check_before_a_search_accepts_it():
+class Swapped(LateAverage):
+    """Judges its average, and ends with it."""
+
+    def on_validation_start(self, trainer, module):
+        self.learned = [weight.detach().clone() for weight in module.parameters()]
+        self.put(module, self.average)
+
+    def on_validation_end(self, trainer, module):
+        self.put(module, self.learned)
+
+    def on_train_end(self, trainer, module):
+        self.put(module, self.average)
+
+    def put(self, module, weights):
+        for weight, value in zip(module.parameters(), weights, strict=True):
+            weight.data.copy_(value)
+
+
+@pytest.mark.parametrize("average", [None, pl.callbacks.EMAWeightAveraging, Swapped])
+def test_the_check_before_a_search_accepts_it(average):
     def body(trial):
-        fit(trial, Module(trial.knobs), Data(), max_steps=STEPS)
+        fit(trial, Module(trial.knobs), Data(), max_steps=STEPS, callbacks=[average()] if average else [])
 
     with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
         report = check(config(), CPU)

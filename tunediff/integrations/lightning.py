@@ -140,6 +140,8 @@ class _Clock(Callback):  # type: ignore[misc]
         self._schedulers: list[BudgetScheduler] = []
         self._judged: tuple[int, Mapping[str, Any]] = (-1, {})
         """Number of steps and parameters at the last point, as the validation loop has judged them."""
+        self._finished: Mapping[str, Any] | None = None
+        """Weights to judge that come from a file, not from this training."""
 
     @property
     def finished(self) -> bool:
@@ -226,13 +228,17 @@ class _Clock(Callback):  # type: ignore[misc]
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
         """Note what the last point judges: by now callbacks have swapped in their averages."""
         engine = self._trial.engine
+        if batch_idx == 0 and self._finished is not None:
+            pl_module.load_state_dict(self._finished)  # the averages of callbacks are those of an untrained model
         if batch_idx == 0 and engine.feed is not None and len(engine.points) + 1 >= engine.config.evaluation.points:
             assert engine.result is not None
             self._judged = self._trial.step_count, copied(dict(engine.result.named_parameters()))
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
-        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
+        trainer, loop, engine = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop, self._trial.engine
+        judges_module = engine.feed is None and engine.result is self._module  # nothing will be trained
+        self._finished = copied(self._module.state_dict()) if judges_module else None
         connector = trainer._logger_connector
         first, trainer.validating = connector._first_loop_iter, True
         try:
