@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import searches
-from tunediff import mcp
+from tunediff import cli, mcp
 from tunediff.config import ConfigError, code
 from tunediff.core.lock import identity
 
@@ -47,7 +47,9 @@ def server(tmp_path, monkeypatch):
         "if 'bad' in words: sys.exit(print('error: bad: is not allowed', file=sys.stderr) or 2)\n"
         "if '--name' in words and 'slow' in words: import time; time.sleep(600)\n"
         "if '--name' in words: pathlib.Path(words[words.index('--storage') + 1], words[words.index('--name') + 1]).mkdir()\n"
-        "print(json.dumps({'command': command, 'words': words}))\n"
+        "if 'fails' in words: from tunediff import cli; cli.guarded(lambda argv: cli.NO_SUCCESS)()\n"
+        "if '--name' in words: print('the last words:', *words, file=sys.stderr)\n"
+        "print(json.dumps({'command': command, 'words': words}, indent=2))\n"
     )
     monkeypatch.setattr(mcp, "_module", lambda command: [sys.executable, str(stub), command])
     return mcp.serve(tmp_path / "results")
@@ -69,8 +71,8 @@ def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
     options = ["mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]
     assert planned["command"] == "search"
     assert planned["words"] == [*options, "--storage", storage, "--dry-run", "--json"]
-    ran = json.loads(status["latest"][-1])
-    assert ran["words"] == [*options, "--name", started["name"], "--storage", storage, "--json"]
+    ran = [*options, "--name", started["name"], "--storage", storage, "--json"]
+    assert status["latest"] == [f"the last words: {' '.join(ran)}"], "the JSON is what result returns"
     assert status["exit_code"] == 0
     assert "is not allowed" in again, "a token starts one search"
 
@@ -108,6 +110,14 @@ def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server
     finally:
         first.stop(name)
     assert not second.status(name)["running"]
+
+
+def test_mcp_knows_the_exit_code_of_what_another_server_has_started(server, tmp_path):
+    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
+    name = first.start(first.dry_run_search("fails")["token"])["name"]
+    first._started[name].wait()
+    status = second.status(name)
+    assert (status["running"], status["exit_code"]) == (False, cli.NO_SUCCESS)
 
 
 @pytest.mark.parametrize("lock", [True, False])

@@ -106,10 +106,12 @@ class Server:
         name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
         self._storage.mkdir(parents=True, exist_ok=True)
         line = [*_module(command), *words, "--name", name, "--storage", str(self._storage), "--json"]
-        with open(self._log(name), "wb") as log:
+        environment = {**os.environ, cli.EXIT_CODE_FILE: str(self._exit_code_file(name))}
+        with open(self._log(name), "wb") as log:  # the JSON on stdout is what `result` returns
             self._started[name] = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+                env=environment,
+            )  # fmt: skip
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process(name).write_text(identity(self._started[name].pid))
         return {"name": name, "folder": str(self._storage / name)}
@@ -117,9 +119,9 @@ class Server:
     def status(self, name: str) -> dict[str, Any]:
         """Return whether a search or comparison is running, its exit code if it has ended, and its latest lines."""
         self._check(name)
-        log, process = self._log(name), self._started.get(name)
+        log, running = self._log(name), self._running(name)
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
-        return {"running": self._running(name), "exit_code": process and process.poll(), "latest": lines}
+        return {"running": running, "exit_code": None if running else self._exit_code(name), "latest": lines}
 
     def stop(self, name: str) -> dict[str, Any]:
         """Stop a search or comparison; what it has measured stays, and its command with --resume NAME goes on."""
@@ -200,6 +202,17 @@ class Server:
             return runner(folder)
         starting = alive(self._process(name))
         return starting if starting is not None and starting.host == socket.gethostname() else None
+
+    def _exit_code(self, name: str) -> int | None:
+        """Return the exit code of a process that has ended; None if it was killed and another server started it."""
+        if (process := self._started.get(name)) is not None:
+            return process.poll()
+        with contextlib.suppress(OSError, ValueError):
+            return int(self._exit_code_file(name).read_text())
+        return None
+
+    def _exit_code_file(self, name: str) -> Path:
+        return self._storage / f".{name}.exit_code"
 
     def _process(self, name: str) -> Path:
         """Return the file that names the process: the search has no folder until its workload is checked."""
