@@ -45,10 +45,16 @@ def config(**values):
 
 class Rates(transformers.TrainerCallback):
     def __init__(self):
-        self.rates, self.epochs = [], []
+        self.rates, self.epochs, self.fractions, self.logs = [], [], [], {}
 
     def on_step_begin(self, args, state, control, optimizer, **_):
         self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def on_step_end(self, args, state, control, **_):
+        self.fractions.append(state.epoch)
+
+    def on_log(self, args, state, control, logs, **_):
+        self.logs.update(logs)
 
     def on_epoch_end(self, args, state, control, **_):
         self.epochs.append(state.global_step)
@@ -97,6 +103,7 @@ def test_losses_and_rates_are_those_of_the_trainer_alone(tmp_path):
     assert models[0].losses[2:] == reference.losses, "the first two are of the warm-up, which is undone"
     assert rates.rates[1:] == expected.rates
     assert rates.epochs[:2] == expected.epochs[:2] == [6, 12], "11 batches of 4: the last step has one"
+    assert rates.fractions[1:] == expected.fractions
     assert_equal(models[0].state_dict(), reference.state_dict())
     assert [point.steps for point in outcome.points] == [5, 10, 15]
     expected_loss = F.mse_loss(reference.eval().net(INPUTS), TARGETS).item()
@@ -110,6 +117,14 @@ def test_resume_is_exact_within_an_epoch(tmp_path):
     outcome = trained(models, folder=tmp_path, rates=rates)
     assert_equal(weights(outcome), whole)
     assert rates.epochs[0] == 12
+    assert rates.fractions[-1] == pytest.approx(2 + 6 / 11), "of 11 batches in a pass"
+
+
+def test_samples_per_second_are_those_that_were_trained():
+    rates = Rates()
+    trained([], rates=rates)
+    samples = rates.logs["train_samples_per_second"] * rates.logs["train_runtime"]
+    assert samples == pytest.approx(8 * STEPS, rel=0.1), "it is rounded"
 
 
 def test_amp_is_for_training_alone():

@@ -9,6 +9,7 @@ def train(trial):
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from tunediff.training.trial import Trial
 
 require("transformers", "transformers", "accelerate")
 
-from transformers import Trainer, TrainingArguments, set_seed  # noqa: E402
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed  # noqa: E402
 
 _SET_BY = {
     "per_device_train_batch_size": "loader.batch_size", "gradient_accumulation_steps": "loader.accumulation",
@@ -89,6 +90,7 @@ class _UnderClock:
         """Hand the model to the trial, and say how it is judged."""
         self.trial, engine = trial, trial.engine
         trial.adopt(self.model)
+        self.callback_handler.callbacks.insert(0, _Epochs(self))
         if engine.evaluation is None and self.eval_dataset is not None:
             trial.evaluate_with(self.judge)
 
@@ -134,6 +136,22 @@ class _UnderClock:
                 num_update_steps_per_epoch=num_update_steps_per_epoch + warm_ups, **options,
             )  # fmt: skip
         self.control.should_training_stop |= own.finished
+
+    def _finalize_training(self: Any, *args: Any) -> Any:
+        self.state.max_steps = self.schedule_steps  # what the number of samples covers, for samples per second
+        return super()._finalize_training(*args)  # type: ignore[misc]
+
+
+class _Epochs(TrainerCallback):  # type: ignore[misc]
+    """Corrects `state.epoch`: the Trainer counts the warm-up with the first pass, and passes since a resume."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        loader = self._trainer.own_loader
+        with contextlib.suppress(TypeError):  # a stream has no length
+            state.epoch = loader.position.epoch + loader.position.batches / len(loader)
 
 
 def _with_knobs(trial: Trial, args: Any) -> Any:
