@@ -319,6 +319,16 @@ def test_dry_run_says_that_evaluation_was_not_timed(file, capsys, monkeypatch):
     assert re.search("\nwall-clock: .* and evaluation\n", out)
 
 
+def test_dry_run_of_a_users_file_does_not_say_that_an_evaluation_is_timed(file, capsys, monkeypatch):
+    timed = []
+    monkeypatch.setattr(probe, "before_search", lambda config, evaluates, *_: timed.append(evaluates) or {})
+    for path in (file, str(Path(__file__).parent / "users/plain.py")):
+        assert search.main([path, "--dry-run"]) == 0
+        assert "looking at the data" in (err := capsys.readouterr().err)
+        assert ("timing one evaluation" in err) == timed[-1]
+    assert timed == [True, False]
+
+
 def test_what_nobody_can_mean_is_refused_unless_insisted_on(file, capsys, monkeypatch):
     monkeypatch.setattr(search_setup, "create", lambda *_: pytest.fail("started"))
     for words, why in (

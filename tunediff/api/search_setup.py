@@ -138,10 +138,10 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
 
     `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run does not.
     """
-    say(f"looking at the data{' and timing one evaluation' if space.evaluates else ''}")
+    evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
+    say(f"looking at the data{' and timing one evaluation' if evaluates else ''}")
     protocols = {"final_s": space.final, "confirming_final_s": space.confirm.final if space.confirm is not None else {}}
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
-    evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
     return probe.before_search(space.baseline, evaluates, prepare, finals)
 
 
