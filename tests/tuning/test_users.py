@@ -112,6 +112,7 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert block(one.log)["best_accuracy"]
 
 
+@pytest.mark.nightly  # test_mistakes.py shows it by the same check without a search
 def test_a_mistake_ends_the_search_before_it_begins(search, tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY.replace("trial.step(loss, optimizer)", "optimizer.step()"))
     (tmp_path / "helper.py").write_text(HELPER)
