@@ -55,7 +55,10 @@ def test_lines_and_table_of_the_console(tmp_path, capsys):
         said.listen("end", name, {})
     text = capsys.readouterr().out
     assert "t0001   10.0 s  accuracy 0.8  +0.3 vs. baseline  400 tokens/s" in text
-    assert "t0001 ok  20.0 s  accuracy 0.9  +0.1 vs. baseline  400 tokens/s  precision.amp=bf16  best t0001 0.9" in text
+    assert (
+        "t0001 ok  20.0 s  accuracy 0.9  +0.1 vs. baseline  400 tokens/s on average  precision.amp=bf16  best t0001 0.9"
+        in text
+    )
     assert "t0002 ok  20.0 s  accuracy 0  −0.8 vs. baseline" in text, "an accuracy of 0 is a result"
     lines = [line for line in shown(tmp_path / "night", wanted) if line]
     assert lines[0].endswith("best t0001 0.9")

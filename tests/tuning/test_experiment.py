@@ -37,7 +37,7 @@ def test_a_search_puts_log_levels_and_warnings_back(tmp_path, monkeypatch):
 
     experiment.create(tmp_path / "night", space := loaded(), CONTENT)
     monkeypatch.setattr(tuner, "_tuner", lambda *_: types.SimpleNamespace(fit=fit))
-    slots = types.SimpleNamespace(device="cpu", pool=None, actors=[])
+    slots = types.SimpleNamespace(device="cpu", environment=None, pool=None, actors=[])
     before = [logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)
     assert tuner.search(tmp_path / "night", space, slots, 0.0, lambda *_: None) is None
     assert levels == [logging.ERROR] * 2
