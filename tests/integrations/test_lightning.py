@@ -94,6 +94,16 @@ def trained(modules, steps=STEPS, given=None, kind=Module, options=None, **how):
     return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
 
 
+def checked(kind=Module, callback=None):
+    """The report of the check before a search."""
+
+    def body(trial):
+        fit(trial, kind(trial.knobs), Data(), max_steps=STEPS, callbacks=[callback()] if callback else [])
+
+    with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
+        return check(config(), CPU)
+
+
 def test_losses_rates_and_epochs_are_those_of_lightning_alone():
     reference, modules = alone(), []
     outcome = trained(modules)
@@ -270,13 +280,62 @@ def test_stochastic_weight_averaging_is_refused(by_module):
         trained([], kind=WithCallbacks, options={"max_epochs": 10, "callbacks": callbacks})
 
 
-def test_a_hook_that_changes_the_weights_after_the_last_point_is_an_error():
-    class Halve(pl.Callback):
-        def on_train_end(self, trainer, module):
-            module.net[0].weight.data.mul_(0.5)
+class Halve(pl.Callback):
+    def on_train_end(self, trainer, module):
+        module.net[0].weight.data.mul_(0.5)
 
+
+def test_a_hook_that_changes_the_weights_after_the_last_point_is_a_warning_once_the_budget_is_spent(capfd):
+    outcome = trained([], options={"max_steps": STEPS, "callbacks": Halve()})
+    assert outcome.points[-1].steps == STEPS
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("WARNING")]
+    assert "on_train_end or on_train_epoch_end has changed net.0.weight after the last point" in warning
+
+
+def test_the_check_before_a_search_refuses_a_hook_that_changes_the_weights_after_the_last_point():
     with pytest.raises(WorkloadError, match=r"has changed net\.0\.weight after the last point"):
-        trained([], options={"max_steps": STEPS, "callbacks": Halve()})
+        checked(callback=Halve)
+
+
+class Target(Module):
+    """A target network that is updated with every epoch."""
+
+    def __init__(self, knobs):
+        super().__init__(knobs)
+        self.target = network(knobs).requires_grad_(False)
+
+    def on_train_epoch_end(self):
+        self.target.load_state_dict(self.net.state_dict())
+
+
+class Normed(Module):
+    """Weight normalization that is removed at the end, as vocoders do."""
+
+    def __init__(self, knobs):
+        super().__init__(knobs)
+        torch.nn.utils.parametrizations.weight_norm(self.net[0])
+
+    def on_train_end(self):
+        torch.nn.utils.parametrize.remove_parametrizations(self.net[0], "weight")
+
+
+class Unused(Module):
+    """A parameter that never reaches the loss, and holds NaN."""
+
+    def __init__(self, knobs):
+        super().__init__(knobs)
+        self.unused = torch.nn.Parameter(torch.full((3,), float("nan")))
+
+
+@pytest.mark.parametrize("kind", [Target, Normed, Unused])
+def test_a_module_whose_judged_weights_stay_is_saved_without_a_warning(kind, capfd):
+    outcome = trained([], kind=kind)
+    assert outcome.points[-1].steps == STEPS
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def test_the_check_before_a_search_accepts_a_target_network_that_an_epoch_updates():
+    assert checked(Target)["warnings"] == []
 
 
 def test_the_saved_weights_are_the_average_that_a_callback_has_judged():
@@ -335,12 +394,7 @@ class Swapped(LateAverage):
 
 @pytest.mark.parametrize("average", [None, pl.callbacks.EMAWeightAveraging, Swapped])
 def test_the_check_before_a_search_accepts_it(average):
-    def body(trial):
-        fit(trial, Module(trial.knobs), Data(), max_steps=STEPS, callbacks=[average()] if average else [])
-
-    with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
-        report = check(config(), CPU)
-    assert report["warnings"] == []
+    assert checked(callback=average)["warnings"] == []
 
 
 def of_a_rank(world):

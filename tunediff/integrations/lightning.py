@@ -54,6 +54,11 @@ _REFUSED = {
     ),
 }
 """Callbacks of Lightning that do not work under the clock of a trial, and what is allowed instead."""
+_CHANGED = (
+    "a hook such as on_train_end or on_train_epoch_end has changed {} after the last point: the weights that are saved "
+    "are not those that were judged; allowed: an average that is judged as well, such as EMAWeightAveraging, and "
+    "requires_grad_(False) for weights that the validation does not use, such as a target network's"
+)
 
 
 def fit(
@@ -139,7 +144,7 @@ class _Clock(Callback):  # type: ignore[misc]
         self._trial, self._module = trial, module
         self._schedulers: list[BudgetScheduler] = []
         self._judged: tuple[int, Mapping[str, Any]] = (-1, {})
-        """Number of steps and parameters at the last point, as the validation loop has judged them."""
+        """Number of steps and parameters that learn at the last point, as the validation loop has judged them."""
         self._finished: Mapping[str, Any] | None = None
         """Weights to judge that come from a file, not from this training."""
 
@@ -168,16 +173,17 @@ class _Clock(Callback):  # type: ignore[misc]
         return self._loader
 
     def check_weights(self) -> None:
-        """Raise `WorkloadError` if the weights that will be saved are not those that the last point has judged."""
+        """Object if the weights that will be saved are not those that the last point has judged.
+
+        Weights that do not learn, such as a target network's, and names that a hook has removed, as a merged
+        parametrization's, are not compared: their change need not change what was judged.
+        """
         (steps, judged), engine = self._judged, self._trial.engine
         assert engine.result is not None
         for name, weight in engine.result.named_parameters() if steps == self._trial.step_count else ():
-            if not torch.equal(weight.detach().cpu(), judged[name]):
-                raise engine.mistake(
-                    f"a hook such as on_train_end has changed {name} after the last point: the weights that are saved "
-                    "would not be those that were judged; allowed: an average that is judged as well, such as "
-                    "EMAWeightAveraging"
-                )
+            if name in judged and not _same(weight.detach().cpu(), judged[name]):
+                engine.program.object_to(engine, _CHANGED.format(name))
+                return
 
     def _before_step(self) -> None:
         for scheduler in self._schedulers:
@@ -232,7 +238,8 @@ class _Clock(Callback):  # type: ignore[misc]
             pl_module.load_state_dict(self._finished)  # the averages of callbacks are those of an untrained model
         if batch_idx == 0 and engine.feed is not None and len(engine.points) + 1 >= engine.config.evaluation.points:
             assert engine.result is not None
-            self._judged = self._trial.step_count, copied(dict(engine.result.named_parameters()))
+            learning = {name: one for name, one in engine.result.named_parameters() if one.requires_grad}
+            self._judged = self._trial.step_count, copied(learning)
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
@@ -250,6 +257,13 @@ class _Clock(Callback):  # type: ignore[misc]
             return values
         own = torch.tensor(list(values.values()), dtype=torch.float64, device=self._trial.device)
         return dict(zip(values, self._trial.world.mean(own).tolist(), strict=True))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors are equal, NaN like NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 class _Loops:

@@ -97,6 +97,10 @@ class Record(Program):
         self.record = dataclasses.replace(self.record, findings=findings, called=called)
         return findings
 
+    def object_to(self, session: Session, message: str) -> None:
+        """Raise `WorkloadError`: before a search nothing has been spent."""
+        raise session.mistake(message)
+
 
 class RecordedJudge(Record, Judge):
     """What `tunediff.evaluate` does with a training, remembered."""

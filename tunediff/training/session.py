@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,8 @@ class Program:
 
     def before_save(self, session: Session) -> None:
         """Called before a checkpoint is written."""
+
+    def object_to(self, session: Session, message: str) -> None:
+        """Called with what may be a mistake of the workload. Prints a warning: the budget is spent already."""
+        if session.world.main:
+            print(f"WARNING: {session.mistake(message)}", file=sys.stderr, flush=True)
