@@ -127,6 +127,25 @@ def test_samples_per_second_are_those_that_were_trained():
     assert samples == pytest.approx(8 * STEPS, rel=0.1), "it is rounded"
 
 
+def test_samples_per_second_after_a_resume_are_those_of_the_whole_training(tmp_path):
+    class SecondPerStep(Rates):
+        now = 0.0
+
+        def time(self):
+            return self.now
+
+        def on_step_end(self, args, state, control, **_):
+            self.now += 1.0
+
+    rates = SecondPerStep()
+    with mock.patch("time.time", rates.time):
+        trained([], folder=tmp_path, rates=rates, observer=Told(stop=lambda told: told.steps >= 8))
+        rates.now += 100.0  # the pause
+        trained([], folder=tmp_path, rates=rates)
+    assert rates.logs["train_runtime"] == pytest.approx(STEPS, abs=1.0)
+    assert rates.logs["train_samples_per_second"] == pytest.approx(8.0, rel=0.1)
+
+
 def test_amp_is_for_training_alone():
     models = []
     trained(models, 3, config(**{"precision.amp": "bf16"}))

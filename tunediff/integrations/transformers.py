@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,8 @@ class _UnderClock:
     trial: Trial
     own_loader: EpochLoader
     schedule_steps: int
+    _began_s: float
+    """Unix time at which a training without interruptions would have begun."""
 
     def begin(self: Any, trial: Trial) -> None:
         """Hand the model to the trial, and say how it is judged."""
@@ -93,6 +96,15 @@ class _UnderClock:
         self.callback_handler.callbacks.insert(0, _Epochs(self))
         if engine.evaluation is None and self.eval_dataset is not None:
             trial.evaluate_with(self.judge)
+
+    @property
+    def runtime_s(self) -> float:
+        """Seconds of the training so far, without the pauses before a resume."""
+        return time.time() - self._began_s
+
+    @runtime_s.setter
+    def runtime_s(self, value: float) -> None:
+        self._began_s = time.time() - value
 
     def judge(self: Any) -> dict[str, Any]:
         """Return what the Trainer's own evaluation finds, without what it took."""
@@ -117,10 +129,12 @@ class _UnderClock:
 
     def _prepare_for_training(self: Any, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[misc]
+        self.runtime_s = 0.0
         self.trial.keep(
             model=self.model, optimizer=self.optimizer, scheduler=self.lr_scheduler,
             progress=Attributes(self.state, ["global_step", "epoch", "total_flos", "log_history"]),
             losses=Attributes(self, ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"]),
+            runtime=Attributes(self, ["runtime_s"]),
         )  # fmt: skip
         if self.accelerator.scaler is not None:
             self.trial.keep(scaler=self.accelerator.scaler)
@@ -137,9 +151,10 @@ class _UnderClock:
             )  # fmt: skip
         self.control.should_training_stop |= own.finished
 
-    def _finalize_training(self: Any, *args: Any) -> Any:
+    def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> Any:
         self.state.max_steps = self.schedule_steps  # what the number of samples covers, for samples per second
-        return super()._finalize_training(*args)  # type: ignore[misc]
+        # After a resume the Trainer divides all steps of the training by the time since `start_time`.
+        return super()._finalize_training(trial, num_train_samples, self._began_s)  # type: ignore[misc]
 
 
 class _Epochs(TrainerCallback):  # type: ignore[misc]
