@@ -13,7 +13,7 @@ import pytest
 from tests import searches
 from tunediff import cli, mcp
 from tunediff.config import ConfigError, code
-from tunediff.core.lock import identity
+from tunediff.core.lock import alone, identity
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -118,6 +118,18 @@ def test_mcp_knows_the_exit_code_of_what_another_server_has_started(server, tmp_
     first._started[name].wait()
     status = second.status(name)
     assert (status["running"], status["exit_code"]) == (False, cli.NO_SUCCESS)
+
+
+def test_mcp_has_no_exit_code_of_a_run_that_was_resumed_from_a_shell(server, tmp_path):
+    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
+    name = first.start(first.dry_run_search("fails")["token"])["name"]
+    first._started[name].wait()
+    with alone(tmp_path / "results" / name):
+        pass
+    after = (tmp_path / "results" / f".{name}.exit_code").stat().st_mtime + 1
+    os.utime(tmp_path / "results" / name / ".lock", (after, after))
+    for one in (first, second):
+        assert (one.status(name)["running"], one.status(name)["exit_code"]) == (False, None)
 
 
 @pytest.mark.parametrize("lock", [True, False])

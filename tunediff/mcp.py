@@ -204,11 +204,20 @@ class Server:
         return starting if starting is not None and starting.host == socket.gethostname() else None
 
     def _exit_code(self, name: str) -> int | None:
-        """Return the exit code of a process that has ended; None if it was killed and another server started it."""
+        """Return the exit code of a process that has ended.
+
+        None if it was killed and another server started it, or if another process has gone on with the run since.
+        """
+        from tunediff.core.lock import LOCK
+
+        ended = self._exit_code_file(name)
+        with contextlib.suppress(OSError):  # a run lets go of its lock before it writes its exit code
+            if (self._storage / name / LOCK).stat().st_mtime > ended.stat().st_mtime:
+                return None
         if (process := self._started.get(name)) is not None:
             return process.poll()
         with contextlib.suppress(OSError, ValueError):
-            return int(self._exit_code_file(name).read_text())
+            return int(ended.read_text())
         return None
 
     def _exit_code_file(self, name: str) -> Path:
