@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from tunediff import compare, search
+from tunediff import compare, profile, search, train
 from tunediff.core import environment, machine
+from tunediff.doctor import __main__ as doctor
 
 FOUR = tuple((f"GPU-{name}", ()) for name in ("aa11", "ab22", "bb33", "cc44"))
 CUT = (("GPU-aa11", ("MIG-1", "MIG-2")), ("GPU-ab22", ()))
@@ -263,11 +264,11 @@ UNLIKE = (
 SIZES = MIG.replace("3g.20gb     Device  1", "1g.5gb      Device  1").replace(
     "GPU 1: NVIDIA A100-SXM4-40GB", "GPU 1: A30"
 )
-RTX = (
-    "2 × NVIDIA GeForce RTX 4090 used, not used: 1 × NVIDIA GeForce RTX 3060; to choose others: "
-    "CUDA_VISIBLE_DEVICES=GPU-aa11"
-)
-PARTS = "1 × NVIDIA A100-SXM4-40GB MIG 3g.20gb used, not used: 1 × NVIDIA A100-SXM4-40GB MIG 1g.5gb, 1 × A30"
+PAIR = "".join(UNLIKE.splitlines(keepends=True)[:2])
+FOURTH = UNLIKE + "GPU 3: NVIDIA GeForce RTX 3060 (UUID: GPU-dd44)\n"
+RTX = "2 × NVIDIA GeForce RTX 4090; not used: 1 × NVIDIA GeForce RTX 3060; to choose others: CUDA_VISIBLE_DEVICES=GPU-aa11"
+PARTS = "compared: 1 × NVIDIA A100-SXM4-40GB MIG 3g.20gb, 1 × NVIDIA A100-SXM4-40GB MIG 1g.5gb, 1 × A30"
+EITHER = "cannot be compared: 1 × NVIDIA GeForce RTX 3060, 1 × NVIDIA GeForce RTX 4090; to choose"
 
 
 @pytest.mark.parametrize(
@@ -275,13 +276,20 @@ PARTS = "1 × NVIDIA A100-SXM4-40GB MIG 3g.20gb used, not used: 1 × NVIDIA A100
     [
         (UNLIKE, None, None, ["GPU-bb22", "GPU-cc33"], RTX),
         (UNLIKE, None, 1, ["GPU-bb22"], RTX),
+        (UNLIKE, None, 3, ["0", "1", "2"], "cannot be compared"),
         (UNLIKE, None, 0, [], ""),
+        (PAIR, None, None, ["0", "1"], EITHER),  # nvidia-smi's first may be the slow card of the display
+        (PAIR, None, 2, ["0", "1"], EITHER),
+        (PAIR, None, 1, ["0"], ""),  # CUDA's, the fastest
+        (FOURTH, None, 2, ["0", "1"], ""),  # CUDA puts those of one model first
         (UNLIKE, "GPU-bb,GPU-cc", None, ["GPU-bb", "GPU-cc"], ""),
-        (UNLIKE, "GPU-aa,GPU-cc", None, ["GPU-aa", "GPU-cc"], "=GPU-aa,GPU-cc on a machine with 1 × "),
-        (UNLIKE, "0,1", None, ["0", "1"], "=0,1 on a machine with 1 × NVIDIA GeForce RTX 3060, 2 × "),
+        (UNLIKE, "GPU-aa,GPU-cc", None, ["GPU-aa", "GPU-cc"], EITHER),
+        (UNLIKE, "GPU-aa,GPU-cc", 1, ["GPU-aa"], ""),
+        (UNLIKE, "0,1", None, ["0", "1"], ""),  # CUDA's numbers: which models these are is not known
         (UNLIKE, "1", None, ["1"], ""),
         (UNLIKE.replace("3060", "4090"), None, None, ["0", "1", "2"], ""),
-        (SIZES, None, None, ["MIG-1"], PARTS),
+        (MIG, "0,1", None, ["0", "1"], ""),
+        (SIZES, None, None, ["MIG-1", "MIG-2", "GPU-ab22"], PARTS),
     ],
 )
 def test_gpus_of_one_model_are_used_and_the_others_named(
@@ -304,6 +312,26 @@ def test_gpus_of_one_model_are_used_and_the_others_named(
         machine._cards.cache_clear()
     assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(warning)
     assert warning in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (train, ["--config", "digits", "--budget", "0s"]),  # goes no further
+        (profile, ["--config", "digits", "--steps", "1"]),
+        (doctor, []),
+    ],
+)
+def test_train_profile_and_doctor_use_the_gpus_of_a_search(monkeypatch, tmp_path, command, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "_listing", lambda: UNLIKE)
+    monkeypatch.setattr(machine, "_cards", lambda: machine.listed(UNLIKE))
+    monkeypatch.setattr("tunediff.doctor.machine.CHECKS", ())
+    monkeypatch.setattr("tunediff.doctor.software.CHECKS", ())
+    with mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        command.main(words)
+        assert machine.gpus() == ["GPU-bb22", "GPU-cc33"]
 
 
 @pytest.mark.parametrize(

@@ -279,41 +279,43 @@ def models(listing: str) -> dict[str, str]:
     return found
 
 
-def _use_one_model() -> None:
-    """Use the GPUs of the most frequent model only, and warn of the others; of GPUs that the user chose only warn.
+def use_one_model(count: int | None = None) -> None:
+    """Use only the GPUs of the model of which there is most, if there are `count` of it; else warn if models differ.
 
-    Models are known where nvidia-smi lists them. GPUs go by their UUIDs then: CUDA numbers them by speed, unlike
-    nvidia-smi.
+    `count`: how many GPUs are used; None: all. GPUs that the user chose stay. So do all where no model is the most
+    frequent: CUDA puts the fastest first, and nvidia-smi, which knows the models, orders by slot.
     """
     chosen, devices = os.environ.get(VISIBLE), gpus()
     names = models(_listing() or "") if len(devices) > 1 else {}
+    if not names or (chosen is not None and devices[0].isdigit()):  # CUDA's numbers are not those of nvidia-smi
+        return
+    devices = list(names) if devices[0].isdigit() else devices if chosen is None else devices[:count]
     groups: dict[str, list[str]] = {}
-    by_number = devices[0].isdigit() if devices else False
-    for uuid in names if by_number else devices:
-        model = next((name for full, name in names.items() if full.startswith(uuid)), "unknown model")
-        groups.setdefault(model, []).append(uuid)
-    if len(groups) < 2:
+    for device in devices:
+        groups.setdefault(next((names[full] for full in names if full.startswith(device)), ""), []).append(device)
+    if len(groups) < 2 or "" in groups:
         return
-    counts = [f"{len(group)} × {model}" for model, group in groups.items()]
-    if chosen is not None:
+    counts = {model: f"{len(group)} × {model}" for model, group in groups.items()}
+    most, second = sorted(groups, key=lambda model: -len(groups[model]))[:2]
+    warn = log.warning if os.environ.get("RANK", "0") == "0" else log.debug  # once for all processes of torchrun
+    if chosen is None and len(groups[second]) < len(groups[most]) >= (count or 1):
+        others = ", ".join(counts[model] for model in groups if model != most)
+        how = f"{VISIBLE}={','.join(groups[second])}"
+        warn("only GPUs of one model are used: %s; not used: %s; to choose others: %s", counts[most], others, how)
+        os.environ[VISIBLE] = ",".join(groups[most])
+    elif chosen is not None or (count or len(devices)) > len(groups[most]):
+        how = f"{VISIBLE}={','.join(groups[most])}"
         why = "trials on GPUs of different models cannot be compared"
-        log.warning("%s=%s on a machine with %s: %s", VISIBLE, chosen, ", ".join(counts), why)
-        return
-    most = max(groups, key=lambda model: len(groups[model]))
-    others = ", ".join(count for count, model in zip(counts, groups, strict=True) if model != most)
-    how = f"{VISIBLE}={','.join(next(group for model, group in groups.items() if model != most))}"
-    used = f"{len(groups[most])} × {most} used, not used: {others}"
-    log.warning("GPUs of one model are compared with each other only: %s; to choose others: %s", used, how)
-    os.environ[VISIBLE] = ",".join(groups[most])
+        warn("%s: %s; to choose those of one model: %s", why, ", ".join(counts.values()), how)
 
 
 def take(cpus: int | None, count: int | None) -> None:
     """Use only a part of this machine, in this process and every process that it starts; None: use everything.
 
-    Of GPUs of several models only one is used. Raises `ConfigError` for more than is present.
+    Of GPUs of several models see `use_one_model`. Raises `ConfigError` for more than is present.
     """
     if count != 0:
-        _use_one_model()
+        use_one_model(count)
     have, devices = cores(), gpus()
     if cpus is not None:
         _allow("--cpus", cpus, 1, have, "CPU cores")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tunediff import cli
 from tunediff.core import environment, text
+from tunediff.core.machine import use_one_model
 from tunediff.core.signals import terminable
 from tunediff.doctor import finding
 from tunediff.doctor.finding import Finding, Site
@@ -42,6 +43,7 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     from tunediff.distributed import alone  # imports torch, after what is refused
     from tunediff.doctor import machine, software
 
+    use_one_model()  # before torch looks at the GPUs: those that a search uses
     begin, site, findings = time.monotonic(), Site(args.storage, alone().device.type), list[Finding]()
     for check in (*machine.CHECKS, *software.CHECKS):
         findings.append(check(site))
