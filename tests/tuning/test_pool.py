@@ -147,6 +147,24 @@ def test_first_gpus_that_come_decide_the_type(monkeypatch):
     assert not pool.machines, "all nodes were lost, and others of the type may come"
 
 
+def test_type_is_that_of_nodes_that_hold_the_largest_trial(monkeypatch):
+    """A T4 that comes first, as for another search, holds no trial of 8, which would wait for ever."""
+    now, there, asked = [0.0], [cpus(0, "head")], []
+    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    groups = [gpus(8, name="large", kind="A100"), *[gpus(1, name="small", kind="T4")] * 4]
+    partition = share(*there, sizes=(1, 8), may_come=groups)
+    pool = Pool(partition, lambda: there, ask=lambda place, size: asked.append(size))
+    assert pool.take(1) is None
+    assert asked == [8], "nodes of one GPU would be enough for the baseline, and decide the type"
+    for node in (gpus(1, name="a", kind="T4"), gpus(8, name="b", kind="A100")):
+        assert not pool.machines
+        there.append(node)
+        now[0] += 3.0
+        pool.room()
+    assert [machine.name for machine in pool.machines] == ["b"]
+    assert pool.take(8) is not None
+
+
 def test_nodes_of_another_type_that_may_come_give_no_room():
     """A trial of 8 would wait for ever beside one T4: the A100s that would be started for it are not used."""
     large = gpus(8, name="large", kind="A100")

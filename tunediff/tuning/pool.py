@@ -102,7 +102,7 @@ class Pool:
         if self._look is not None and now - self._looked > LOOK_S:
             there = list(self._look())
             self._share = self._share.with_type(there)
-            self._looked, self._machines = now, self._share.usable(there)
+            self._looked, self._machines = now, self._share.usable(there) if self._share.has_type else ()
             for note in filter(None, map(self._share.why_unused, there)):
                 if note not in self._said:
                     self._said.add(note)
@@ -146,6 +146,8 @@ class Pool:
 
     def _request(self, size: int, together: bool) -> None:
         """Request nodes from the cluster if there were too few even with all free."""
+        if not self._share.has_type:  # the nodes that come decide it: they must hold the largest trial, too
+            size = self._share.sizes[-1]
         if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
             machines, alike = self._machines or self._share.machines, Placement(gpu=self._share.gpu)
             self._requested = self._share.place(machines, size, together) if machines else alike

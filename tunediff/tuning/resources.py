@@ -100,12 +100,24 @@ class ResourcePartition:
         ]
         return tuple(sorted(fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)))
 
+    @property
+    def has_type(self) -> bool:
+        """Return whether it is decided which type of GPU is used; without GPUs it always is."""
+        return not self.gpu or bool(self.machines)
+
     def with_type(self, machines: Iterable[Machine]) -> ResourcePartition:
-        """Return the partition with the type of GPU of these machines, if it had no machine whose type decides yet."""
-        if not self.gpu or self.machines or not (there := self.usable(machines)):
+        """Return the partition with a type of GPU of these machines, if it had none and they can hold every trial."""
+        if self.has_type:
             return self
-        kind = most_frequent_type(there)
-        return dataclasses.replace(self, machines=tuple(one for one in there if one.accelerator == kind))
+        of_type: dict[str, list[Machine]] = {}
+        for machine in self.usable(machines):
+            of_type.setdefault(machine.accelerator, []).append(machine)
+        there = max(of_type.values(), key=self._room_of, default=[])
+        # A trial that is larger would wait for ever for other nodes of a type of which there are no more.
+        return dataclasses.replace(self, machines=tuple(there)) if self._room_of(there) >= self.sizes[-1] else self
+
+    def _room_of(self, machines: Iterable[Machine]) -> int:
+        return sum(map(self.units, machines))
 
     def why_unused(self, machine: Machine) -> str:
         """Return a line on why a machine is not used; '' if it is."""
