@@ -30,6 +30,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Values, code
 from tunediff.core.clock import UNITS, UnitName
 from tunediff.core.errors import TunediffError
+from tunediff.core.files import naming_file
 from tunediff.core.point import Point
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
@@ -198,7 +199,9 @@ def events(folder: Path) -> Iterator[Line]:
     path = folder / JOURNAL
     if not path.exists():
         return
-    for line in path.read_bytes().splitlines():
+    with naming_file(path):  # an error of reading names no file
+        content = path.read_bytes()
+    for line in content.splitlines():
         try:
             event = json.loads(line)
         except ValueError:
