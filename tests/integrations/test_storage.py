@@ -374,6 +374,26 @@ def test_journal_that_is_longer_at_the_address_is_not_overwritten(here, bucket):
         assert copy.read_text() == expected
 
 
+def test_journal_is_not_copied_where_the_service_does_not_say_which_is_longer(here, bucket, monkeypatch):
+    remote.push(here)
+    journal = "trials/t0001/journal.jsonl"
+    copy = remote.Path(bucket.removeprefix("file://")) / "night" / journal
+    copy.write_text(longer := copy.read_text() + "\n" * 10)
+    with open(here / journal, "a") as file:
+        file.write("\n")
+    system, root = remote.connect(bucket)
+
+    def fail(path, **options):
+        raise PermissionError("throttled")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(system, "info", fail)
+        failing.setattr(remote, "connect", lambda address: (system, root))
+        with pytest.raises(PermissionError):
+            remote.push(here)
+    assert copy.read_text() == longer
+
+
 def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running, monkeypatch):
     lock = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
     copier = Copier(CopyFacts(here, lock.token), print)

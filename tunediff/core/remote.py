@@ -151,8 +151,10 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
                 continue
             before_file()
             target = f"{root}/{file.relative_to(storage).as_posix()}"
-            if file.suffix == ".jsonl" and system.exists(target) and copied.is_newer_there(file, system.info(target)):
-                continue  # of two journals the longer one counts
+            if file.suffix == ".jsonl":  # of two journals the longer one counts
+                with contextlib.suppress(FileNotFoundError):  # `exists` is False for every error of a service
+                    if copied.is_newer_there(file, system.info(target)):
+                        continue
             before, above = copied.state(file), target.rpartition("/")[0]
             if above not in made:
                 make_folder(system, address, above)
