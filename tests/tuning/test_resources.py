@@ -53,6 +53,12 @@ def test_threads_that_trials_do_not_take_from_the_environment_are_named(monkeypa
     assert [line for line in said if "OMP" in line] == [note] * count
 
 
+def test_cluster_that_scales_from_no_nodes_starts_with_omp_num_threads_set(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    share = resources.divided((), (1,), ["none"], "x.yaml", may_come=[resources.Machine(8, 0, "node", "node")])
+    assert list(resources.omp_notes(share)) == []
+
+
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():
     text = {"workload": "cifar10", "objective": "samples_per_s", "budget": {"per_trial": "9s"}}
     for alone, slots in ((False, 4), (True, 1)):

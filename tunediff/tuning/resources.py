@@ -287,6 +287,7 @@ def omp_notes(share: ResourcePartition) -> Iterable[str]:
     """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a worker."""
     chosen = os.environ.get(this_machine.OMP, "")
     threads = {share.place([machine], 1).threads for machine in share.machines}
-    if this_machine.threads() is None and chosen.isdigit() and threads != {int(chosen)}:
+    # No threads are known yet on a cluster that scales from no nodes
+    if threads and this_machine.threads() is None and chosen.isdigit() and threads != {int(chosen)}:
         has = text.pluralize(max(threads), "thread")
         yield f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train obeys it"
