@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +18,8 @@ from tunediff.training.phases import Phases
 class OwnStep:
     """What `loss.backward()` and `optimizer.step()` were called with since `begin`, while it watches.
 
-    It counts their time as the phases `backward` and `optimizer` of a step. Outside a step, as in an evaluation that
-    trains a probe, nothing is counted.
+    It counts their time as the phases `backward` and `optimizer` of a step. Outside the step's `forward`, as in an
+    evaluation that trains a probe or in a phase that the user has named, nothing is counted.
     """
 
     loss: Tensor | None = None
@@ -29,11 +31,14 @@ class OwnStep:
         self._detach, self._phases = detach, phases
         self._watches, self._watching = False, contextlib.ExitStack()
         self._unscaled = dict[int, tuple[Tensor, Tensor]]()
+        self._stepping = list[tuple[torch.optim.Optimizer, bool]]()
+        """Optimizers whose `step` has begun, the innermost last, and whether that began the phase `optimizer`."""
 
     def begin(self) -> None:
         """Forget what was seen: the next step begins."""
         self.loss = self.optimizer = None
         self._unscaled.clear()
+        self._stepping.clear()  # torch calls no hook after a `step` that raised an error
 
     def watch(self, *, losses: bool) -> None:
         """See every call from now on, until `close`. `losses`: note losses and optimizer too, not only the time."""
@@ -49,16 +54,20 @@ class OwnStep:
         """Leave torch as it was."""
         self._watching.close()
 
+    def _in_forward(self) -> bool:
+        """Return whether a call of the loop counts as a phase of its own, instead of `forward`."""
+        if self._phases.now != "forward":
+            return False
+        # While a CUDA graph is captured, the event of a phase becomes part of the graph and cannot be read
+        return not (self._phases.of_device and torch.cuda.is_current_stream_capturing())
+
     @contextlib.contextmanager
     def _timed_backward(self) -> Iterator[None]:
         backward, phases = Tensor.backward, self._phases
 
         def timed_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
-            before = phases.switch("backward") if phases.now else None
-            try:
+            with phases("backward") if self._in_forward() else contextlib.nullcontext():
                 backward(tensor, *args, **options)  # type: ignore[no-untyped-call]
-            finally:
-                phases.switch(before)
 
         Tensor.backward = timed_backward  # type: ignore[method-assign, assignment]
         try:
@@ -68,26 +77,27 @@ class OwnStep:
 
     @contextlib.contextmanager
     def _timed_optimizers(self) -> Iterator[None]:
-        phases = self._phases
-        before = list[str | None]()  # phases that calls of `step` interrupt: one optimizer may call another
+        phases, stepping = self._phases, self._stepping
 
-        def in_forward(argument: Any) -> Any:
-            """Count a closure, which computes the loss inside the optimizer's step, as the forward pass."""
-
-            def closure() -> Any:
-                with phases("forward"):
-                    return argument()
-
-            return closure if callable(argument) else argument
-
-        def begin(_: Any, args: Any, options: Any) -> Any:
-            before.append(phases.switch("optimizer") if phases.now else None)
-            if before[-1] is None or not any(map(callable, (*args[1:], *options.values()))):
+        def begin(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> Any:
+            begins = self._in_forward()
+            stepping.append((optimizer, begins))
+            if not begins:
                 return None
-            return (args[0], *map(in_forward, args[1:])), {name: in_forward(given) for name, given in options.items()}
+            phases.switch("optimizer")
+            if len(args) > 1:
+                return (args[0], _in_phase(args[1], phases), *args[2:]), options
+            if "closure" in options:
+                return args, {**options, "closure": _in_phase(options["closure"], phases)}
+            return None
 
-        def end(*_: Any) -> None:
-            phases.switch(before.pop())
+        def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            while stepping:
+                innermost, began = stepping.pop()
+                if innermost is optimizer:  # those within it that are still listed raised an error, which it caught
+                    if began:
+                        phases.switch("forward")
+                    return
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
@@ -123,3 +133,26 @@ class OwnStep:
         finally:
             Tensor.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
             hook.remove()
+
+
+def _in_phase(closure: Any, phases: Phases) -> Any:
+    """Count a closure, which computes the loss inside the optimizer's step, as the forward pass.
+
+    Other arguments of a `step`, such as a model or a function of the parameters, are returned as they are.
+    """
+    if not (inspect.isroutine(closure) or isinstance(closure, functools.partial)):
+        return closure
+    try:
+        parameters = inspect.signature(closure).parameters.values()
+    except ValueError:  # functions in C have none
+        return closure
+    variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    if any(parameter.default is parameter.empty and parameter.kind not in variadic for parameter in parameters):
+        return closure
+
+    @functools.wraps(closure)
+    def counted(*args: Any, **options: Any) -> Any:
+        with phases("forward"):
+            return closure(*args, **options)
+
+    return counted
