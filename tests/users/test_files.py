@@ -148,6 +148,22 @@ def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, capsys)
     assert (mine.parent / "out/workload/mine.py").read_text() == PLAIN
 
 
+def test_train_takes_the_mended_file_after_a_second_try_that_ended_before_its_journal(mine, monkeypatch, capsys):
+    words = ["--config", "mine.py", "--samples", "32", "--out", "out"]
+    mine.write_text(PLAIN.replace("net = trial.prepare(net)", "net = trial.prepare(missing)"))
+    assert train.main(words) == 1
+    mine.write_text(PLAIN.replace("net = trial.prepare(net)", "net = trial.prepare(missing_too)"))
+    with monkeypatch.context() as patched:
+        patched.setattr(train_run, "_train", interrupted)
+        assert train.main(words) == 130
+    mine.write_text(PLAIN)
+    assert train.main(words) == 0, capsys.readouterr().err
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def test_a_configuration_names_the_file_beside_it(mine, tmp_path):
     config = cfg.take_along(cfg.baseline("mine.py:large"), tmp_path / "out")
     (tmp_path / "out/best.yaml").write_text(cfg.dump(config, folder=tmp_path / "out"))

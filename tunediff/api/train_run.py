@@ -133,7 +133,7 @@ def _fetch(request: TrainRequest) -> None:
 def _recheck_folder(request: TrainRequest) -> None:
     """Check the folder once more, since another process may have trained there, and remove a journal without a point.
 
-    The copy of the workload beside such a journal is replaced.
+    The copy of the workload beside such a journal is removed with it.
 
     Call it under the lock. Raises `ConfigError` if the folder holds another training.
     """
@@ -141,8 +141,8 @@ def _recheck_folder(request: TrainRequest) -> None:
     _check_folder(request.config, request.budget, folder, request.initial)
     trial = record.read_trial(folder)
     if trial is not None and _starts_over(trial, folder):
+        cfg.remove_copy(request.config, folder)  # the user's file may be mended now, or after this attempt
         (folder / record.JOURNAL).unlink()
-        cfg.take_along(request.config, folder, overwrite=True)  # the user's file may have been mended since
 
 
 def _folder(options: TrainOptions) -> Path:

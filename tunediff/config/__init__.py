@@ -42,6 +42,7 @@ from tunediff.config.workload import (
     from_dict,
     is_users,
     of,
+    remove_copy,
     shipped_hooks,
     shipped_only,
     take_along,
@@ -52,6 +53,6 @@ __all__ = [
     "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "cautions", "check_format",
     "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "from_dict", "is_users", "load",
     "missing_equals_hint", "named", "nest", "neutral", "not_effective", "of", "override", "parse_overrides",
-    "read_yaml", "shipped_hooks", "shipped_only", "take_along", "to_dict", "to_yaml", "with_absolute_paths",
-    "with_relative_paths", "with_words",
+    "read_yaml", "remove_copy", "shipped_hooks", "shipped_only", "take_along", "to_dict", "to_yaml",
+    "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

@@ -67,15 +67,15 @@ class Code:
         """Return the module name for the import."""
         return _name(self.file.relative_to(self.root))
 
-    def copy(self, folder: Path, *, overwrite: bool = False) -> Path:
+    def copy(self, folder: Path) -> Path:
         """Copy all files into `folder` and return the new path of the file.
 
         Data files beside the originals are linked if the code seems to read them. Raises `ConfigError` if
-        `folder` contains another file at one of these paths, unless `overwrite`.
+        `folder` contains another file at one of these paths.
         """
         for path, content in self.contents.items():  # all of them before the first is written
             target = folder / path
-            conflict = not overwrite and target.exists() and target.read_bytes() != content
+            conflict = target.exists() and target.read_bytes() != content
             refuse(conflict, f"{target}: is a file of another workload already; choose another folder")
         for path, content in self.contents.items():
             target = folder / path
@@ -84,6 +84,11 @@ class Code:
         if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
             self._link_data(folder)
         return folder / self.file.relative_to(self.root)
+
+    def remove_copy(self, folder: Path) -> None:
+        """Remove the copies of these files from `folder`, where their content may be another by now."""
+        for path in self.contents:
+            (folder / path).unlink(missing_ok=True)
 
     def _link_data(self, folder: Path) -> None:
         """Link all data files beside the files, which the code may read by its own path; no hidden ones."""

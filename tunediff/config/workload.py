@@ -293,12 +293,20 @@ def from_dict(nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
     return named_in(rest, where).schema.from_dict(rest, where, check)
 
 
-def take_along(config: Configuration, folder: Path, *, overwrite: bool = False) -> Any:
+def take_along(config: Configuration, folder: Path) -> Any:
     """Return the configuration with its workload's file, if it is a user's, copied into `folder`.
 
-    Raises `ConfigError` where another file is there, unless `overwrite`.
+    Raises `ConfigError` where another file is there.
     """
-    if (code := of(config).file) is None or code.file.is_relative_to(folder.absolute() / users.FOLDER):
+    copies = folder.absolute() / users.FOLDER
+    if (code := of(config).file) is None or code.file.is_relative_to(copies):
         return config
-    copy = code.copy(folder.absolute() / users.FOLDER, overwrite=overwrite)
+    copy = code.copy(copies)
     return from_dict({**to_dict(config), "workload": str(copy)}, str(copy), check=False)
+
+
+def remove_copy(config: Configuration, folder: Path) -> None:
+    """Remove what `take_along` has copied into `folder`, unless the configuration is that of the copy."""
+    copies = folder.absolute() / users.FOLDER
+    if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
+        code.remove_copy(copies)
