@@ -285,6 +285,14 @@ def test_an_error_is_told_with_the_users_own_line_and_without_our_frames(tmp_pat
     assert f"{Path(code.__file__).parent.parent}/" not in shown
 
 
+def test_tunediffs_own_lines_are_not_the_users(monkeypatch):
+    """Also where a workload lies in a folder above the package, as in a checkout of it."""
+    monkeypatch.setattr(code, "_roots", [Path(code.__file__).parents[2]])
+    with pytest.raises(ConfigError) as error:
+        cfg.baseline("no such workload")
+    assert ".py, line" not in code.described(error.value).replace("test_mistakes.py, line", "")
+
+
 def raised(*lines):
     try:
         exec("\n".join(lines), {})
@@ -292,6 +300,13 @@ def raised(*lines):
         return code.described(error)
 
 
+@pytest.fixture
+def no_users_code(monkeypatch):
+    """These tests are none, although an earlier one may have imported a workload from this checkout."""
+    monkeypatch.setattr(code, "_roots", [])
+
+
+@pytest.mark.usefixtures("no_users_code")
 def test_the_innermost_error_is_told():
     inner = "try: {}['lr']\nexcept KeyError as error:"
     assert raised(inner, " raise RuntimeError('no knob') from error") == "RuntimeError: no knob, from KeyError: 'lr'"
@@ -307,6 +322,7 @@ class Faulty(torch.utils.data.Dataset):
         raise ValueError("a torn file")
 
 
+@pytest.mark.usefixtures("no_users_code")
 def test_what_a_loader_process_raised_is_told_in_a_line():
     with pytest.raises(ValueError, match="a torn file") as error:
         list(torch.utils.data.DataLoader(Faulty(), num_workers=1))

@@ -290,9 +290,9 @@ def _named(error: BaseException) -> str:
 
 
 def _own(file: str, roots: Iterable[Path]) -> bool:
-    """Return whether a file belongs to the user: below one of the folders, and not an installed package."""
+    """Return whether a file belongs to the user: below one of the folders, and not an installed package or this one."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
-    return inside and "site-packages" not in Path(file).parts
+    return inside and "site-packages" not in Path(file).parts and not Path(file).resolve().is_relative_to(_PACKAGE)
 
 
 def trace(error: BaseException) -> str:
