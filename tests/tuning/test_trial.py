@@ -87,11 +87,16 @@ def drive(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_runs_to_its_end(drive):
-    slot, told, known = drive([point(1, 1.0, frechet=5.0), None, point(2, 2.0, frechet=4.0), End("ok", steps=2)])
+    slot, told, read_back = drive([point(1, 1.0, frechet=5.0), None, point(2, 2.0, frechet=4.0), End("ok", steps=2)])
     assert [one["objective"] for one in told] == [5.0, 4.0]
     assert [one["train_s"] for one in told] == [1.0, 2.0]
     assert slot.went_on == [1, 2]
-    assert (known.status, known.number, known.drawn, known.budget_s) == ("ok", 3, {"loader.batch_size": 64}, 9.0)
+    assert (read_back.status, read_back.number, read_back.drawn, read_back.budget_s) == (
+        "ok",
+        3,
+        {"loader.batch_size": 64},
+        9.0,
+    )
     (job,) = slot.jobs
     assert (job.attempt, job.group, job.fresh, job.evaluates, job.keeps) == (
         "t0003/1",
@@ -107,16 +112,16 @@ def test_a_trial_that_runs_to_its_end(drive):
 def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
     folder = tmp_path / "trials" / "t0003"
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
-    _, _, known = drive([End("nan", "diverged")])
+    _, _, read_back = drive([End("nan", "diverged")])
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
-    assert known.status == "nan"
+    assert read_back.status == "nan"
 
 
 def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypatch):
     checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: checkpoint.touch() or "1")
-    _, _, known = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
-    assert known.status == "oom"
+    _, _, read_back = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
+    assert read_back.status == "oom"
     assert not checkpoint.exists()
 
 
@@ -132,9 +137,9 @@ def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_
 
 def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
     drive([point(1, frechet=5.0), End("ok")])
-    slot, told, known = drive()
+    slot, told, read_back = drive()
     assert slot.jobs == []
-    assert known.attempts == 1
+    assert read_back.attempts == 1
     assert told == []  # the made-up worker wrote none
 
 
@@ -147,9 +152,9 @@ def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
     ],
 )
 def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
-    slot, _, known = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
-    assert (known.status, known.reason, known.attempts) == (status, reason, len(reasons))
-    assert known.end.process_died == (status == "error")
+    slot, _, read_back = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
+    assert (read_back.status, read_back.reason, read_back.attempts) == (status, reason, len(reasons))
+    assert read_back.end.process_died == (status == "error")
     assert [job.attempt for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
 
 
@@ -163,9 +168,9 @@ Memory on the node (IP: 10.0.0.1, ID: ab) was {}GB used / 64.00GB limit (0.95)
     [(61, 55, 6144.0, ""), (61, 7, 55296.0, "; other processes held 55,296 of 65,536 MiB")],
 )
 def test_oom_of_ray_tells_who_held_the_memory(drive, used, own, others_mib, why):
-    _, _, known = drive([Lost(KILLED.format(f"{used:.2f}", f"{own:.2f}"))])
-    assert (known.status, known.end.crowded_out, known.reason.endswith(why)) == ("oom", bool(why), True)
-    assert known.end.memory == {"total_mib": 65536.0, "demand_mib": 1024.0 * own, "others_mib": others_mib}
+    _, _, read_back = drive([Lost(KILLED.format(f"{used:.2f}", f"{own:.2f}"))])
+    assert (read_back.status, read_back.end.crowded_out, read_back.reason.endswith(why)) == ("oom", bool(why), True)
+    assert read_back.end.memory == {"total_mib": 65536.0, "demand_mib": 1024.0 * own, "others_mib": others_mib}
 
 
 def test_oom_of_ray_counts_all_workers_of_the_trial():
@@ -179,8 +184,8 @@ def test_end_that_was_written_before_the_loss_stands(drive, monkeypatch, tmp_pat
     folder = tmp_path / "trials" / "t0003"
     event = lambda slot, *_: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")  # noqa: E731
     monkeypatch.setattr(Slot, "_event", event)
-    slot, _, known = drive([], [])
-    assert (len(slot.jobs), known.attempts, known.status, known.end.steps) == (1, 1, "ok", 7)
+    slot, _, read_back = drive([], [])
+    assert (len(slot.jobs), read_back.attempts, read_back.status, read_back.end.steps) == (1, 1, "ok", 7)
 
 
 @pytest.mark.parametrize("probe", ["No space left on device", None])
@@ -196,16 +201,16 @@ def test_a_full_disk_is_no_end(drive, tmp_path, monkeypatch, probe):
 
 def test_a_full_disk_of_a_node_does_not_stop_the_search(drive):
     """Ray cannot start workers where `/tmp` is full; the folder of the results can be written."""
-    slot, _, known = drive(*[[Lost("OSError: [Errno 28] No space left on device: '/tmp/ray/session/logs'")]] * 2)
-    assert (len(slot.jobs), known.status, known.end.process_died) == (2, "error", True)
+    slot, _, read_back = drive(*[[Lost("OSError: [Errno 28] No space left on device: '/tmp/ray/session/logs'")]] * 2)
+    assert (len(slot.jobs), read_back.status, read_back.end.process_died) == (2, "error", True)
 
 
 def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
-    slot, told, known = drive([point(1, frechet=5.0)])
-    assert (told, slot.killed, known.status) == ([], ["past its deadline"], "timeout")
-    assert known.reason == f"not done after {4 * 9 + 900} s of wall-clock beside its evaluations"
+    slot, told, read_back = drive([point(1, frechet=5.0)])
+    assert (told, slot.killed, read_back.status) == ([], ["past its deadline"], "timeout")
+    assert read_back.reason == f"not done after {4 * 9 + 900} s of wall-clock beside its evaluations"
 
 
 def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch, tmp_path):
@@ -215,12 +220,12 @@ def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch
     doing = tmp_path / "trials" / "t0003" / DOING
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
     limits = {"budget": CONTENT["budget"] | {"deadline": "60s"}, "final": {"evaluation.images": 640}}
-    slot, _, known = drive([None, None, End("ok")], **limits)
-    assert (slot.killed, known.status) == ([], "ok")
+    slot, _, read_back = drive([None, None, End("ok")], **limits)
+    assert (slot.killed, read_back.status) == ([], "ok")
     shutil.rmtree(tmp_path / "trials")
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
-    slot, _, known = drive([None, None, End("ok")], **limits)
-    assert (slot.killed, known.status) == (["past its deadline"], "timeout")
+    slot, _, read_back = drive([None, None, End("ok")], **limits)
+    assert (slot.killed, read_back.status) == (["past its deadline"], "timeout")
 
 
 @pytest.mark.parametrize(("deadline", "status"), [({}, "ok"), ({"deadline": "936s"}, "timeout")])
@@ -239,8 +244,8 @@ def test_evaluations_do_not_count_towards_the_default_deadline(
         return "1"
 
     monkeypatch.setattr(Slot, "_submit", submit)
-    _, _, known = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
-    assert known.status == status
+    _, _, read_back = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
+    assert read_back.status == status
 
 
 @pytest.mark.parametrize(("stalled_s", "status"), [(900.0, "ok"), (-1.0, "timeout")])
@@ -251,8 +256,8 @@ def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, monkeypatch, tm
     monkeypatch.setattr(trial, "STALLED_S", stalled_s)
     doing = tmp_path / "trials" / "t0003" / DOING
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
-    _, _, known = drive([None, point(1, frechet=4.0), End("ok")])
-    assert known.status == status
+    _, _, read_back = drive([None, point(1, frechet=4.0), End("ok")])
+    assert read_back.status == status
 
 
 def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeypatch, tmp_path):
@@ -262,10 +267,10 @@ def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeyp
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
     doing = tmp_path / "trials" / "t0003" / DOING
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
-    _, _, known = drive([None, End("ok")])
-    assert known.status == "timeout"
-    assert "beside" not in known.reason
-    assert "its evaluation has reported no progress for -1 s: budget.deadline allows more" in known.reason
+    _, _, read_back = drive([None, End("ok")])
+    assert read_back.status == "timeout"
+    assert "beside" not in read_back.reason
+    assert "its evaluation has reported no progress for -1 s: budget.deadline allows more" in read_back.reason
 
 
 def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
@@ -274,16 +279,16 @@ def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     folder = tmp_path / "trials" / "t0003"
     monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
-    slot, _, known = drive([None, End("timeout")])
-    assert (slot.killed, known.status, known.end.steps) == ([], "ok", 7)
+    slot, _, read_back = drive([None, End("timeout")])
+    assert (slot.killed, read_back.status, read_back.end.steps) == ([], "ok", 7)
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
 
 
 def test_an_end_that_comes_late_is_an_end(drive, monkeypatch):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
-    slot, _, known = drive([End("ok")])
-    assert (slot.killed, known.status) == ([], "ok")
+    slot, _, read_back = drive([End("ok")])
+    assert (slot.killed, read_back.status) == ([], "ok")
 
 
 def test_a_value_that_is_not_finite_is_the_worst(drive):
@@ -318,12 +323,12 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
     """It has no end, so that it gets another seat; on that it is another job, and goes on."""
     folder = tmp_path / "trials" / "t0003"
     monkeypatch.setattr(trial.cluster, "gone", lambda ids: [one for one in ids if one == "dead"])
-    slot, told, known = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
-    assert (len(told), known.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
-    slot, _, known = drive([None, None], nodes=["alive", "dead"])
-    assert (slot.killed, slot.jobs[0].attempt, known.status) == (["node dead is gone"], "t0003/1.1", None)
-    slot, _, known = drive([End("ok")], nodes=["alive"])
-    assert (slot.jobs[0].attempt, known.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
+    slot, told, read_back = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
+    assert (len(told), read_back.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
+    slot, _, read_back = drive([None, None], nodes=["alive", "dead"])
+    assert (slot.killed, slot.jobs[0].attempt, read_back.status) == (["node dead is gone"], "t0003/1.1", None)
+    slot, _, read_back = drive([End("ok")], nodes=["alive"])
+    assert (slot.jobs[0].attempt, read_back.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
 
 
 def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
@@ -341,8 +346,8 @@ def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
     monkeypatch.setattr(trial.cluster, "gone", list)
     for _ in range(2):
         assert drive([Lost("node died")], nodes=["dead"])[2].status is None
-    known = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
-    assert (known.status, known.reason) == ("error", "the workers died 2 times: node died")
+    read_back = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
+    assert (read_back.status, read_back.reason) == ("error", "the workers died 2 times: node died")
 
 
 def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, tmp_path):
@@ -350,20 +355,20 @@ def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, 
     monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
     folder = tmp_path / "trials" / "t0003"
     for _ in range(times := trial.LOSSES + 1):
-        slot, _, known = drive([Lost("node leaving is draining")], nodes=["leaving"])
+        slot, _, read_back = drive([Lost("node leaving is draining")], nodes=["leaving"])
         told = record.was_lost(folder)
-        assert (known.status, told["nodes"], told["draining"], slot.killed) == (None, ["leaving"], True, [])
-    slot, _, known = drive([None, None], nodes=["other", "leaving"], missing=3.0)
-    assert (slot.killed, known.status) == (["node leaving is draining"], None)
-    slot, _, known = drive([None, End("ok")], nodes=["other"])
-    assert (slot.jobs[0].attempt, known.status, known.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
+        assert (read_back.status, told["nodes"], told["draining"], slot.killed) == (None, ["leaving"], True, [])
+    slot, _, read_back = drive([None, None], nodes=["other", "leaving"], missing=3.0)
+    assert (slot.killed, read_back.status) == (["node leaving is draining"], None)
+    slot, _, read_back = drive([None, End("ok")], nodes=["other"])
+    assert (slot.jobs[0].attempt, read_back.status, read_back.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
 
 
 def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive, monkeypatch):
     """They write a checkpoint first: the driver does not end them."""
     monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
-    slot, _, known = drive([None, End("ok")], nodes=["leaving"])
-    assert (slot.killed, known.status) == ([], "ok")
+    slot, _, read_back = drive([None, End("ok")], nodes=["leaving"])
+    assert (slot.killed, read_back.status) == ([], "ok")
 
 
 def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):
@@ -373,8 +378,8 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
     monkeypatch.setattr(trial.cluster, "lacks", lambda place: f"no room on {place.nodes}")
     waiting = []
     monkeypatch.setattr(trial.Waiting, "report", lambda self, s: (waiting.append(s), tell(self, s)), raising=True)
-    _, _, known = drive([None, End("ok")], nodes=["b"], missing=61.0)
-    assert (known.status, waiting) == ("ok", [61.0])
+    _, _, read_back = drive([None, End("ok")], nodes=["b"], missing=61.0)
+    assert (read_back.status, waiting) == ("ok", [61.0])
     folder = tmp_path / "trials" / "t0003"
     (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
     assert told["what"] == "no room on ('b',)"
@@ -384,16 +389,16 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
 def test_workers_that_start_late_on_this_machine_cost_no_deadline(drive, monkeypatch):
     now = itertools.chain([0.0], itertools.repeat(5000.0))
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
-    slot, _, known = drive([None, End("ok")], missing=5.0)
-    assert (slot.killed, known.status) == ([], "ok")
+    slot, _, read_back = drive([None, End("ok")], missing=5.0)
+    assert (slot.killed, read_back.status) == ([], "ok")
 
 
 def test_workers_that_never_start_on_this_machine_are_no_timeout_of_the_configuration(drive):
     """They are started again, and then the trial ends as one whose workers died, of which nothing is learned."""
-    slot, _, known = drive([None, None], [None, None], missing=trial.START_S + 1)
-    assert (len(slot.jobs), len(slot.killed), known.status) == (2, 2, "error")
-    assert known.reason == "the workers died 2 times: its workers did not start within 600 s"
-    slot, _, known = drive([None, End("ok")], nodes=["alive"], missing=trial.START_S + 1)
+    slot, _, read_back = drive([None, None], [None, None], missing=trial.START_S + 1)
+    assert (len(slot.jobs), len(slot.killed), read_back.status) == (2, 2, "error")
+    assert read_back.reason == "the workers died 2 times: its workers did not start within 600 s"
+    slot, _, read_back = drive([None, End("ok")], nodes=["alive"], missing=trial.START_S + 1)
     assert slot.killed == [], "a cluster may bring a node"
 
 

@@ -269,14 +269,14 @@ def models(listing: str) -> dict[str, str]:
 
     That of a MIG device has its profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
     """
-    found, model = dict[str, str](), ""
+    by_uuid, model = dict[str, str](), ""
     for line in listing.splitlines():
         if match := re.search(r"^GPU \d+: (.+) \(UUID: (GPU-[^)\s]+)\)", line):
             model = match[1]
-            found[match[2]] = model
+            by_uuid[match[2]] = model
         elif match := re.search(r"^\s+(MIG \S+)\s.*\(UUID: (MIG-[^)\s]+)\)", line):
-            found[match[2]] = f"{model} {match[1]}"
-    return found
+            by_uuid[match[2]] = f"{model} {match[1]}"
+    return by_uuid
 
 
 def use_one_model(count: int | None = None) -> None:

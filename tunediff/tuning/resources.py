@@ -10,9 +10,9 @@ from typing import Any
 
 from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
-from tunediff.core import machine as this_machine
 from tunediff.core import text
-from tunediff.core.machine import cores, gpus, mig
+from tunediff.core.machine import OMP, cores, gpus, mig
+from tunediff.core.machine import threads as threads_set
 from tunediff.search_space import SearchSpace
 
 
@@ -285,9 +285,9 @@ def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[st
 
 def omp_notes(share: ResourcePartition) -> Iterable[str]:
     """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a worker."""
-    chosen = os.environ.get(this_machine.OMP, "")
+    chosen = os.environ.get(OMP, "")
     threads = {share.place([machine], 1).threads for machine in share.machines}
     # No threads are known yet on a cluster that scales from no nodes
-    if threads and this_machine.threads() is None and chosen.isdigit() and threads != {int(chosen)}:
+    if threads and threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:
         has = text.pluralize(max(threads), "thread")
         yield f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train obeys it"
