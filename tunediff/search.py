@@ -25,6 +25,7 @@ class CommandOptions(SearchOptions):
     quiet: bool = False
     progress: str = "text"
     open: bool = False
+    check: bool = False
 
 
 def arguments(argv: Sequence[str] | None) -> CommandOptions:
@@ -50,14 +51,18 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     stopping = "the rule that stops trials early; pause: pauses and continues them"
     add("--early-stopping", choices=search_space.EARLY_STOPPING, help=stopping)
     add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
-    add("--no-check", action="store_true", help="do not try a workload of your own with two steps and one evaluation")
+    tried = "a workload of your own with two steps and one evaluation"
+    add("--check", action="store_true", help=f"only try {tried}, then print what --dry-run does")
+    add("--no-check", action="store_true", help=f"do not try {tried}")
     force = "start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to run"
     add("--force", action="store_true", help=force)
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
     add("--open", action="store_true", help="open the report in a browser when the search has ended")
     cli.add_printing(parser)
     # knob=value may stand before and after options
-    return CommandOptions(**vars(parser.parse_intermixed_args(argv)))
+    options = CommandOptions(**vars(parser.parse_intermixed_args(argv)))
+    options.dry_run |= options.check
+    return options
 
 
 @cli.guarded
@@ -81,9 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_plan(request: SearchRequest, options: CommandOptions) -> None:
     """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take too long."""
-    lines = EventLines.of(options).aside
-    measured = search_setup.measure(request.space, functools.partial(lines.say, timed=False), prepare=False)
-    planned = search_setup.planned(request, options, measured)
+    say = functools.partial(EventLines.of(options).aside.say, timed=False)
+    if options.check and request.content is not None and request.space.workload.file is not None:
+        planned = search_setup.plan_of_checked(request, options, say)
+    else:
+        planned = search_setup.planned(request, options, search_setup.measure(request.space, say, prepare=False))
     cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
     plan.check(planned, options.force)
 

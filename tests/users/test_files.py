@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
 from tunediff.search_space import default_space
-from tunediff.training import weights
+from tunediff.training import check, weights
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
@@ -357,9 +358,31 @@ def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_pa
     assert found["evaluation_s"] > 0
     assert found["evaluation_s"] > 0
     assert [dimension.name for dimension in created.dimensions] == ["width", "lr", "precision.amp"]
-    assert any("never reads the knob loader.batch_size: not searched" in line for line in said)
+    (told,) = (line for line in said if "never reads" in line)
+    assert re.search(r"never reads .*loader\.batch_size.*: not searched$", told), "one line for all of them"
     again = search_space.load(tmp_path / "s/search.yaml")
     assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
+
+
+def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, capsys):
+    mine.write_text(PLAIN)
+    report = {"warnings": ["an odd loader"], "unread": ["loader.batch_size"], "evaluation_s": 3.0, "parameters": 99}
+    monkeypatch.setattr(check, "before_search", lambda *_: report)
+    assert search.main(["mine.py", "--check"]) == 0
+    out, err = capsys.readouterr()
+    assert "an odd loader" in err
+    assert "search: mine.py (" in out
+    assert "× 3s per trial, as timed on this machine" in out
+    assert "parameters: 99" in out
+    assert "loader.batch_size:" not in out
+    assert not Path("ray_results").exists()
+
+    def refused(config, _):
+        raise ConfigError(f"{cfg.of(config).file.root}/mine.py:7: no trial.step")
+
+    monkeypatch.setattr(check, "before_search", refused)
+    assert search.main(["mine.py", "--check"]) == 2
+    assert f"error: {mine.resolve()}:7: no trial.step" in capsys.readouterr().err
 
 
 def test_tied_weights_are_written_and_read(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import math
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -165,14 +166,32 @@ def create(
     if space.trials_per_gpu > 1:
         check_shared(space, options, say)
     if own and not options.no_check:
-        from tunediff.tuning import preflight  # imports torch
-
-        space, tried = preflight.create(folder, space, content, request.inferred, say)
-        keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
-        measured = cast(Measured, {key: value for key, value in tried.items() if key in keys})
+        space, measured = _create_checked(request, folder, say)
     else:
         space = experiment.create(folder, space, content)
     return space, plan.values(space, folder, measured) if options.address is None else None
+
+
+def plan_of_checked(request: SearchRequest, options: SearchOptions, say: Callable[[str], None]) -> dict[str, Any]:
+    """Try a user's workload as `create` does, keep nothing, and return the plan, without knobs that change nothing.
+
+    Raises `ConfigError` with what is wrong with the workload.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
+        space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
+        space = dataclasses.replace(space, source=request.space.source)
+        return planned(dataclasses.replace(request, space=space, inferred=False), options, measured)
+
+
+def _create_checked(
+    request: SearchRequest, folder: Path, say: Callable[[str], None]
+) -> tuple[SearchSpace, Measured]:  # fmt: skip
+    from tunediff.tuning import preflight  # imports torch
+
+    assert request.content is not None
+    space, report = preflight.create(folder, request.space, request.content, request.inferred, say)
+    keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
+    return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
 
 
 def check_shared(space: SearchSpace, options: SearchOptions, say: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -38,10 +39,13 @@ def create(
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}
     useless = searched & set(report["unread"]) if own else set()
+    effects = collections.defaultdict[str, list[str]](list)
     for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
-            effect = "not searched" if knob in useless else "it is searched" if knob in searched else "not effective"
-            say(f"WARNING: {title}: train(trial) never reads the knob {knob}: {effect}")
+            effect = "not searched" if knob in useless else "searched" if knob in searched else "not effective"
+            effects[effect].append(knob)
+    for effect, knobs in effects.items():
+        say(f"WARNING: {title}: train(trial) never reads {', '.join(knobs)}: {effect}")
     if not useless or useless == searched:
         return created, report
     shutil.rmtree(folder)
