@@ -56,6 +56,14 @@ def _timed_in_no_time(monkeypatch):
     monkeypatch.setattr(hardware, *measured_once())
 
 
+@pytest.fixture
+def no_users_code(monkeypatch):
+    """No file here is the user's, whose lines errors name, although an earlier test may have loaded a workload."""
+    from tunediff.config import code
+
+    monkeypatch.setattr(code, "_roots", [])
+
+
 @pytest.fixture(autouse=True)
 def _outputs_fit_their_schemas(monkeypatch):
     """Whatever a command prints as JSON, in any test, is validated against the schemas that are shipped."""

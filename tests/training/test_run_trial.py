@@ -55,6 +55,7 @@ def test_a_training_that_returns_is_ok_or_pruned(finished, status):
         (ZeroDivisionError("why"), "error", "ZeroDivisionError: why"),
     ],
 )
+@pytest.mark.usefixtures("no_users_code")
 def test_an_exception_becomes_a_status(tmp_path, monkeypatch, error, status, reason):
     shares = {"total_mib": 2000.0, "demand_mib": 1900.0, "others_mib": 50.0}
     monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
@@ -81,6 +82,7 @@ def test_a_disk_fault_behind_another_error_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.usefixtures("no_users_code")
 def test_an_error_of_another_disk_is_the_trials_own(tmp_path, monkeypatch, code):
     """Such as that of a cache which `train(trial)` writes: the search's folder can be written."""
     elsewhere = "/dev/no-such-folder/tokens.bin"  # a file system of its own

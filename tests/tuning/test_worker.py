@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 from tests.helpers import shipped_toy
 from tests.toy import train as toy_train
 from tunediff import config as cfg
-from tunediff.config import code
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
@@ -298,6 +297,7 @@ def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job
         (RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."), None), (OSError(28, "full"), None),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("no_users_code")
 def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, error, status):
     checkpoint, torn = tmp_path / state.CHECKPOINT, tmp_path / f".{state.CHECKPOINT}.x7y"
 
@@ -309,7 +309,6 @@ def test_what_breaks_ends_trial_and_group_unless_it_was_no_fault_of_it(tmp_path,
         raise error
 
     shares = {"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 10.0}
-    monkeypatch.setattr(code, "_roots", [])  # else a test before this one may have made this file the user's
     monkeypatch.setattr(worker, "run", fail)
     monkeypatch.setattr(worker.memory, "shares_mib", lambda *_: shares)
     slot = Slot(tmp_path)

@@ -300,12 +300,6 @@ def raised(*lines):
         return code.described(error)
 
 
-@pytest.fixture
-def no_users_code(monkeypatch):
-    """These tests are none, although an earlier one may have imported a workload from this checkout."""
-    monkeypatch.setattr(code, "_roots", [])
-
-
 @pytest.mark.usefixtures("no_users_code")
 def test_the_innermost_error_is_told():
     inner = "try: {}['lr']\nexcept KeyError as error:"
