@@ -16,7 +16,7 @@ from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.report import context, outputs, page, summary
-from tunediff.report.verdicts import block, comparison_table, conclusions, confirmation_table, sentences
+from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions
 
@@ -188,9 +188,10 @@ def test_a_planted_winner_is_named(tmp_path):
     found = searched(tmp_path, lambda size, seed: worth[size])
     told = confirmed(found, lambda size, seed: worth[size] * noise(0, seed, 0.2) * noise(size, seed))
     assert told.winner.changed == {"loader.batch_size": 64}
-    said = block(told)
-    assert said["confirmed"] == "yes"
-    assert said["winner"] == "loader.batch_size=64"
+    printed = "\n".join(summary.lines(evidence.Evidence(found, told)))
+    assert re.search(
+        r"^confirmed: yes\nwinner: loader\.batch_size=64\nconfirmed_value: 1\.\d+ ± 0\.\d+$", printed, re.M
+    )
     assert 0.5 < told.winner.difference.low < 0.6 < told.winner.difference.high < 0.7
     assert told.over
     speedup = told.compared.speedup(told.winner)
@@ -235,9 +236,8 @@ def test_planted_noise_is_refused(tmp_path):
     found = searched(tmp_path, lambda size, seed: 2.0 * (0.7 if size == 256 else 1.0))
     told = confirmed(found, lambda size, seed: 2.0 * noise(0, seed, 0.2) * noise(size, seed))
     assert told.winner is None
-    said = block(told)
-    assert said["confirmed"] == "no"
-    assert "winner" not in said
+    said = summary.values(evidence.Evidence(found, told), 1.0)
+    assert (said["confirmed"], said["winner"]) == (False, None)
     first, why, _ = sentences(told)
     assert first.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds")
     assert re.fullmatch(
@@ -297,7 +297,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     )
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
-    assert block(told)["confirmed_FD (classifier)"].startswith("1.2")
+    assert summary.values(evidence.Evidence(found, told), 1.0)["confirmed_value"] == pytest.approx(1.2, abs=0.05)
     assert told.compared.speedup(told.winner).runs == 3  # by the curves
 
 

@@ -84,7 +84,7 @@ def test_a_finalist_that_is_not_told_apart_is_neither_best_nor_faster(tmp_path, 
     assert (block["best_trial"], block["best_configuration"], block["confirmed"]) == ("t0000", {}, False)
     assert (block["winner"], block["finalist"]) == (None, {"loader.batch_size": 64})
     assert (block["speedup"], block["speedup_unknown"]) == (None, "it is the baseline itself")
-    assert "speedup: not determined: it is the baseline itself\n" in text
+    assert "speedup_unknown: it is the baseline itself\n" in text
     assert "No finalist is better than the baseline by more than the noise on 6 new seeds: the baseline stays." in text
     row = next(line for line in text.splitlines() if line.startswith("loader.batch_size=64  no significant difference"))
     assert row.endswith("not determined")
@@ -183,7 +183,7 @@ def test_speedup_is_a_lower_bound_everywhere_if_the_first_evaluation_reaches_the
     assert [block[key] for key in ends] == [None, None, None, pytest.approx(speedup.bound)]
     assert block["speedup_means"].startswith("lower bound: ")
     printed = f"at least {speedup.bound:.3g}"
-    assert f"speedup: {printed}\n" in text
+    assert f"speedup_at_least: {speedup.bound:.3g}\n" in text
     assert "speedup_means: lower bound: " in text
     for place in (text, page, (early.folder / "confirm.md").read_text()):
         assert printed in place
@@ -198,7 +198,7 @@ def test_speedup_of_one_pair_is_a_lower_bound_if_the_first_evaluation_reaches_th
     early = searched(tmp_path / "night", {64: (1.2, 1.1, 1.0, 0.9)})
     text, block = told(early, capsys)
     assert (block["speedup"], block["speedup_at_least"]) == (None, 4.0)
-    assert "speedup: at least 4\n" in text
+    assert "speedup_at_least: 4\n" in text
     page = words(written(early.folder))
     assert "before its first evaluation, at 5 s: at least 4 times faster" in page
     assert "≥ 4.00" in page
@@ -246,7 +246,7 @@ def test_an_interval_over_orders_of_magnitude_is_no_result(tmp_path, capsys, pla
     text, block = told(wide, capsys)
     values = evidence.read(wide).confirmation.table()
     assert block["speedup"] is None
-    assert f"speedup: not determined: {block['speedup_unknown']}\n" in text
+    assert f"speedup_unknown: {block['speedup_unknown']}\n" in text
     assert values["speedup"].isna().all()
     assert "not determined" in words(written(wide.folder))
 

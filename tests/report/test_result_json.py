@@ -110,8 +110,7 @@ def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path, capsys):
     assert block["best_trial"] == "t0000"
     assert block["best_values"] == block["baseline_values"] == [2.0, 2.2]
     assert block["best_value"] == block["baseline_value"] == pytest.approx(2.1)
-    assert "best_FD (classifier): 2.1\n" in text
-    assert "baseline_is: mean of its 2 runs\n" in text
+    assert "best_value: 2.10 ± 0.14\n" in text
 
 
 def test_small_numbers_of_tables_keep_their_digits():

@@ -109,7 +109,7 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert "checking faulty.py: 2 steps and one evaluation on 2 ranks" in one.log
     assert re.search(r"t0000 ok +3\.\d s  accuracy 0\.\d+ .*pairs/s", one.log)
     assert "images" not in one.log
-    assert block(one.log)["best_accuracy"]
+    assert block(one.log)["best_value"]
 
 
 @pytest.mark.nightly  # test_mistakes.py shows it by the same check without a search

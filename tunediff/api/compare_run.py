@@ -61,17 +61,20 @@ def _tracked(folder: Path) -> tuple[str, dict[str, Any]]:
 
 def as_json(folder: Path) -> dict[str, Any]:
     """Return the result of a comparison as `--json` prints it."""
-    result = pairs.read(folder)
+    return cli.versioned(_result(pairs.read(folder)))
+
+
+def _result(result: pairs.Pairs) -> dict[str, Any]:
     failure = report.failure(result, result.failure) if result.failure is not None else None
-    values = result_json.compare(result, failure, sessions.spent_s(folder), str(folder / page.PAGE))
-    return cli.versioned(values)
+    return result_json.compare(result, failure, sessions.spent_s(result.folder), str(result.folder / page.PAGE))
 
 
 def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
     result = pairs.read(folder)
-    block = report.block(result) | {"wall_s": sessions.spent_s(folder), "report": str(folder / page.PAGE)}
-    return [text.block(block), "", *report.sentences(result)]
+    without = ("objective", "direction", "changed", "rough")
+    values = {name: value for name, value in _result(result).items() if name not in without}
+    return [text.block(result_json.plain(values)), "", *report.sentences(result)]
 
 
 def _create(options: CompareOptions, lines: EventLines) -> Path:

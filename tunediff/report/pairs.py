@@ -17,13 +17,12 @@ from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.core.files import write_atomically
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import result_json
 from tunediff.report.context import lead, note
 from tunediff.report.files import FOLDER, Files, listed
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
-from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded, with_sd
+from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded
 
 _WHY = {
     "hopeless": "up to {most} pairs would most likely show no significant difference either",
@@ -31,27 +30,6 @@ _WHY = {
     "equal": "any difference is within the requested margin",
     "open": "more pairs can detect smaller ones",
 }
-
-
-def block(pairs: Pairs) -> dict[str, Any]:
-    """Return the result as values by name, for printing; `result_json.compare` is the form for `--json`."""
-    look, values = pairs.look, pairs.values
-    entries: dict[str, Any] = {"comparison": pairs.folder.name, "a": pairs.names[0], "b": pairs.names[1]}
-    entries["verdict"] = pairs.verdict
-    if (run := pairs.failure) is not None:
-        entries["failure"] = failure(pairs, run)
-    for place, side in enumerate("ab"):
-        numbers = [float(value) for value in values[place] if value == value]
-        entries[f"{side}_{pairs.label}"] = with_sd(numbers) or None
-    effects, effect = result_json.effects(look.differences[0], look.ratios), "ratio" if look.ratios else "difference"
-    entries |= {name: value for name, value in effects.items() if name.startswith(effect)}
-    entries["resolution"] = None if look.resolution is None else f"{number(look.resolution)}{_rough(pairs)}"
-    if (least := pairs.one_run_tells) is not None:
-        entries["one_run_each_tells"] = number(least)
-    entries["stopped"] = look.state
-    ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
-    entries |= {"pairs": look.rounds, "runs": len(ended)}
-    return entries | {"training_s": pairs.trained_s, "results": str(pairs.folder)}
 
 
 def sentences(pairs: Pairs) -> list[str]:

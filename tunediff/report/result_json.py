@@ -13,10 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from tunediff.analysis import Results, without_seed
+from tunediff.analysis import Results, disturbed, without_seed
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, speedup_values
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
+from tunediff.analysis.noise import unmoved
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
@@ -27,6 +28,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import verdicts
 from tunediff.report.headline import headline
 from tunediff.report.study_table import Table
+from tunediff.report.words import with_sd
 
 COSTS = (
     "wall_s", "training_s", "device_s", "energy_wh", "price", "data_wait_s", "compile_s", "evaluation_s",
@@ -40,15 +42,14 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 
 
 def search(
-    evidence: Evidence, block: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
+    evidence: Evidence, more: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
 ) -> dict[str, Any]:
     """Return the result of a search.
 
-    block: its costs and files, as `summary.values` returns them. studied: the table of its study. longer: comparisons
-    of the finalists with longer budgets.
+    more: its costs and files. studied: the table of its study. longer: comparisons of the finalists with longer
+    budgets.
     """
     results, best, compared = evidence.results, evidence.best, evidence.compared
-    # Costs, files and remarks come from `block`; everything else follows from the evidence.
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     noise = evidence.noise
     return {
@@ -62,23 +63,23 @@ def search(
         "statuses": {status: statuses[status] for status in record.COUNTED},
         "headline": headline(evidence),
         **best_and_baseline(evidence),
-        **_speedup(evidence, best, block),
+        **_speedup(evidence, best),
         "noise": None if noise is None else {
             "sd": noise.sd, "relative": noise.ratios, "runs": noise.runs, "configurations": noise.configurations,
             "rough": noise.rough,
         },
         "within_noise_of_best": [trial.name for trial in evidence.near],
         "better_than_noise": evidence.better(best) if best is not None else None,
-        "nothing_to_confirm": block.get("nothing_to_confirm"),
-        "disturbed_trials": block.get("disturbed_trials", 0),
-        "unmoved_trials": block.get("unmoved_trials", 0),
+        "nothing_to_confirm": nothing_to_confirm(results) or None if evidence.confirmation is None else None,
+        "disturbed_trials": sum(map(disturbed, results.trials)),
+        "unmoved_trials": unmoved(results),
         **_confirmed(evidence.confirmation),
         "configurations": _rows(compared),
         "conclusions": verdicts.conclusions(compared) if compared is not None else [],
         "study_rows": records(studied.frame()) if studied is not None else [],
         "pareto_rows": _pareto(results),
         "longer_budgets": [_longer(comparison) for comparison in longer],
-        **{name: block.get(name) for name in (*COSTS, *FILES)},
+        **{name: more.get(name) for name in (*COSTS, *FILES)},
     }  # fmt: skip
 
 
@@ -118,6 +119,21 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
         "results": str(pairs.folder),
         "report": report,
     }
+
+
+def plain(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a result fits in lines of text: no lists and nothing that is null; means with their sd."""
+    lines = dict[str, Any]()
+    for name, value in result.items():
+        if value is None or isinstance(value, list) or name.endswith("_sd"):
+            continue
+        if isinstance(value, bool):
+            lines[name] = "yes" if value else "no"
+        elif isinstance(value, dict):
+            lines[name] = text.knobs(value)
+        else:
+            lines[name] = with_sd(result[f"{name}s"]) if f"{name}s" in result else value
+    return lines
 
 
 def effects(difference: Difference, ratios: bool) -> dict[str, float | None]:
@@ -160,15 +176,25 @@ def best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _speedup(evidence: Evidence, best: TrialRecord | None, block: Mapping[str, Any]) -> dict[str, Any]:
+def _speedup(evidence: Evidence, best: TrialRecord | None) -> dict[str, Any]:
     speedup = evidence.speedup(best) if best is not None else "no trial has a result"
     single = isinstance(speedup, Estimate) and speedup.runs == 1
     return {
         **speedup_values(speedup),
-        "speedup_means": block.get("speedup_means"),
+        "speedup_means": _speedup_means(evidence.results, speedup) if isinstance(speedup, Estimate) else None,
         "speedup_unknown": speedup if isinstance(speedup, str) else None,
         "seconds_to_baseline": evidence.seconds_to_baseline(best) if single and best is not None else None,
     }
+
+
+def _speedup_means(results: Results, speedup: Estimate) -> str:
+    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair of runs."""
+    ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
+    ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
+    over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
+    if speedup.at_least:
+        return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
+    return f"{'mean with 95 % interval' if speedup.low else 'one pair of runs'}: {ratio}{over}"
 
 
 def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunediff import analysis, cli
-from tunediff.analysis import Results, confirmation, statistics
-from tunediff.analysis.comparison import speedup_values
+from tunediff.analysis import Results, statistics
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirmation import longer_budgets
 from tunediff.analysis.evidence import Evidence
-from tunediff.analysis.noise import unmoved
 from tunediff.analysis.pareto import pareto_table
-from tunediff.analysis.statistics import Estimate
 from tunediff.core import text
-from tunediff.core import trial_record as record
 from tunediff.core.files import study_url
-from tunediff.core.trial_record import TrialRecord
 from tunediff.report import outputs, page, result_json, study_table, verdicts, words
 from tunediff.report.headline import headline
 from tunediff.report.words import columns, has_value, plain_table
@@ -26,28 +21,30 @@ from tunediff.tuning import sessions
 
 def as_json(evidence: Evidence) -> dict[str, Any]:
     """Return the result of a search as `--json` prints it."""
-    confirmed, space = evidence.confirmation, evidence.results.space
-    longer = longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
-    studied = study_table.table(evidence.results) if space.study is not None else None
-    return cli.versioned(result_json.search(evidence, _block(evidence), studied, longer))
+    return cli.versioned(_result(evidence, _studied(evidence), _longer(evidence)))
 
 
-def _block(evidence: Evidence) -> dict[str, Any]:
-    """Return the result of a search and of its confirming runs as values by name."""
-    folder, confirmed = evidence.results.folder, evidence.confirmation
+def _result(evidence: Evidence, studied: study_table.Table | None, longer: Sequence[Comparison]) -> dict[str, Any]:
+    folder = evidence.results.folder
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
-    block = values(evidence, sessions.all_spent_s(folder), confirming)
-    if confirmed is not None:
-        block |= verdicts.block(confirmed) | {"confirmation": str(folder / outputs.CONFIRMATION)}
-    return block
+    return values(evidence, sessions.all_spent_s(folder), confirming, studied, longer)
+
+
+def _studied(evidence: Evidence) -> study_table.Table | None:
+    return study_table.table(evidence.results) if evidence.results.space.study is not None else None
+
+
+def _longer(evidence: Evidence) -> list[Comparison]:
+    confirmed = evidence.confirmation
+    return longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
 
 
 def lines(evidence: Evidence) -> list[str]:
     """Return the result of a search as lines of text: values first, then tables, each with its conclusions."""
     results, compared, confirmed = evidence.results, evidence.compared, evidence.confirmation
-    studied = study_table.table(results) if results.space.study is not None else None
+    studied, longer = _studied(evidence), _longer(evidence)
     front = pareto_table(results) if results.space.cost is not None else None
-    block = _block(evidence)
+    block = _block(_result(evidence, studied, longer), evidence)
     first = headline(evidence) if confirmed is None else ""  # else it stands below the table of the confirming runs
     remarks = [
         first,
@@ -70,7 +67,7 @@ def lines(evidence: Evidence) -> list[str]:
             "",
             *verdicts.sentences(confirmed),
         ]
-        for comparison in longer_budgets(confirmed.compared.results, analysis.read):
+        for comparison in longer:
             table = plain_table(verdicts.comparison_table(comparison, compact=True), columns())
             budget = words.duration(comparison.results.space.budget.per_trial_s)
             output += ["", f"With {budget}:", table, "", *verdicts.conclusions(comparison)]
@@ -79,27 +76,37 @@ def lines(evidence: Evidence) -> list[str]:
     return output
 
 
-def values(evidence: Evidence, wall_s: float, confirming: Sequence[Results] = ()) -> dict[str, Any]:
-    """Return the result of a search as values by name, for printing; `result_json.search` is the form for `--json`.
+def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
+    """Return what of a result stands in lines of `key: value`, above the tables and sentences that say the rest."""
+    noise, near = evidence.noise, ", ".join(result["within_noise_of_best"])
+    statuses = {status: count for status, count in result["statuses"].items() if count}
+    lines = {
+        "search": result["search"],
+        "trials": result["trials"],
+        **statuses,
+        **result,
+        "noise": verdicts.noise_words(noise, result["metric"]) if noise is not None else None,
+        "within_noise_of_best": near or "none" if noise is not None else None,
+        "disturbed_trials": result["disturbed_trials"] or None,
+        "unmoved_trials": result["unmoved_trials"] or None,
+    }
+    without = ("statuses", "objective", "direction", "cost_metric", "seeds", "headline", "confirmed_metric")
+    return result_json.plain({name: value for name, value in lines.items() if name not in without})
+
+
+def values(
+    evidence: Evidence,
+    wall_s: float,
+    confirming: Sequence[Results] = (),
+    studied: study_table.Table | None = None,
+    longer: Sequence[Comparison] = (),
+) -> dict[str, Any]:
+    """Return the result of a search as typed values by name: see `result_json.search`.
 
     wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
     """
-    results, best = evidence.results, evidence.best
-    statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
-    block: dict[str, Any] = {
-        "search": results.folder.name,
-        "trials": len(results.trials),
-        **{status: statuses[status] for status in record.COUNTED if status in statuses},
-    }
-    if best is not None:
-        block |= _best(evidence) | _speedup(evidence, best) | verdicts.noise_block(evidence)
-    if evidence.confirmation is None and (why := confirmation.nothing_to_confirm(results)):
-        block["nothing_to_confirm"] = why
-    if count := sum(map(analysis.disturbed, results.trials)):
-        block["disturbed_trials"] = count
-    if count := unmoved(results):
-        block["unmoved_trials"] = count
-    return block | _costs(results, wall_s, confirming) | _files(evidence)
+    more = _costs(evidence.results, wall_s, confirming) | _files(evidence)
+    return result_json.search(evidence, more, studied, longer)
 
 
 def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:
@@ -127,6 +134,7 @@ def _files(evidence: Evidence) -> dict[str, str]:
         ("curves", "curves.png", True),
         ("comparison", "comparison.png", evidence.compared is not None),
         ("pareto", "pareto.csv", space.cost is not None),
+        ("confirmation", outputs.CONFIRMATION, evidence.confirmation is not None),
         ("study_table", "study.md", space.study is not None),
         ("study_figure", "study.png", space.study is not None and space.study.has_figure),
     )
@@ -138,41 +146,3 @@ def _files(evidence: Evidence) -> dict[str, str]:
         block["export"] = text.command("export", folder.name, storage=folder.parent)
     written, command = folder / page.PAGE, text.command("report", folder.name, storage=folder.parent)
     return block | {"report": str(written) if written.is_file() else command}
-
-
-def _best(evidence: Evidence) -> dict[str, Any]:
-    """Return the best configuration and the baseline, with the means over their runs."""
-    values, label = result_json.best_and_baseline(evidence), evidence.results.label
-    block = {"best_trial": values["best_trial"], "best_configuration": text.knobs(values["best_configuration"])}
-    if evidence.compared is not None:
-        block["best_verdict"] = values["best_verdict"]
-    block |= {f"{role}_{label}": values[f"{role}_value"] for role in ("best", "baseline")}
-    if evidence.compared is not None:
-        block["means_over"] = f"{len(values['best_values'])} seeds"
-    else:
-        runs = {role: len(values[f"{role}_values"]) for role in ("best", "baseline")}
-        block |= {f"{role}_is": f"mean of its {many} runs" for role, many in runs.items() if many > 1}
-    return block
-
-
-def _speedup(evidence: Evidence, best: TrialRecord) -> dict[str, Any]:
-    """Return the speed-up of the best trial to the baseline's result, or why it is not determined."""
-    speedup = evidence.speedup(best)
-    if isinstance(speedup, str):
-        return {"speedup": words.speedup(speedup)}
-    ends: dict[str, Any] = {name: value for name, value in speedup_values(speedup).items() if value is not None}
-    if speedup.at_least:
-        ends = {"speedup": words.estimated(speedup)}
-    seconds = {} if speedup.low else {"seconds_to_baseline": evidence.seconds_to_baseline(best)}
-    seconds = {name: value for name, value in seconds.items() if value is not None}
-    return {**ends, **seconds, "speedup_means": speedup_means(evidence.results, speedup)}
-
-
-def speedup_means(results: Results, speedup: Estimate) -> str:
-    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair of runs."""
-    ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
-    ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
-    over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
-    if speedup.at_least:
-        return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
-    return f"{'mean with 95 % interval' if speedup.low else 'one pair of runs'}: {ratio}{over}"

@@ -6,8 +6,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
-from tunediff.analysis.evidence import NEAR as NEAR_KEY
-from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
+from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
 from tunediff.config import ConfigError
@@ -63,7 +62,6 @@ def conclusions(compared: Comparison) -> list[str]:
 # --------------------------------------------------------------------------------------------------------------- noise
 NEAR = "≈"
 """Mark of trials that are within the noise of the best."""
-BEYOND_NOISE = "differs from the baseline by more than the noise of one run; only new seeds show how much is chance"
 
 
 def noise_words(of: Noise, label: str) -> str:
@@ -74,16 +72,6 @@ def noise_words(of: Noise, label: str) -> str:
     size = f"{number(100 * of.sd)} %" if of.ratios else f"{number(of.sd)} {label}"
     source = "the baseline" if of.configurations == 1 else f"{of.configurations} configurations"
     return f"{size} of one run (sd, from {of.runs} runs of {source}{': a rough estimate' * of.rough})"
-
-
-def noise_block(evidence: Evidence) -> dict[str, str]:
-    """Return the noise of a search and the trials within it of the best, as values by name."""
-    if evidence.noise is None or evidence.best is None:
-        return {}
-    entries = {"noise": noise_words(evidence.noise, evidence.results.label)}
-    entries[NEAR_KEY] = ", ".join(trial.name for trial in evidence.near) or "none"
-    better = evidence.better(evidence.best) if evidence.confirmation is None else None
-    return entries if better is None else {**entries, "versus_noise": BEYOND_NOISE if better else NOT_SIGNIFICANT}
 
 
 # ------------------------------------------------------------------------------------------------------------- remarks
@@ -135,26 +123,6 @@ INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all finalists and for every look at the runs "
     "(Dunnett's comparison with the baseline, its error spent in equal parts over the looks)"
 )
-
-
-def block(confirmation: Confirmation) -> dict[str, str]:
-    """Return the result of the confirming runs as values by name."""
-    entries, group, baseline = (
-        {"confirmed": "yes" if confirmation.winner else "no"},
-        confirmation.leader,
-        confirmation.compared.baseline,
-    )
-    if group is None:
-        return entries
-    entries["winner" if confirmation.winner else "finalist"] = group.name
-    entries[f"confirmed_{confirmation.label}"] = with_sd(confirmation.values(group)) or "none"
-    if baseline is not None:
-        entries[f"confirmed_baseline_{confirmation.label}"] = with_sd(confirmation.values(baseline)) or "none"
-    if group.difference.low is not None:
-        entries[f"confirmed_{confirmation.compared.effect}"] = interval(group.difference, confirmation.compared.ratios)
-    if (bias := confirmation.bias(group)) is not None:
-        entries["selection_bias"] = f"{number(bias[0])} in the search, {with_sd(bias[1])} on new seeds"
-    return entries
 
 
 def sentences(confirmation: Confirmation) -> list[str]:
