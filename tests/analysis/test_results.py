@@ -12,7 +12,6 @@ from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
 from tunediff.analysis.speed import per_thousand
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.report import result_json
 
 
 @pytest.fixture
@@ -40,8 +39,8 @@ def test_best_and_front_follow_the_direction(found):
     for trial, cost in zip(found.trials, (500.0, 600.0, 500.0), strict=True):
         trial.points[-1] = dataclasses.replace(trial.points[-1], peak_memory_mib=cost)
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))
-    assert [row.trial.name for row in pareto(of_two)] == ["t0001", "t0000"]
-    assert [row.trial.name for row in pareto(upwards(of_two))] == ["t0002"]
+    assert [row["trial"] for row in pareto(of_two)] == ["t0001", "t0000"]
+    assert [row["trial"] for row in pareto(upwards(of_two))] == ["t0002"]
 
 
 def test_parts_of_a_step_are_per_thousand_of_what_the_training_counts(found):
@@ -60,11 +59,10 @@ def test_the_front_compares_means_over_runs(tmp_path):
         drawn = knobs if "seed" in knobs else wanted.expand(knobs, "test")
         write(tmp_path / "night", wanted, number, drawn=drawn, curve=((20.0, 4000, value),))
     found = analysis.read(tmp_path / "night")
-    (best, base), (_, json_row) = pareto(found), result_json._pareto(found)
-    assert (best.trial.name, best.value, best.cost) == ("t0002", 0.87, 502.0)
-    assert best.versus_baseline == pytest.approx(0.02)
-    assert (base.trial.name, base.value, base.cost) == ("t0000", pytest.approx(0.85), 500.5)
-    assert (json_row["value"], json_row["cost"]) == (pytest.approx(0.85), 500.5)
+    best, base = pareto(found)
+    assert (best["trial"], best["value"], best["cost"]) == ("t0002", 0.87, 502.0)
+    assert best["versus_baseline"] == pytest.approx(0.02)
+    assert (base["trial"], base["value"], base["cost"]) == ("t0000", pytest.approx(0.85), 500.5)
     frame = trade_offs(found)
     assert frame["accuracy"].tolist() == pytest.approx([0.87, 0.85])
     assert frame["on_front_peak_memory_mib"].tolist() == [True, True]
@@ -80,7 +78,7 @@ def test_with_several_seeds_configurations_are_on_the_front_not_runs(tmp_path):
         value = {128: 2.0, 64: 1.0}[drawn["loader.batch_size"]] + drawn["seed"]
         write(tmp_path / "night", wanted, number, drawn=drawn, curve=((20.0, 4000, value),))
     found = analysis.read(tmp_path / "night")
-    assert [row.value for row in pareto(found)] == [1.5, 2.5]
+    assert [row["value"] for row in pareto(found)] == [1.5, 2.5]
     assert pareto_table(found)["versus_baseline"].tolist() == pytest.approx([0.6, 1.0])
     assert trade_offs(found)["frechet"].tolist() == [1.5, 2.5]
 

@@ -39,7 +39,7 @@ def test_two_objectives_end_with_their_trade_offs(make):
     found = analysis.Results(
         searcher.proposer.experiment, searcher.proposer.space, record.read_trials(searcher.proposer.experiment)
     )
-    assert [row.trial.name for row in pareto(found)] == ["t0003", "t0005", "t0000", "t0004"]
+    assert [row["trial"] for row in pareto(found)] == ["t0003", "t0005", "t0000", "t0004"]
     rows = pareto_table(found)
     assert list(rows["peak_memory_mib"]) == [900.0, 390.0, 300.0, 250.0]
     assert list(rows["frechet"]) == sorted(rows["frechet"])

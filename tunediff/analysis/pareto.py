@@ -5,9 +5,9 @@ As in `Results.standings`, all values are means over the runs of a configuration
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -29,31 +29,28 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
     return on
 
 
-@dataclasses.dataclass(frozen=True)
-class Tradeoff:
-    """A configuration on the front of a search with two objectives."""
+def pareto(results: Results) -> list[dict[str, Any]]:
+    """Return the front of a search with two objectives, the best in the first objective first; [] with one objective.
 
-    trial: TrialRecord
-    """Its first run that ended ok."""
-    value: float
-    cost: float
-    versus_baseline: float | None
-    """How the value compares with the baseline's mean: see `Results.versus`."""
-
-
-def pareto(results: Results) -> list[Tradeoff]:
-    """Return the front of a search with two objectives, the best in the first objective first."""
-    cost = results.space.cost
-    assert cost is not None
-    configurations = _configurations(results)
-    baselines = (value for value, runs in configurations if not without_seed(results.changed(runs[0])))
-    of_base = next(baselines, None)
-    rows = [
-        Tradeoff(runs[0], value, price, results.versus(value, of_base))
-        for value, runs in configurations
+    Keys: `trial` (first run that ended ok), `configuration` (the knobs that differ), `value`, `cost`, `versus_baseline`
+    (how the value compares with the baseline's mean: see `Results.versus`).
+    """
+    if (cost := results.space.cost) is None:
+        return []
+    configurations = [(value, runs, without_seed(results.changed(runs[0]))) for value, runs in _configurations(results)]
+    of_base = next((value for value, _, changed in configurations if not changed), None)
+    rows: list[dict[str, Any]] = [
+        {
+            "trial": runs[0].name,
+            "configuration": changed,
+            "value": value,
+            "cost": price,
+            "versus_baseline": results.versus(value, of_base),
+        }
+        for value, runs, changed in configurations
         if (price := _mean(runs, lambda run: run.value(cost))) is not None
     ]
-    on_front = front([(results.loss(row.value), row.cost) for row in rows])
+    on_front = front([(results.loss(row["value"]), row["cost"]) for row in rows])
     return [row for row, on in zip(rows, on_front, strict=True) if on]
 
 
@@ -77,17 +74,9 @@ def _mean(runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float |
 
 def pareto_table(results: Results) -> pd.DataFrame:
     """Return `pareto` as rows: trial, both objectives by name, versus_baseline, and the knobs that differ."""
-    rows = [
-        {
-            "trial": row.trial.name,
-            results.metric: row.value,
-            results.space.cost: row.cost,
-            "versus_baseline": row.versus_baseline,
-            "configuration": text.knobs(without_seed(results.changed(row.trial))),
-        }
-        for row in pareto(results)
-    ]
-    return pd.DataFrame(rows)
+    names = {"value": results.metric, "cost": results.space.cost}
+    table = pd.DataFrame(pareto(results), columns=["trial", *names, "versus_baseline", "configuration"])
+    return table.assign(configuration=table["configuration"].map(text.knobs)).rename(columns=names)
 
 
 def trade_offs(results: Results) -> pd.DataFrame:

@@ -77,7 +77,7 @@ def search(
         "configurations": _rows(compared),
         "conclusions": verdicts.conclusions(compared) if compared is not None else [],
         "study_rows": records(studied.frame()) if studied is not None else [],
-        "pareto_rows": _pareto(results),
+        "pareto_rows": pareto(results),
         "longer_budgets": [_longer(comparison) for comparison in longer],
         **{name: more.get(name) for name in (*COSTS, *FILES)},
     }  # fmt: skip
@@ -250,21 +250,6 @@ def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
             },
         }
         for group, row in zip(compared.groups, tables, strict=True)
-    ]
-
-
-def _pareto(results: Results) -> list[dict[str, Any]]:
-    if results.space.cost is None:
-        return []
-    return [
-        {
-            "trial": row.trial.name,
-            "configuration": without_seed(results.changed(row.trial)),
-            "value": row.value,
-            "cost": row.cost,
-            "versus_baseline": row.versus_baseline,
-        }
-        for row in pareto(results)
     ]
 
 
