@@ -97,7 +97,6 @@ def write(
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
-    """Write a model as a pipeline of diffusers."""
     model = models.find_with_hook("foreign_format", "--diffusers", args.name, args.storage, args.trial)
     model = model.averaged(args.ema)
     foreign: ForeignFormat = cfg.of(model.config).get_hook("foreign_format")

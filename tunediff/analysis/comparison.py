@@ -101,7 +101,6 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """Return the label of the metric."""
         if self.metric == self.results.metric:
             return self.results.label
         labels = (last(trial, "final_label") for group in self.groups for trial in group.done)
@@ -109,7 +108,6 @@ class Comparison:
 
     @property
     def effect(self) -> str:
-        """Return what a difference is: `ratio` or `difference`."""
         return "ratio" if self.ratios else "difference"
 
     @property

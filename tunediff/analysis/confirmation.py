@@ -76,7 +76,6 @@ class Confirmation:
 
     @property
     def label(self) -> str:
-        """Return the label of the deciding metric."""
         return self.compared.label
 
     @property
@@ -169,7 +168,6 @@ def _knobs(trial: TrialRecord) -> dict[str, object]:
 
 
 def _compare(runs: Results) -> Comparison:
-    """Compare runs by their final evaluation if there was one, else by the objective."""
     final = f"final_{runs.metric}"
     return compare(runs, final if any(last(trial, final) is not None for trial in runs.trials) else None)
 

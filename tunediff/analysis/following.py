@@ -29,12 +29,10 @@ class Following:
 
     @property
     def ended(self) -> int:
-        """Return how many trials have ended."""
         return len(self.records) - len(self._running)
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """Return the trials in the order of their numbers."""
         return [self.records[name] for name in sorted(self.records, key=trial_record.by_number)]
 
     def read(self) -> list[TrialRecord]:

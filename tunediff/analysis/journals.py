@@ -106,7 +106,6 @@ def _numbers(flat: Line) -> Line:
 
 
 def _must(holds: bool, problem: str) -> None:
-    """Raise `ValueError` unless a condition holds."""
     if not holds:
         raise ValueError(f"not understood: {problem}")
 
@@ -129,7 +128,6 @@ def _plain(text: str) -> str:
 
 
 def _is_value(value: Any) -> bool:
-    """Return whether a value can be that of a knob."""
     scalar = value is None or isinstance(value, str | bool | int | float)
     return scalar or (isinstance(value, list) and all(_is_value(item) and not isinstance(item, list) for item in value))
 

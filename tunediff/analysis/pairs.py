@@ -49,7 +49,6 @@ class Pairs:
 
     @property
     def clock(self) -> Unit:
-        """Return the unit of the budget, along which curves are drawn."""
         return self.limits.clock
 
     @property
@@ -67,7 +66,6 @@ class Pairs:
 
     @property
     def unit(self) -> str:
-        """Return what the samples are called."""
         return cfg.of(self.configs[0]).unit
 
     @property

@@ -102,7 +102,6 @@ def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None
 
 
 def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
-    """Run pairs until it is decided."""
     if comparison.over:
         return
     if options.address is None and (warning := experiment.foreign(comparison.folder)):

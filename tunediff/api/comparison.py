@@ -100,7 +100,6 @@ class PairedComparison:
         return _run(CompareOptions(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus), progress)
 
     def _repr_html_(self) -> str:
-        """Return a summary for a notebook."""
         lines = report.sentences(pairs.read(self.folder))
         return str(join(el("p", el("b", f"{self.name}: {self.verdict.verdict}")), *(el("p", line) for line in lines)))
 

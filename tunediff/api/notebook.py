@@ -96,7 +96,6 @@ class _Module:
             self._imports.append("from __future__ import annotations")
 
     def text(self) -> str:
-        """Return the module's text."""
         return "\n".join(self._imports) + "\n\n\n" + "\n\n\n".join(self._statements) + "\n"
 
     def add(self, name: str, value: Any, user: str) -> None:

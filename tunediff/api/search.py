@@ -113,7 +113,6 @@ class Search:
             return page.write_all(self._context(), self.folder)["report"]
 
     def _repr_html_(self) -> str:
-        """Return a summary for a notebook."""
         if not self.folder.exists():
             return str(el("p", f"{self.name}: starting"))
         evidence = self._evidence()
@@ -270,7 +269,6 @@ def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
 
 
 def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
-    """Run a search in this process, or in one of its own."""
     options = with_plain_numbers(options)
     # The loss of a cluster's head ends the process that waits for Ray.
     if background or options.address is not None:

@@ -178,6 +178,5 @@ def _announce(console: Console, longer: bool) -> None:
 
 
 def _tell(console: Console, confirmed: Confirmation) -> None:
-    """Say how far the confirming runs are."""
     verdict = "; ".join(verdicts.so_far(confirmed)) or "nothing to compare"
     console.say(f"after {pluralize(confirmed.look.rounds, 'seed')}: {verdict}")

@@ -60,7 +60,6 @@ class Training:
         return models.find(str(self.folder))
 
     def _repr_html_(self) -> str:
-        """Return a summary for a notebook."""
         rows = [[name, text.number(value)] for name, value in train_run.values(self.folder).items()]
         return str(join(el("p", el("b", self.folder.name)), table(["", ""], rows, words=2)))
 

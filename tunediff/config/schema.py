@@ -89,7 +89,6 @@ class Schema:
         self._check_spaces()
 
     def _build(self, own: type, systems: type) -> Any:
-        """Build the class of this workload's configurations."""
         where = f"{self.title}: Knobs"
         content = fields_of(own, where) | {"schema": self}
         above = typing.get_type_hints(systems)

@@ -34,7 +34,6 @@ class _DiskFile(io.BufferedWriter):
             super().flush()
 
     def sync(self) -> None:
-        """Wait until the disk has the data."""
         with self._noting_fault():
             os.fsync(self.fileno())
 

@@ -226,7 +226,6 @@ class _Copied:
         return []
 
     def is_equal(self, file: Path) -> bool:
-        """Return whether a file is as it was copied."""
         return bool(self._entries.get(self._key(file), [None])[0] == self.state(file))
 
     def is_newer_there(self, file: Path, info: dict[str, Any]) -> bool:
@@ -253,7 +252,6 @@ class _Copied:
         self._changed = True
 
     def save(self) -> None:
-        """Write what has changed."""
         if self._changed and self._run.is_dir():
             write_text(self._path, json.dumps(self._entries))
             self._changed = False

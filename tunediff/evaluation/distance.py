@@ -55,7 +55,6 @@ class FeatureStatistics:
 
     @property
     def count(self) -> int:
-        """Return the number of vectors added."""
         return int(self._sums[0].item())
 
     @property

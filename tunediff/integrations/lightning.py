@@ -150,7 +150,6 @@ class _Clock(Callback):  # type: ignore[misc]
 
     @property
     def finished(self) -> bool:
-        """Return whether the budget was spent."""
         return self._loader is not None and self._loader.finished
 
     def wrap(self, loader: Any) -> EpochLoader:

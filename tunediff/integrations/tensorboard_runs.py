@@ -83,5 +83,4 @@ class TensorboardRuns:
 
 
 def _plain(value: object) -> object:
-    """Return a knob's value as the plugin takes it."""
     return value if isinstance(value, str | bool | int | float) else json.dumps(value, default=str)

@@ -182,7 +182,6 @@ def _end(trial: TrialRecord, objective: str) -> RunEnd | None:
 
 
 def _pictures(folder: Path) -> dict[str, Path]:
-    """Return the pictures in a folder by name."""
     return {path.stem: path for path in sorted(folder.glob("*.png"))}
 
 

@@ -79,7 +79,6 @@ class Measure(Program):
 
 
 def _bytes(content: Any) -> int:
-    """Return the bytes of all tensors in a state."""
     if isinstance(content, Tensor):
         return content.nbytes
     inside = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()

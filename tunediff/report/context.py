@@ -69,7 +69,6 @@ class ReportContext:
 
     @property
     def unit(self) -> str:
-        """Return the name of the samples, for example `images`."""
         return self.results.unit
 
     @property

@@ -53,7 +53,6 @@ def _label(results: Results) -> str:
 
 
 def _no_result(results: Results) -> str:
-    """Return the state of a search in which no trial has a result."""
     begun = [trial for trial in results.trials if not trial.finished]
     ended = len(results.trials) - len(begun)
     if not results.trials:
@@ -90,7 +89,6 @@ def of_confirmation(confirmation: Confirmation) -> str:
 
 
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:
-    """Return the result of a search with several seeds."""
     group = compared.of(best)
     values, difference = group.values(compared.metric), group.difference
     reached = f"{_label(compared.results)} {with_sd(values)} over {pluralize(len(values), 'seed')}"

@@ -150,7 +150,6 @@ class LiveTable(Console):
         return " · ".join(filter(None, words))
 
     def _row(self, trial: TrialRecord) -> dict[str, str]:
-        """Return the cells of a trial's row, by heading."""
         results = self.results
         values = [value for _, value in curve(trial, results.metric)]
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None

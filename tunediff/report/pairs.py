@@ -185,7 +185,6 @@ def figure(pairs: Pairs) -> Figure:
 
 
 def _changes(pairs: Pairs) -> Html:
-    """Return the changed knobs as a table, and the changed lines of a user's file."""
     titles = [cfg.of(config).title for config in pairs.configs]
     ours, changed = cfg.flat(pairs.configs[0]) | {"workload": titles[0]}, pairs.changed
     changed |= {"workload": titles[1]} if "workload" in changed else {}

@@ -234,11 +234,9 @@ class Digits(ticker.Formatter):
     """
 
     def __call__(self, value: float, pos: int | None = None) -> str:
-        """Format one tick."""
         return self.format_ticks([value])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Format all ticks of an axis."""
         sizes = [abs(value) for value in values if value]
         low, high = min(sizes, default=1.0), max(sizes, default=1.0)
         if high >= 10 * low and all(math.isclose(value, float(f"{value:.0e}")) for value in values):

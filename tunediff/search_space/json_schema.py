@@ -117,7 +117,6 @@ def _nested(names: Iterable[str], form: str) -> Json:
 
 
 def _value(knob: Knob) -> Json:
-    """Return the schema of a knob's own value."""
     content: Json = {"description": knob.description, "default": knob.default}
     if knob.choices is not None:
         return content | {"enum": [*knob.choices, *([None] if knob.optional else [])]}

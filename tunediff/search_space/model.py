@@ -226,12 +226,10 @@ class SearchSpace(RunOptions):
 
     @property
     def schema(self) -> Schema:
-        """Return all knobs of the workload."""
         return cast(Schema, self.baseline.schema)
 
     @property
     def workload(self) -> Workload:
-        """Return the workload that is trained."""
         return cfg.of(self.baseline)
 
     @property

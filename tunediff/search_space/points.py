@@ -189,7 +189,6 @@ class _Searched:
     """Those read so far, by name."""
 
     def read(self) -> tuple[Dimension, ...]:
-        """Return all dimensions in the order of the file."""
         for name, spec in self.content.items():
             for applicable in self.of_this_member(spec, f"{self.where}: {name}: when"):
                 self.dimensions[name] = self.dimension(name, applicable, f"{self.where}: {name}")

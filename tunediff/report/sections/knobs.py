@@ -256,7 +256,6 @@ def _level(panels: Sequence[Axes], level: Level, at: float, color: str, highligh
 
 
 def _legend(figure: Figure, results: Results, highlights: Highlights) -> None:
-    """Add the legend of the effects."""
     dot: dict[str, Any] = {"marker": "o", "markersize": 5, "linewidth": 1.6}
     style.legend(figure, {
         "larger than the noise": style.key(STRONG, **dot),

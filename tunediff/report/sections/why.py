@@ -187,7 +187,6 @@ def _parts(base: TrialRecord, winner: TrialRecord) -> list[str]:
 
 
 def _part(context: ReportContext, name: str) -> str:
-    """Return the display name of a part of a step."""
     label = context.results.quantity(f"step_{name}_s").label
     return label if label != f"step_{name}_s" else name.replace("_", " ")
 

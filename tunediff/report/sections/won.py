@@ -84,7 +84,6 @@ def _chance(context: ReportContext) -> str:
 
 
 def _confirmation(confirmation: Confirmation, files: Files) -> Html:
-    """Return the table of the confirming runs."""
     files.csv("won", confirmation.table())
     header, *rows = confirmation_table(confirmation, compact=False)
     method = f"These runs were made after the selection, on seeds that it did not use. {INTERVALS}. "
@@ -110,7 +109,6 @@ def _changed(context: ReportContext, winner: TrialRecord, changed: dict[str, obj
 
 
 def _row(context: ReportContext, trial: TrialRecord, role: str) -> dict[str, object]:
-    """Return the row of a trial in won.csv."""
     measured = {name: last(trial, name) for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")}
     value = {"what": role, "trial": trial.name, context.results.metric: trial.value(context.results.metric)}
     speedup = speedup_values(context.evidence.speedup(trial))

@@ -181,7 +181,6 @@ def _side(size: Any) -> Any:
 
 
 def _unet_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
-    """Yield the rules of `unet/config.json`."""
     yield "act_fn", options["act_fn"] in ("silu", "swish"), "'silu'"
     yield "sample_size", isinstance(_side(options["sample_size"]), int), "the side of square images in pixels"
     images = options["in_channels"]
@@ -221,7 +220,6 @@ def read_unet(path: Path) -> Values:
 
 
 def _scheduler_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
-    """Yield the rules of `scheduler_config.json`."""
     for option, (_, words) in _CHOICES.items():
         yield option, options[option] in [*words], ", ".join(words)
     steps = options["num_train_timesteps"]

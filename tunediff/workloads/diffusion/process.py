@@ -260,7 +260,6 @@ class Diffusion:
         return 0.5 * math.log(float(self.snr_table[t_next] / self.snr_table[t]))
 
     def _seen(self, x_t: Tensor, t: int) -> Tensor:
-        """Return what the network sees of x_t."""
         return x_t if self._scales[t] == 1.0 else self._scales[t] * x_t
 
     def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
