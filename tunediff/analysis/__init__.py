@@ -56,6 +56,11 @@ class Results:
         return self.metric if self.by_rate else next(labels, self.space.label)
 
     @property
+    def title(self) -> str:
+        """Return the display name of the objective."""
+        return self.quantity(self.label).label
+
+    @property
     def unit(self) -> str:
         """Return what the samples are called: `images`, `tokens`."""
         return self.space.workload.unit

@@ -64,8 +64,7 @@ class ReportContext:
 
     @property
     def label(self) -> str:
-        """Return the display name of the objective."""
-        return self.results.quantity(self.results.label).label
+        return self.results.title
 
     @property
     def unit(self) -> str:

@@ -47,11 +47,6 @@ def unfinished(results: Results) -> str:
     return f"{', '.join(words)}." if words else ""
 
 
-def _label(results: Results) -> str:
-    """Return the display name of the objective."""
-    return results.quantity(results.label).label
-
-
 def _no_result(results: Results) -> str:
     begun = [trial for trial in results.trials if not trial.finished]
     ended = len(results.trials) - len(begun)
@@ -91,7 +86,7 @@ def of_confirmation(confirmation: Confirmation) -> str:
 def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:
     group = compared.of(best)
     values, difference = group.values(compared.metric), group.difference
-    reached = f"{_label(compared.results)} {with_sd(values)} over {pluralize(len(values), 'seed')}"
+    reached = f"{compared.results.title} {with_sd(values)} over {pluralize(len(values), 'seed')}"
     if not group.changed:
         none = "No configuration is shown to be better than the "
         return [(none, ""), (group.name, "baseline"), (f": {reached}.", "")]
@@ -110,12 +105,12 @@ def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list
     itself, value = (f"The baseline ({base.name})", "baseline"), base.value(results.metric) or 0.0
     if not others:
         so_far = "" if over else " so far"
-        alone = f" is the only trial with a result{so_far}: {_label(results)} {number(value)}."
+        alone = f" is the only trial with a result{so_far}: {results.title} {number(value)}."
         return [itself, (f"{alone} {unfinished(results)}".rstrip(), "")]
     rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
     mean = evidence.values.get(base.name, value)
     runs = "" if mean == value else " (mean of its runs)"
-    return [itself, (f" itself is best: {rest} its {_label(results)} of {number(mean)}{runs}.", "")]
+    return [itself, (f" itself is best: {rest} its {results.title} of {number(mean)}{runs}.", "")]
 
 
 def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | None) -> list[Part]:
@@ -130,7 +125,7 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
         of_base, over_runs = evidence.values.get(base.name, of_base), f", the mean of {runs_of_base} runs"
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
     mean = f", the mean of {runs} runs" if runs > 1 else ""
-    reached = f"after {spent} its {_label(results)} is {number(value)}{mean}"
+    reached = f"after {spent} its {results.title} is {number(value)}{mean}"
     reached = f"{rounded(value)} {results.unit}/s" if results.by_rate else reached
     parts = [(best.name, "winner"), (f" is {'best' if better else 'ahead'}: {reached}", "")]
     if none := results.no_baseline(best):

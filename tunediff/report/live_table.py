@@ -171,7 +171,7 @@ class LiveTable(Console):
     @property
     def _objective(self) -> str:
         """The heading of the objective's column."""
-        return f"{short(self.results.quantity(self.results.label).label, 26)} {'↓' if self.results.falls else '↑'}"
+        return f"{short(self.results.title, 26)} {'↓' if self.results.falls else '↑'}"
 
 
 def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:

@@ -216,7 +216,7 @@ def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, s
 
 def objective_axis(axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
     """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in this chart."""
-    name, better = short(results.quantity(results.label).label, 30), "lower" if results.falls else "higher"
+    name, better = short(results.title, 30), "lower" if results.falls else "higher"
     side, between = axes.yaxis if axis == "y" else axes.xaxis, "\n" if len(name) > max_characters(20) else " "
     if axis == "x" or in_first_column(axes):
         side.set_label_text(f"{name},{between}{better} is better")
