@@ -149,17 +149,26 @@ class Session:
     environment: dict[str, object]
     complete: bool = False
     """Whether it ended because a limit was reached or nothing was left to run, and not by an interruption."""
+    spent_s: float | None = None
+    """Wall-clock until its last line, in seconds; None: it has no line but its first."""
 
 
 def sessions(folder: Path) -> list[Session]:
     """Return the periods for which the search ran, as far as they were recorded."""
-    periods: list[Session] = []
+    periods, first = list[Session](), Line()
     for line in lines(folder / "sessions.jsonl"):
-        if line.get("event") == "begin" and is_number(line.get("time")):
+        if not is_number(line.get("time")):
+            continue
+        if line.get("event") == "begin" or not periods:
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
             periods.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
-        elif line.get("event") == "end" and periods and is_number(line.get("time")):
+            first = line
+            continue
+        # The monotonic clock, which nobody sets; earlier versions wrote none.
+        clock = "monotonic_s" if all(is_number(each.get("monotonic_s")) for each in (first, line)) else "time"
+        periods[-1].spent_s = max(0.0, line[clock] - first[clock])
+        if line.get("event") == "end":
             periods[-1].end, periods[-1].complete = line["time"], line.get("complete") is True
     return periods
 

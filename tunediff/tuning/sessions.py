@@ -30,28 +30,16 @@ class NotStartedError(StoppedError):
 def spent_s(folder: Path) -> float:
     """Return the wall-clock of the sessions so far, in seconds; a session that was killed lasted until its last line.
 
-    Lines are compared on the monotonic clock, which nobody sets. Where a session has no line but its first, the last
-    line of the trials' journals counts.
+    Where a session has no line but its first, the last line of the trials' journals counts.
     """
-    periods: list[list[dict[str, Any]]] = []
-    for line in journals.lines(folder / "sessions.jsonl"):
-        if is_number(line.get("time")):
-            if line.get("event") == "begin" or not periods:
-                periods.append([])
-            periods[-1].append(line)
-
-    # ---- the duration of every session
+    periods = journals.sessions(folder)
     times = (event.get("time") for trial in (folder / "trials").glob("t*") for event in record.events(trial))
     stamps = [time for time in times if is_number(time)]
     total = 0.0
-    ends = [*(period[0]["time"] for period in periods[1:]), math.inf]
-    for own, until in zip(periods, ends, strict=False):
-        first, last = own[0], own[-1]
-        # Earlier versions wrote no monotonic clock.
-        clock = "monotonic_s" if all(is_number(line.get("monotonic_s")) for line in (first, last)) else "time"
-        total += max(0.0, last[clock] - first[clock])
-        if last is first:
-            total += max((stamp - first["time"] for stamp in stamps if first["time"] <= stamp < until), default=0.0)
+    ends = [*(period.begin for period in periods[1:]), math.inf]
+    for period, until in zip(periods, ends, strict=False):
+        own = (stamp - period.begin for stamp in stamps if period.begin <= stamp < until)
+        total += max(own, default=0.0) if period.spent_s is None else period.spent_s
     return total
 
 
