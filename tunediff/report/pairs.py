@@ -22,14 +22,8 @@ from tunediff.report.files import FOLDER, Files, listed
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
+from tunediff.report.verdicts import why_stopped
 from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded
-
-_WHY = {
-    "hopeless": "up to {most} pairs would most likely show no significant difference either",
-    "spent": "all {most} pairs have been run",
-    "equal": "any difference is within the requested margin",
-    "open": "more pairs can detect smaller ones",
-}
 
 
 def sentences(pairs: Pairs) -> list[str]:
@@ -43,7 +37,8 @@ def sentences(pairs: Pairs) -> list[str]:
     count = f"{pluralize(look.rounds, 'pair')} of runs"
     if pairs.verdict == "no significant difference":
         lines = [f"{b_name} shows no significant difference from A ({pairs.names[0]}) by {count}: {difference}."]
-        why = f"; {_WHY[look.state].format(most=look.most)}" if look.state in _WHY else ""
+        equal, more = "any difference is within the requested margin", "more pairs can detect smaller ones"
+        why = why_stopped(look, "pairs", equal=equal, open=more)
         lines.append(f"They can detect differences of about {_size(pairs, look.resolution)}{why}.")
     else:
         better = f"{b_name} is {pairs.verdict} than A ({pairs.names[0]})"

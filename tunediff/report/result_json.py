@@ -199,23 +199,20 @@ def _speedup_means(results: Results, speedup: Estimate) -> str:
 
 def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
     """Return the confirmed result of the winner, or, without one, of the best finalist that ran."""
-    group = confirmation.leader if confirmation is not None else None
     # Without confirming runs every key is there, with null or an empty list.
-    values = confirmation.values(group) if confirmation is not None and group is not None else []
-    of_base = (
-        confirmation.values(confirmation.compared.baseline)
-        if confirmation is not None and confirmation.compared.baseline is not None
-        else []
+    winner = group = baseline = None
+    if confirmation is not None:
+        winner, group, baseline = confirmation.winner, confirmation.leader, confirmation.compared.baseline
+    values, of_base = (
+        confirmation.values(runs) if confirmation is not None and runs is not None else [] for runs in (group, baseline)
     )
     bias = confirmation.bias(group) if confirmation is not None and group is not None else None
-    ratios = confirmation.compared.ratios if confirmation is not None else True
+    ratios = confirmation is None or confirmation.compared.ratios
     shown = effects(group.difference if group is not None else Difference(), ratios)
     return {
-        "confirmed": confirmation.winner is not None if confirmation is not None else None,
-        "winner": confirmation.winner.changed if confirmation is not None and confirmation.winner is not None else None,
-        "finalist": group.changed
-        if confirmation is not None and confirmation.winner is None and group is not None
-        else None,
+        "confirmed": winner is not None if confirmation is not None else None,
+        "winner": winner.changed if winner is not None else None,
+        "finalist": group.changed if group is not None and winner is None else None,
         "confirmed_metric": confirmation.label if confirmation is not None else None,
         "confirmed_value": mean(values),
         "confirmed_sd": sd(values),

@@ -8,6 +8,7 @@ from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
+from tunediff.analysis.sequential import Look
 from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
 from tunediff.config import ConfigError
 from tunediff.core.text import number, pluralize
@@ -158,13 +159,18 @@ def _undecided(confirmation: Confirmation) -> list[str]:
     if look.resolution is None:
         return []
     least = percent(look.resolution) if look.ratios else f"{number(look.resolution)} {confirmation.label}"
-    reasons = {
-        "hopeless": f"up to {look.most} seeds would most likely show no significant difference either",
-        "spent": f"all {look.most} seeds have been run",
-        "decided": "all finalists are worse",
-    }
-    why = f"; {reasons[look.state]}" if look.state in reasons else ""
+    why = why_stopped(look, "seeds", decided="all finalists are worse")
     return [f"{pluralize(look.rounds, 'seed')} can detect differences of about {least}{why}."]
+
+
+def why_stopped(look: Look, rounds: str, **others: str) -> str:
+    """Return why no further rounds were run, as a clause; `rounds`: what they are called; `others`: further states."""
+    reasons = {
+        "hopeless": f"up to {look.most} {rounds} would most likely show no significant difference either",
+        "spent": f"all {look.most} {rounds} have been run",
+        **others,
+    }
+    return f"; {reasons[look.state]}" if look.state in reasons else ""
 
 
 def so_far(confirmation: Confirmation) -> list[str]:
