@@ -20,7 +20,7 @@ from tunediff.analysis.importance import Importance
 from tunediff.analysis.why import Why
 from tunediff.report import context, html, outputs, summary
 from tunediff.report.files import Figures, Files
-from tunediff.report.sections import curves, knobs, reproduce, trials, why
+from tunediff.report.sections import curves, knobs, reproduce, why
 from tunediff.report.sections.why import explain
 from tunediff.report.style import Highlights
 from tunediff.tuning import confirming
@@ -354,28 +354,6 @@ def test_compiling_may_pay_after_the_budget_only(tmp_path, plain):
 
 def test_without_compiled_trials_there_is_no_word_about_it(night, plain):
     assert "torch.compile" not in words(written(night))
-
-
-def test_values_that_fail_are_named(tmp_path, plain):
-    wanted = make(tmp_path / "night")
-    for number, (size, bad) in enumerate([(128, 0), (32, 0), (64, 0), (64, 0), (256, 1), (256, 1), (256, 0)]):
-        point = {"loader.batch_size": size, "optimizer.lr": 1e-3 + 1e-5 * number}
-        write(tmp_path / "night", wanted, number, point if number else {}, status="oom" if bad else "ok",
-              curve=() if bad else ((20.0, 4000, 1.0 + number),), reason="out of memory" * bad)  # fmt: skip
-    assert "2 of 3 with loader.batch_size = 256" in words(written(tmp_path / "night"))
-
-
-def test_skipped_trials_are_none_of_those_that_ran_with_a_value_that_fails(tmp_path):
-    wanted = make(tmp_path / "night", FILE | {"budget": {"per_trial": "20s", "trials": 14}})
-    for number in range(14):
-        point = {"loader.batch_size": 256 if number >= 4 else 64}
-        if number < 4:
-            write(tmp_path / "night", wanted, number, point, ((20.0, 4000, 2.0 + number / 10),))
-        else:
-            status = "oom" if number < 6 else "skipped"
-            write(tmp_path / "night", wanted, number, point, (), status=status, reason="no memory")
-    text = words(trials.failures(context.read(tmp_path / "night"), Figures()))
-    assert "at least twice as often with these values as with others: 2 of 2 with loader.batch_size = 256." in text
 
 
 def test_values_at_equal_seconds_have_a_difference_where_the_objective_has_no_ratios(tmp_path):

@@ -142,24 +142,3 @@ def failures_table(results: Results) -> pd.DataFrame:
     rows = [(status, len(names), reason, " ".join(names)) for (status, _), (reason, names) in kinds.items()]
     rows.sort(key=lambda row: row[1], reverse=True)
     return pd.DataFrame(rows, columns=["status", "trials", "reason", "names"])
-
-
-def _ran(trial: TrialRecord) -> bool:
-    return trial.finished and trial.status != "skipped"
-
-
-def suspects(results: Results, effects: Sequence[Effect], most: int = 5) -> list[tuple[str, Level, int]]:
-    """Return values with two failures or more, at twice the rate of other trials or more, the worst first.
-
-    Each is (knob, value, number of trials with it that ran). They are a hint, not a proof.
-    """
-    bad, ended = sum(map(failed, results.trials)), sum(map(_ran, results.trials))
-    hints = list[tuple[float, str, Level, int]]()
-    for knob, level in ((effect.knob, level) for effect in effects for level in effect.levels):
-        inside = sum(_ran(trial) for trial in results.trials if trial.name in level.members)
-        others = ended - inside
-        if level.failed >= 2 and others >= 1:
-            rate_inside, rate_outside = level.failed / inside, (bad - level.failed) / others
-            if rate_inside >= 2 * rate_outside:
-                hints.append((rate_inside - rate_outside, knob, level, inside))
-    return [(knob, level, ran) for _, knob, level, ran in sorted(hints, key=lambda hint: -hint[0])[:most]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunediff.analysis import RATE, Results, failed, shown
-from tunediff.analysis.effects import failures_table, suspects
+from tunediff.analysis.effects import failures_table
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import pluralize, truncate
@@ -135,9 +135,6 @@ def failures(context: ReportContext, files: Files) -> Html | None:
         ]
         parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
         parts.append(note(files.links("failures")))
-    if hints := suspects(results, context.effects):
-        words = "; ".join(f"{of.failed} of {ran} with {knob} = {of.label}" for knob, of, ran in hints)
-        parts.append(el("p", f"Trials failed at least twice as often with these values as with others: {words}."))
     if sentence := disturbed_words(context.evidence):
         parts.append(el("p", sentence))
     if left := context.unreadable:
