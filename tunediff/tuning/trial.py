@@ -126,8 +126,7 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
 
 def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
-    cursor, place = 0, spec.group.place
-    waiting = Waiting(spec.folder, place)
+    cursor, place, waiting_noted = 0, spec.group.place, False
     while True:
         event = ray.get(slot.event.remote(serial, cursor))
         if isinstance(event, End | Lost):  # also after the deadline
@@ -140,7 +139,9 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
                 ray.get(slot.kill.remote(why))
                 return Lost(why)
             if missing_s > 0:  # not the configuration's fault
-                waiting.report(missing_s)
+                if missing_s >= PATIENCE_S and not waiting_noted:
+                    _note_waiting(spec.folder, place, missing_s)
+                    waiting_noted = True
                 deadline = time.monotonic() + spec.deadline_s  # counts from the start of the workers
 
         # ---- give up a trial that is past its deadline
@@ -204,22 +205,13 @@ def _unreachable(place: Placement, missing_s: float) -> str:
     return f"its workers did not start within {START_S:.0f} s" if late else ""
 
 
-class Waiting:
-    """Reports once, in the journal and for the console, what a group waits for that takes over a minute to start."""
-
-    def __init__(self, folder: Path, place: Placement) -> None:
-        self._folder, self._place, self._reported = folder, place, False
-
-    def report(self, waited_s: float) -> None:
-        """Report it, if the group has waited long enough."""
-        if waited_s < PATIENCE_S or self._reported:
-            return
-        self._reported = True
-        lacking = cluster.lacks(self._place)
-        Journal(self._folder).write("waiting", waited_s=waited_s, what=lacking)
-        with contextlib.suppress(OSError):
-            progress = {"part": "waiting", "since": time.time() - waited_s, "work": lacking}
-            write_text(self._folder / DOING, json.dumps(progress))
+def _note_waiting(folder: Path, place: Placement, waited_s: float) -> None:
+    """Write to the journal and for the console what a group waits for."""
+    lacking = cluster.lacks(place)
+    Journal(folder).write("waiting", waited_s=waited_s, what=lacking)
+    with contextlib.suppress(OSError):
+        progress = {"part": "waiting", "since": time.time() - waited_s, "work": lacking}
+        write_text(folder / DOING, json.dumps(progress))
 
 
 def _disk_fault(lost: Lost, folder: Path) -> str | None:
