@@ -80,6 +80,10 @@ def test_what_knobs_set_is_refused():
         WorkloadError, match="Accelerator: mixed_precision: 'bf16' is not allowed; .* precision.amp sets"
     ):
         train(config(), body=lambda trial: TrialAccelerator(trial, mixed_precision="bf16"))
+    message = r"gradient_accumulation_steps: 4 is not .* loader.accumulation sets it; dynamo_backend: 'eager' is not"
+    options = {"mixed_precision": "no", "gradient_accumulation_steps": 4, "dynamo_backend": "eager"}
+    with pytest.raises(WorkloadError, match=f"Accelerator: {message}"):
+        train(config(), body=lambda trial: TrialAccelerator(trial, **options))
 
 
 def test_chained_schedulers_are_refused():

@@ -255,6 +255,21 @@ def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
         train(config(), body=body)
 
 
+def test_everything_that_knobs_set_is_refused_in_one_error():
+    def body(trial):
+        fit(trial, Module(trial.knobs), Data(), devices=2, accelerator="auto", max_time="00:01:00:00")
+
+    message = r"Trainer: devices: 2 is not .* parallel.workers sets it; max_time: '00:01:00:00' is not .* the budget"
+    with pytest.raises(WorkloadError, match=message) as caught:
+        train(config(), body=body)
+    assert "accelerator" not in str(caught.value)
+
+
+def test_settings_that_ask_for_what_happens_anyway_are_accepted():
+    same = {"accelerator": "auto", "devices": 1, "strategy": "auto", "num_nodes": 1, "num_sanity_val_steps": 0}
+    assert trained([], 3, options={"max_steps": 3, **same}).steps == 3
+
+
 def test_a_module_of_another_package_is_refused():
     with pytest.raises(WorkloadError, match="Linear is no pytorch_lightning.LightningModule; import it from there"):
         train(config(), body=lambda trial: fit(trial, torch.nn.Linear(1, 1), Data()))

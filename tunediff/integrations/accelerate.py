@@ -51,12 +51,17 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
     def __init__(self, trial: Trial, *, schedule_steps: int | None = None, **options: Any) -> None:
         """`schedule_steps`: of the learning rate's schedule in all; the budget stands for them. None: a scheduler steps
         with the optimizer, whatever the budget is."""
-        refuse_settings(trial, options, _SET_BY, "Accelerator")
+        config = trial.config
+        made = {
+            "mixed_precision": {"none": "no"}.get(config.precision.amp, config.precision.amp),
+            "gradient_accumulation_steps": config.loader.accumulation, "cpu": trial.device.type == "cpu",
+        }  # fmt: skip
+        options = refuse_settings(trial, options, _SET_BY, made, Accelerator)
         refuse_knobs(trial, "accelerate", ["accumulation"])
         self._trial, self._schedule_steps = trial, schedule_steps
         self._loader: EpochLoader | None = None
         self._budget_schedulers: list[BudgetScheduler] = []
-        config, handlers = trial.config, list(options.pop("kwargs_handlers", None) or [])
+        handlers = list(options.pop("kwargs_handlers", None) or [])
         if trial.world.size > 1 and not any(isinstance(one, DistributedDataParallelKwargs) for one in handlers):
             parallel = config.parallel
             handlers.append(
@@ -68,11 +73,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             mode, dynamic = config.compile.mode, config.compile.dynamic or None
             options["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=mode, dynamic=dynamic)
         begin_accelerate(trial)
-        super().__init__(
-            mixed_precision={"none": "no"}.get(config.precision.amp, config.precision.amp),
-            gradient_accumulation_steps=config.loader.accumulation, cpu=trial.device.type == "cpu",
-            kwargs_handlers=handlers, **options,
-        )  # fmt: skip
+        super().__init__(kwargs_handlers=handlers, **made, **options)
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's checkpoints."""

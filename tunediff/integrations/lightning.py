@@ -75,8 +75,14 @@ def fit(
         raise trial.engine.mistake(
             f"{type(model).__name__} is no pytorch_lightning.LightningModule; import it from there"
         )
-    refuse_settings(trial, trainer_options, _SET_BY, "Trainer")
     refuse_knobs(trial, "Lightning", ["accumulation"])
+    made = {
+        "strategy": _strategy(trial), "devices": 1, "num_nodes": trial.world.size,
+        "accelerator": "gpu" if trial.device.type == "cuda" else "cpu", "use_distributed_sampler": True,
+        "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
+        "val_check_interval": 10**12, "check_val_every_n_epoch": None,
+    }  # fmt: skip
+    trainer_options = refuse_settings(trial, trainer_options, _SET_BY, made, pl.Trainer)
     trial.adopt(model)
     clock = _Clock(trial, model)
     callbacks = trainer_options.pop("callbacks", None) or []
@@ -89,12 +95,7 @@ def fit(
         "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
         "enable_checkpointing": checkpoints, "default_root_dir": trial.engine.folder, **trainer_options,
     }  # fmt: skip
-    trainer = pl.Trainer(
-        **options, callbacks=callbacks, strategy=_strategy(trial), devices=1, num_nodes=trial.world.size,
-        accelerator="gpu" if trial.device.type == "cuda" else "cpu", use_distributed_sampler=True,
-        accumulate_grad_batches=trial.config.loader.accumulation, num_sanity_val_steps=0,
-        val_check_interval=10**12, check_val_every_n_epoch=None,
-    )  # fmt: skip
+    trainer = pl.Trainer(**options, **made, callbacks=callbacks)
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders
     wrapped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -80,14 +81,22 @@ def refuse_knobs(trial: Trial, framework: str, loader: Iterable[str]) -> None:
         engine.not_followed.add("parallel.gradients")
 
 
-def refuse_settings(trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], framework: str) -> None:
-    """Raise `WorkloadError` for a setting of the framework that a knob makes."""
-    for name, value in settings.items():
-        if name in knobs:
-            raise trial.engine.mistake(
-                f"{framework}: {name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it "
-                "(BASELINE in your file, or a search file)"
-            )
+def refuse_settings(
+    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any], kind: type[Any]
+) -> dict[str, Any]:
+    """Return the settings of a class of the framework, without those that a knob makes.
+
+    Raises `WorkloadError` with all of these that ask for something else than `made` or the default of the class.
+    """
+    defaults, names = inspect.signature(kind).parameters, settings.keys() & knobs.keys()
+    refused = [
+        f"{name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it"
+        for name, value in settings.items()
+        if name in names and all(value != neutral for neutral in (made.get(name), defaults[name].default))
+    ]
+    if refused:
+        raise trial.engine.mistake(f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)")
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:

@@ -194,8 +194,7 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     }  # fmt: skip
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     own = {name: getattr(args, name) for name in {*values, *_SHARDING} if name in defaults}
-    own = {name: value for name, value in own.items() if value and value not in (defaults[name], values.get(name))}
-    refuse_settings(trial, own, _SET_BY, "TrainingArguments")
+    refuse_settings(trial, {name: value for name, value in own.items() if value}, _SET_BY, values, TrainingArguments)
     ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
     args = dataclasses.replace(args, **values, **ended)
     args._n_gpu = min(args.n_gpu, 1)  # of several visible ones, a trial has one in each process
