@@ -501,6 +501,11 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     monkeypatch.setattr(check, "before_search", lambda *_: report)
     measured = compare_setup._check(cfg.baseline("digits"), print)
     assert measured == {"evaluation_s": 0.5, **load}
+    said = []
+    report["unread"] = ["loader.batch_size", "width"]
+    compare_setup._check(cfg.baseline("digits"), said.append)
+    (line,) = said
+    assert line.endswith(": train(trial) never reads loader.batch_size, width"), "one line for all of them"
     sides = [cfg.baseline("digits")] * 2
     plan = pair_plan.values(["a", "b"], sides, 12, 20.0, "wall", measured)
     assert warning in pair_plan.lines(plan)

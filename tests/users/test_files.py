@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,15 @@ def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_pa
     assert re.search(r"never reads .*loader\.batch_size.*: not searched$", told), "one line for all of them"
     again = search_space.load(tmp_path / "s/search.yaml")
     assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
+
+
+def test_a_training_names_all_knobs_that_nobody_reads_in_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(weights, "about", lambda *_: {})
+    monkeypatch.setattr(weights, "save", lambda *_: None)
+    model = types.SimpleNamespace(state_dict=dict)
+    outcome = types.SimpleNamespace(model=model, steps=2, unread=("loader.batch_size", "width"), finished=False)
+    train_run._conclude(None, outcome, None, types.SimpleNamespace(folder=tmp_path))
+    assert caplog.messages == ["train(trial) never reads loader.batch_size, width: not effective"]
 
 
 def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, capsys):

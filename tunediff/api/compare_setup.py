@@ -303,7 +303,8 @@ def _check(config: Systems, say: Say) -> dict[str, Any]:
     from tunediff.training import check  # imports torch
 
     checked = check.before_search(config, say)
-    for line in [*checked["warnings"], *(f"train(trial) never reads the knob {knob}" for knob in checked["unread"])]:
+    unread = [f"train(trial) never reads {', '.join(checked['unread'])}"] if checked["unread"] else []
+    for line in [*checked["warnings"], *unread]:
         say(f"WARNING: {cfg.of(config).title}: {line}")
     keys = ("evaluation_s", "other_load_share", "disturbed")
     return {key: value for key, value in checked.items() if key in keys}

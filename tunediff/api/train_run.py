@@ -299,8 +299,8 @@ def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: J
 
     metadata = weights.about(config, journal.folder, outcome.steps)
     weights.save(outcome.model.state_dict(), journal.folder / weights.NAME, metadata)
-    for knob in outcome.unread:
-        log.warning("train(trial) never reads the knob %s: not effective", knob)
+    if outcome.unread:
+        log.warning("train(trial) never reads %s: not effective", ", ".join(outcome.unread))
     if outcome.finished:
         assert result.end is not None
         journal.end(result.end)
