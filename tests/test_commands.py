@@ -498,6 +498,13 @@ def test_a_running_search_is_locked(found):
         pass
 
 
+def test_a_running_search_is_refused_before_its_workload_is_imported(found, monkeypatch, capsys):
+    monkeypatch.setattr(experiment, "reopen", lambda *_, **__: pytest.fail("imported"))
+    with alone(found.folder):
+        error = refused(capsys, search.main, "--resume", found.folder.name, "--storage", str(found.folder.parent))
+    assert "is running in another process; wait for it, or stop it" in error
+
+
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
 def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, caplog, code):
     def refuse(*_):

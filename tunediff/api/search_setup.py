@@ -16,7 +16,7 @@ from typing import Any, cast
 from tunediff import cli, search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
-from tunediff.core import machine_options, remote, text
+from tunediff.core import lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.integrations import tracking
 from tunediff.report import plan
@@ -230,6 +230,8 @@ def _resumed(options: SearchOptions) -> SearchRequest:
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
+    if not options.dry_run:
+        lock.check_free(folder)  # before a user's file is imported, which may take minutes
     space = _reopened(folder, options)
     # The nodes of a cluster are not known yet
     if options.address is None and (warning := experiment.foreign(folder)):

@@ -43,8 +43,7 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            busy = busy or f"--resume: {folder.name} is running in another process"
-            raise ConfigError(f"{busy}; wait for it, or stop it") from None
+            raise ConfigError(_busy(folder, busy)) from None
         except OSError as error:
             why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
             log.warning("%s: %s run %s at once", option, why, folder.name)
@@ -58,6 +57,19 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
                 lock.truncate(0)
             with contextlib.suppress(OSError):  # a forked process that lives on has the open file, and would keep it
                 fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def check_free(folder: Path) -> None:
+    """Raise the `ConfigError` of `alone` if another process has the lock; for whoever takes it seconds later."""
+    with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:  # without a file nobody has begun
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(_busy(folder)) from None
+
+
+def _busy(folder: Path, action: str | None = None) -> str:
+    return f"{action or f'--resume: {folder.name} is running in another process'}; wait for it, or stop it"
 
 
 def runner(folder: Path) -> Runner | None:
