@@ -143,6 +143,12 @@ def test_dry_run_says_how_much_a_warm_start_reuses(make, earlier, tmp_path):
     assert "warm start: 4 of 4 results of earlier are reused" in plan.lines(planned)
 
 
+def test_dry_run_on_a_cluster_says_nothing_of_this_machine_about_a_warm_start(make, earlier, tmp_path):
+    request = search_setup.SearchRequest(tmp_path, make(**EARLIER, warm_start=str(earlier)).proposer.space)
+    planned = search_setup.planned(request, SearchOptions(address="head:6379"))
+    assert not any("warm start" in line for line in plan.lines(planned))
+
+
 def test_a_search_goes_on_where_the_earlier_one_is_gone(make, earlier, tmp_path):
     file = tmp_path / "night.yaml"
     file.write_text(json.dumps(FILE | {"warm_start": earlier.name}))

@@ -128,7 +128,7 @@ def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
 
 def planned(request: SearchRequest, options: SearchOptions, measured: Measured | None = None) -> dict[str, Any]:
     """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run has measured."""
-    values = plan.values(request.space, request.folder, measured or {})
+    values = plan.values(request.space, request.folder, measured or {}, here=options.address is None)
     if request.inferred and not options.no_check:
         values["notes"].append(UNREAD)
     return values

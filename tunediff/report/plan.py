@@ -23,10 +23,11 @@ MOST_DAYS, MOST_TRIALS = 30, 100_000
 WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
 
 
-def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, Any]:
+def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = True) -> dict[str, Any]:
     """Return what a search will run and cost, in JSON types.
 
     Seconds are upper bounds of wall-clock; None means unknown. measured: timings and sizes measured on this machine.
+    here: whether trials run on this machine; what is reused on the nodes of a cluster is not known before it is asked.
     """
     # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine = resources.local()
@@ -66,7 +67,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured) -> dict[str, An
         "data": measured.get("data", []), "advice": cost.advice(),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates], "skipped": skipped(space),
-        "notes": [*share.notes, *filter(None, [_warm(space, folder, machine.device)])],
+        "notes": [*share.notes, *filter(None, [_warm(space, folder, machine.device) if here else ""])],
     }  # fmt: skip
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
