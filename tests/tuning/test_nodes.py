@@ -83,7 +83,7 @@ def test_request_for_nodes_ends_with_the_slots(monkeypatch, tmp_path, error):
     share = divided([head], (1, 2), ["none"], "x.yaml", False, [Machine(16, 4, "group", "group")])
     with (
         contextlib.suppress(KeyboardInterrupt),
-        slots.opened(tmp_path, share, None, cluster.Nodes([head], lambda machines: None)) as made,
+        slots.opened(tmp_path, share, None, cluster.Nodes([head], [])) as made,
     ):
         assert made.pool.take(2) is None
         if error is not None:
@@ -141,7 +141,7 @@ def test_nodes_that_train_are_described(monkeypatch):
     assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
     assert (
-        slots.Slots(Path("x"), share, cluster.Nodes(nodes, print, cluster.describe(nodes))).environment["cpu"]
+        slots.Slots(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
         == "of the node"
     )
     assert slots.Slots(Path("x"), share).environment is None
@@ -166,7 +166,7 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
         if machines[0].id == "b":
             raise ConfigError("--storage: x is not shared")
 
-    look = cluster.Nodes(cluster.nodes(), check)
+    look = cluster.Nodes(cluster.nodes(), [check])
     look.say = heard.append
     assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000"]
     for name in "bc":
@@ -206,7 +206,7 @@ def test_a_search_goes_on_while_nodes_that_came_are_checked(nodes):
             raise OSError("No space left on device")
         together.wait()
 
-    look = cluster.Nodes(cluster.nodes(), check)
+    look = cluster.Nodes(cluster.nodes(), [check])
     heard = []
     look.say = heard.append
     names = ["a1b2c3d4", "ffff0000"]
@@ -224,10 +224,30 @@ def test_a_search_goes_on_while_nodes_that_came_are_checked(nodes):
     assert len(heard) == 3
 
 
+def test_the_check_of_a_node_stops_when_the_search_ends(nodes, tmp_path):
+    """A call of Ray after its shutdown would start a cluster on this machine."""
+    first, release, checked = threading.Event(), threading.Event(), []
+
+    def slow(machines):
+        first.set()
+        release.wait(60)
+
+    look = cluster.Nodes(cluster.nodes(), [slow, checked.append])
+    share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
+    nodes.append(GPU | {"NodeID": "b"})
+    with pytest.raises(KeyboardInterrupt), slots.opened(tmp_path, share, None, look):
+        look()
+        assert first.wait(60)
+        raise KeyboardInterrupt
+    release.set()
+    after_checks()
+    assert checked == []
+
+
 def test_a_node_that_drains_gets_no_new_trial(nodes):
     """Whoever looks later does not find it, and it is told once."""
     heard = []
-    look = cluster.Nodes(cluster.nodes(), lambda machines: None)
+    look = cluster.Nodes(cluster.nodes(), [])
     look.say = heard.append
     nodes[0] = GPU | {"Drains": True}
     assert [[one.id for one in look()] for _ in range(2)] == [["ffff0000"]] * 2

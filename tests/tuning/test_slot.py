@@ -408,7 +408,7 @@ def test_request_for_nodes_is_withdrawn_when_the_search_ends(monkeypatch, tmp_pa
     monkeypatch.setattr(slots.cluster, "ask", lambda place, size: asked.append(size))
     monkeypatch.setattr(slots, "_create", lambda *_: types.SimpleNamespace())
     share = ResourcePartition((Machine(2, 1, "a", "a"),), (1, 4), True, False)
-    nodes = slots.cluster.Nodes([Machine(2, 1, "a", "a")], print)
+    nodes = slots.cluster.Nodes([Machine(2, 1, "a", "a")], [])
     monkeypatch.setattr(slots.cluster, "nodes", lambda: [Machine(2, 1, "a", "a")])
     with contextlib.suppress(KeyboardInterrupt, ZeroDivisionError), slots.opened(tmp_path, share, None, nodes) as made:
         assert made.pool.take(4) is None

@@ -196,14 +196,16 @@ class Nodes:
     being checked."""
 
     def __init__(
-        self, machines: Iterable[Machine], check: Callable[[list[Machine]], None],
+        self, machines: Iterable[Machine], checks: Sequence[Callable[[list[Machine]], None]],
         environment: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`machines`: have been checked; `check`: raises `ConfigError` for what one of these nodes lacks;
+        """`machines`: have been checked; `checks`: each raises `ConfigError` for what one of these nodes lacks;
         `environment`: of one that trains, see `describe`."""
         self.environment = environment or {}
         self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
-        self._check, self._checked = check, queue.SimpleQueue[tuple[Machine, str]]()
+        self._checks, self._checked = checks, queue.SimpleQueue[tuple[Machine, str]]()
+        self.over = threading.Event()
+        """Set before Ray is shut down. A call of Ray after that would start another cluster on this machine."""
         self.say: Callable[[str], None] = lambda line: None
 
     def __call__(self) -> list[Machine]:
@@ -225,7 +227,10 @@ class Nodes:
     def _look_at(self, machine: Machine) -> None:
         """Check a node; the next call says what it lacks, or uses it."""
         try:
-            self._check([machine])
+            for check in self._checks:
+                if self.over.is_set():
+                    return
+                check([machine])
             self._checked.put((machine, ""))
         except Exception as error:  # as of a full disk: nobody else would see it
             self._checked.put((machine, str(error) or type(error).__name__))

@@ -219,16 +219,16 @@ def _of_cluster(
     """
     from tunediff.tuning import cluster as there
 
-    def check(machines: Sequence[resources.Machine]) -> None:
-        there.check_packages(machines)
-        there.check_shared(folder, machines)
-        for config in configs:
-            there.check_files(cfg.to_dict(config), evaluates, machines)
-
+    checks: list[Callable[[list[resources.Machine]], None]] = [
+        there.check_packages,
+        functools.partial(there.check_shared, folder),
+        *(functools.partial(there.check_files, cfg.to_dict(config), evaluates) for config in configs),
+    ]
     machines = there.nodes()
     partition = share(*machines, may_come=there.may_come())
-    check(partition.machines)
-    return partition, there.Nodes(machines, check, there.describe(partition.machines))
+    for check in checks:
+        check(list(partition.machines))
+    return partition, there.Nodes(machines, checks, there.describe(partition.machines))
 
 
 @contextlib.contextmanager

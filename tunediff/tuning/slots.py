@@ -88,6 +88,8 @@ def opened(
         yield slots
         slots.close()  # not after a fault: the slots end with the cluster
     finally:
+        if nodes is not None:
+            nodes.over.set()
         with contextlib.suppress(Exception):  # a cluster that is gone keeps no nodes either
             slots.pool.withdraw()
 
