@@ -8,6 +8,7 @@ import types
 import pytest
 
 from tunediff.tuning import experiment, local_ray
+from tunediff.tuning.sessions import NotStartedError
 
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "TUNEDIFF_KEEP_RAY")
 
@@ -131,3 +132,24 @@ def test_session_link_of_another_search_stays(session):
     with experiment.cluster(None):
         pass
     assert left(session) == ["session_2", "session_latest"]
+
+
+def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
+    from ray._private import services
+
+    late = [RuntimeError("no node yet"), "node"]
+
+    def get_node(*_):
+        if isinstance(answer := late.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr("ray.init", lambda **_: services.get_node("gcs", "id"))
+    with experiment.cluster(None) as context:
+        assert context == "node"
+    assert services.get_node is get_node
+    monkeypatch.setattr(local_ray, "START_S", 0.0)
+    late += [RuntimeError("never")]
+    with pytest.raises(NotStartedError, match="never"), experiment.cluster(None):
+        pass

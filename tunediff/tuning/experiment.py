@@ -180,17 +180,21 @@ def cluster(address: str | None) -> Iterator[Any]:
 def _init(**options: Any) -> Any:
     """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
 
-    Ray waits 30 s for them, and offers no setting for that. On a busy machine its first start takes longer, since all
-    its files are read from disk; the second one finds them in memory.
+    On a busy machine its first start takes longest, since all its files are read from disk; the second one finds them
+    in memory.
     """
     import ray
 
+    from tunediff.tuning import local_ray
+
+    longer = local_ray.longer_start() if options["address"] == "local" else contextlib.nullcontext()
     try:
-        return ray.init(**options)
+        with longer:
+            return ray.init(**options)
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
-        logging.getLogger(__name__).warning("Ray did not start within 30 s; it is tried once more")
+        logging.getLogger(__name__).warning("Ray did not start within %.0f s; it is tried once more", local_ray.START_S)
         ray.shutdown()
     return ray.init(**options)
 

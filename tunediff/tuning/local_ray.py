@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from tunediff.core.files import home
 
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
+START_S = 120.0
+"""Seconds that Ray's processes have to start in. Alone Ray waits 30 s, too few beside other work on all cores."""
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _made: list[str] = []
 """Tokens that this process made: nobody else knows them."""
@@ -28,6 +33,32 @@ def ensure_token() -> None:
     if folder is None and not _readable_token():
         _made.append(secrets.token_hex(32))
         os.environ[_TOKEN] = _made[-1]
+
+
+@contextlib.contextmanager
+def longer_start() -> Iterator[None]:
+    """Let a `ray.init` inside wait `START_S` for the processes that it starts.
+
+    Ray has no setting for that: its 30 s stand in the middle of a function, which asks `get_node` whether they are up.
+    """
+    from ray._private import services
+
+    get_node, deadline = services.get_node, time.monotonic() + START_S
+
+    def wait_for_node(*args: Any) -> Any:
+        while True:
+            try:
+                return get_node(*args)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.1)
+
+    services.get_node = wait_for_node
+    try:
+        yield
+    finally:
+        services.get_node = get_node
 
 
 def dashboard(url: str, address: str | None = None) -> str:
