@@ -404,6 +404,22 @@ def test_pairs_run_until_it_is_decided(slot, capsys):
     ]  # fmt: skip
 
 
+def test_compare_warns_once_of_runs_on_different_hardware(slot, capsys, monkeypatch):
+    from tunediff.core.journal import Journal
+
+    point_of = Journal.point
+
+    def with_worker(journal, *given):
+        gpu = "A100" if journal.folder.name == "t0000" else "H100"
+        journal.write("worker", device=gpu, threads=1, environment={"gpus": [f"{gpu}, 400.00 W"]})
+        return point_of(journal, *given)
+
+    monkeypatch.setattr(Journal, "point", with_worker)
+    assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
+    (warning,) = (line for line in capsys.readouterr().out.splitlines() if "runs on" in line)
+    assert "WARNING: A seed 1000 ran on A100 (400 W), B seed 1000 runs on H100 (400 W): what they" in warning
+
+
 def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
     slot.ends = {"t0002": KeyboardInterrupt}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 130

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import time
 
 import pytest
@@ -226,6 +227,23 @@ def test_trials_on_different_hardware_are_warned_of_once(night, capsys, as_json,
     assert warnings[0].startswith(start)
     ran = "t0003 ran on A100-SXM4-40GB (400 W), t0004 runs on A100-SXM4-80GB (400 W)"
     assert f"WARNING: {ran}: what they measure cannot be compared" in warnings[0]
+
+
+def test_confirming_runs_on_other_hardware_than_the_search_are_warned_of(night, capsys):
+    folder, loaded = night
+
+    def on(place, model):
+        worker = {"device": model, "threads": 1, "environment": {"gpus": [f"{model}, 400.00 W"]}}
+        Journal(place / "trials" / "t0003").write("worker", **worker)
+
+    on(folder, "A100")
+    (folder / "confirm").mkdir()
+    shutil.copy(folder / "search.yaml", folder / "confirm")
+    lines = console.Console(folder / "confirm", loaded)
+    write(folder / "confirm", loaded, 3, {"loader.batch_size": 32, "precision.amp": "bf16"}, [25.0])
+    on(folder / "confirm", "H100")
+    lines.listen("point", "t0003", {"index": 1, "train_s": 2.0, "frechet": 4.0, "samples_per_s": 50.0})
+    assert "WARNING: t0003 ran on A100 (400 W), confirm/t0003 runs on H100 (400 W)" in capsys.readouterr().out
 
 
 def test_search_events_are_text_on_stderr_beside_json(night, capsys):

@@ -24,6 +24,7 @@ from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
+from tunediff.report.mixed_hardware import MixedHardware
 from tunediff.tuning import experiment, resources, sessions
 
 log = logging.getLogger(__name__)
@@ -159,15 +160,23 @@ def _look_fields(now: Pairs) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _words(drawn: Mapping[str, Any]) -> str:
+    """Return how messages name a run: its side and seed."""
+    return f"{drawn['side']} seed {drawn['seed']}"
+
+
 def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str, Mapping[str, Any]], None]:
-    """Says how each run ends, here and on Ray's pages."""
+    """Says how each run ends, here and on Ray's pages, and warns where runs are on different hardware."""
+    runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
+    mixed_hardware = MixedHardware(runs, say)
 
     def tell(event: str, name: str, content: Mapping[str, Any]) -> None:
         if event == "point":
             return
-        run, words = record.read_trial(folder / "trials" / name), f"{content['side']} seed {content['seed']}"
+        run, words = record.read_trial(folder / "trials" / name), _words(content)
         fields: dict[str, Any] = {"trial": name, "side": content["side"], "seed": content["seed"]}
         if event == "end" and run is not None:
+            mixed_hardware.look_at(words, run)
             ended = [run.status or "", run.reason]
             value = run.value(cfg.of(run.configuration).objective.name)
             fields |= {"status": run.status, "reason": run.reason, "value": value}

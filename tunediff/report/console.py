@@ -11,12 +11,13 @@ from typing import Any
 from tunediff.analysis import Results, confirmation, disturbed, failed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
-from tunediff.core import environment, text
+from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan
 from tunediff.report.heartbeat import Heartbeat
+from tunediff.report.mixed_hardware import MixedHardware
 from tunediff.report.remaining import RemainingTime
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import beside
@@ -48,8 +49,7 @@ class Console:
         self._read()
         self._remaining.begin(self._done())
         self._printed: set[tuple[str, int]] = set()
-        used = ((environment.hardware(trial.environment), name) for name, trial in self._following.records.items())
-        self._hardware = {hardware: self._called(name) for hardware, name in used if hardware}
+        self._mixed_hardware = MixedHardware(self._earlier(), self.say)
 
     def _read(self) -> list[TrialRecord]:
         """Read new journal lines and return the trials that have ended since.
@@ -121,17 +121,16 @@ class Console:
                     self.say(line, "end", **self._ended(ended))
         trial = self._following.records.get(name)
         if trial is not None:
-            self._warn_of_hardware(trial)
+            self._mixed_hardware.look_at(self._called(name), trial)
         self._print_event(event, name, trial, content)
 
-    def _warn_of_hardware(self, trial: TrialRecord) -> None:
-        """Warn once of each hardware that trials run on beside that of the first one."""
-        used = environment.hardware(trial.environment)
-        if used and used not in self._hardware:
-            self._hardware[used] = self._called(trial.name)
-            (first, name), why = next(iter(self._hardware.items())), "what they measure cannot be compared"
-            if used != first:
-                self.say(f"WARNING: {name} ran on {first}, {self._called(trial.name)} runs on {used}: {why}")
+    def _earlier(self) -> dict[str, TrialRecord]:
+        """Return the trials so far, before confirming runs those of the search, by the names that are printed."""
+        own = {self._called(name): trial for name, trial in self._following.records.items()}
+        if not self.confirming:
+            return own
+        folder = self.folder.parents[len(Path(self.confirming).parts) - 1]
+        return {trial.name: trial for trial in record.read_trials(folder)} | own
 
     def _print_event(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
