@@ -47,8 +47,7 @@ def test_a_server_that_is_killed_gets_everything_once_it_is_back(tmp_path, monke
     folder, said = tmp_path / "night", []
     space = searches.make(folder, searches.FILE)
     searches.write(folder, space, 0, {}, CURVE[:1], status=None)
-    facts = TrackedSearch(folder, "mlflow", "frechet", {})
-    tracker = Tracker(facts, lambda: services.make("mlflow", folder), said.append)
+    tracker = Tracker(TrackedSearch(folder, "mlflow", "frechet", {}), services.make("mlflow", folder), said.append)
     with server(tmp_path, port):
         assert tracker.sync()
     searches.write(folder, space, 0, {}, CURVE)

@@ -70,7 +70,7 @@ def facts(folder, service="mlflow"):
 
 
 def make(folder, service, said=None):
-    return Tracker(facts(folder), lambda: service, (said if said is not None else []).append)
+    return Tracker(facts(folder), service, (said if said is not None else []).append)
 
 
 def test_tracker_sends_search_trials_points_and_ends(folder, space, service):
@@ -226,7 +226,7 @@ def finished(folder, space):
 
 
 def send_all(folder, name, verdict):
-    sending = Tracker(facts(folder, name), lambda: services.make(name, folder), print)
+    sending = Tracker(facts(folder, name), services.make(name, folder), print)
     assert sending.sync()
     return sending.sync(verdict, last=True)
 
@@ -372,7 +372,7 @@ def test_mlflow_has_the_knobs_of_a_run_that_was_interrupted_after_its_creation(f
     assert len(failed) == len(runs) == 3
     assert all("workload" in run.data.params for run in runs)
     changed = dataclasses.replace(facts(folder), config={"workload": "elsewhere/mine.py", "added": 1})
-    assert Tracker(changed, lambda: mlflow_runs.MlflowRuns(folder), print).sync({"best_trial": "t0000"}, last=True)
+    assert Tracker(changed, mlflow_runs.MlflowRuns(folder), print).sync({"best_trial": "t0000"}, last=True)
 
 
 @pytest.mark.training

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +72,12 @@ class SentLog:
 class Tracker:
     """Sends what the journals have and the service has not."""
 
-    def __init__(self, facts: TrackedSearch, make: Callable[[], Service], say: Say) -> None:
-        """`make` imports and opens the service; it is called again where it failed."""
-        self._facts, self._make = facts, make
+    def __init__(self, facts: TrackedSearch, service: Service, say: Say) -> None:
+        self._facts, self._service = facts, service
         later = "the search goes on, and its results are sent later"
         self._attempts = Attempts(f"--track {facts.service}", later, say, facts.late_s)
         self._sent = SentLog(facts.folder, facts.service)
         self._followed: dict[Path, Following] = {}
-
-    @functools.cached_property
-    def _service(self) -> Service:
-        return self._make()
 
     def sync(self, verdict: Mapping[str, Any] | None = None, last: bool = False) -> bool:
         """Send what is new; return whether the service has everything. After a failure it is left alone for a while.
@@ -192,11 +186,32 @@ def _pictures(folder: Path) -> dict[str, Path]:
 
 
 # ------------------------------------------------------------------------------------------------------------- process
+class _Prepared:
+    """Imports and opens a service, now or, where that fails, when it is used."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._service: Service | None = None
+        with contextlib.suppress(Exception):  # is raised again, and said, when there is something to send
+            self._opened()
+
+    def _opened(self) -> Service:
+        self._service = self._service or services.make(self._name, self._folder)
+        return self._service
+
+    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+        self._opened().send(run, points, pictures, end)
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+
 def main() -> None:
     """Follow the journals of the search whose facts are the argument; exit with 0 if all was sent."""
     say = companion.begin()
     facts = TrackedSearch.of(sys.argv[1])
-    tracker = Tracker(facts, lambda: services.make(facts.service, facts.folder), say)
+    tracker = Tracker(facts, _Prepared(facts.service, facts.folder), say)
     companion.follow(lambda verdict, last: tracker.sync(json.loads(verdict or "null"), last), facts.patience_s)
 
 
