@@ -319,7 +319,7 @@ def test_here_all_that_a_search_needs_is_there(tmp_path):
 def looks(*states):
     """Checks that find this."""
     return tuple(
-        finding.check(f"{state} one", needed=needed)(lambda site, state=state: Answer(state, "a <b> found", "it means"))
+        finding.check(f"{state} one", needed=needed)(lambda site, state=state: Answer(state, "a thing", "it means"))
         for state, needed in states
     )
 
@@ -345,14 +345,12 @@ def checks(monkeypatch):
         ([("wrong", True)], 1, "a search should not be started here: wrong one"),
     ],
 )
-def test_the_exit_code_says_whether_a_search_can_run(checks, capsys, tmp_path, states, code, verdict):
+def test_the_exit_code_says_whether_a_search_can_run(checks, capsys, states, code, verdict):
     checks(*states)
-    assert command.main(["--out", str(tmp_path / "page.html")]) == code
+    assert command.main([]) == code
     out = capsys.readouterr().out
     assert f"\n{verdict}\n" in out
-    page = (tmp_path / "page.html").read_text()
-    assert verdict in page
-    assert page.count("a &lt;b&gt; found") == len(states)
+    assert out.count("a thing") == len(states)
     assert command.main(["--json"]) == code
     told = json.loads(capsys.readouterr().out)
     assert (told["can_search"], told["verdict"]) == (code == 0, verdict)
@@ -366,16 +364,9 @@ def test_sigterm_ends_a_look_as_ctrl_c_does(checks, monkeypatch):
     assert command.main([]) == 130
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--out", "page.md"], "--out: 'page.md' is not allowed; allowed: a file that ends with .html"),
-        (["digits"], "unrecognized arguments: digits"),
-    ],
-)
-def test_the_doctor_refuses(capsys, words, message):
-    assert command.main(words) == 2
-    assert message in capsys.readouterr().err
+def test_the_doctor_refuses_a_workload(capsys):
+    assert command.main(["digits"]) == 2
+    assert "unrecognized arguments: digits" in capsys.readouterr().err
 
 
 def test_a_line_keeps_addresses_whole():

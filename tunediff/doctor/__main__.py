@@ -11,7 +11,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tunediff import cli
 from tunediff.core import environment, text
@@ -26,15 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look; see `--help`."""
     parser = cli.parser("doctor", __doc__ or "")
     parser.epilog = "Exit codes: 0 a search can run here, 1 it cannot, 2 bad input, 130 interrupted."
-    parser.add_argument("--out", type=Path, help="also write the result as one HTML page to this file")
     cli.add_storage(parser)
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
-    if args.out is not None:
-        cli.allow(
-            args.out.suffix == ".html" and not args.out.is_dir(), "--out", args.out, "a file that ends with .html"
-        )
-        cli.check_writable("--out", args.out)
     with terminable():  # what was started for a look, a search even, ends with it
         return _examine(args, text.original_command("doctor", argv))
 
@@ -55,16 +48,10 @@ def _examine(args: argparse.Namespace, command: str) -> int:
         "wall_s": time.monotonic() - begin, "device": site.device, "environment": environment.describe(),
         "findings": [dataclasses.asdict(result) for result in findings],
     }  # fmt: skip
-    if args.out is not None:
-        from tunediff.doctor import page  # imports the report's pieces
-
-        page.write(args.out, whole, findings)
     if args.json:
         cli.print_json(whole)
     else:
         print(f"\n{whole['verdict']}\nwall_s: {text.number(whole['wall_s'])}")
-        if args.out is not None:
-            print(f"page: {args.out}")
     return cli.OK if whole["can_search"] else cli.FAILED
 
 
