@@ -68,7 +68,7 @@ class Quality:
         count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
         # Every rank fills in the rows of its own images; the sum over ranks has them all.
         self._features = torch.zeros(count, extractor.dim, device=device)
-        self._score = InceptionScore(n, extractor.classes, device) if "is" in kinds else None
+        self._logits = torch.zeros(n if "is" in kinds else 0, extractor.classes, device=device)
 
     def update(self, start: int, images: Tensor) -> None:
         """Add images start, start + 1, … of the set, uint8 [B, C, H, W]. Raises `NonFiniteError`."""
@@ -79,18 +79,16 @@ class Quality:
             if last > first:
                 part.update(features[first:last])
                 first = last
-        self._features[start : start + len(features)] = features[: max(0, len(self._features) - start)]
-        if self._score is not None:
-            self._score.update(start, logits)
+        for rows, batch in ((self._features, features), (self._logits, logits)):
+            rows[start : start + len(batch)] = batch[: max(0, len(rows) - start)]
 
     def merge(self, world: World) -> None:
         """Sum the statistics over ranks; every rank must call it, after its last image."""
         for part in self._parts:
             part.merge(world)
-        if self._score is not None:
-            self._score.merge(world)
-        if len(self._features):
-            world.sum(self._features)
+        for rows in (self._features, self._logits):
+            if rows.numel():
+                world.sum(rows)
 
     def values(self, real: Real) -> dict[str, Value]:
         """Return the metrics of the chosen kinds, by the names in `names.KINDS`."""
@@ -112,8 +110,8 @@ class Quality:
                 assert real.features is not None
                 mean, sd = kernel_distance(self._features, real.features) or (None, None)
                 metrics["kid"] = Value(mean, count, sd)
-            if self._score is not None:
-                mean, sd = self._score.value() or (None, None)
+            if "is" in self._kinds:
+                mean, sd = inception_score(self._logits) or (None, None)
                 metrics["inception_score"] = Value(mean, self._stops[-1], sd)
             if "pr" in self._kinds:
                 assert real.features is not None
@@ -134,38 +132,16 @@ def extrapolated(counts: list[int], distances: list[float]) -> float:
     return float(np.polyfit(1 / np.asarray(counts, float), np.asarray(distances, float), 1)[1])
 
 
-class InceptionScore:
-    """exp of the mean KL divergence of p(y|x) from p(y) (Salimans et al. 2016, arXiv 1606.03498, §4), over 10 splits.
+def inception_score(logits: Tensor) -> tuple[float, float] | None:
+    """Return mean and standard deviation, over 10 splits in order, of exp of the mean KL divergence of p(y|x) from p(y)
+    (Salimans et al. 2016, arXiv 1606.03498, §4) for logits [n, classes], as torch-fidelity computes it; None for fewer
+    than 10 images, or without classes."""
+    if len(logits) < SPLITS or not logits.shape[1]:
+        return None
+    from torch_fidelity.metric_isc import isc_features_to_metric
 
-    Splits are by image number, in order. Only sums are kept, in float64.
-    """
-
-    def __init__(self, n: int, classes: int, device: torch.device | str) -> None:
-        self._n, self._stops = n, torch.tensor([(i + 1) * n // SPLITS for i in range(SPLITS)], device=device)
-        # Per split: the sums of p [classes], the sum of p·log p, the count.
-        self._sums = torch.zeros(SPLITS, classes + 2, dtype=torch.float64, device=device)
-
-    def update(self, start: int, logits: Tensor) -> None:
-        """Add the logits [B, classes] of images start, start + 1, …"""
-        log_p = logits.double().log_softmax(1)
-        p = log_p.exp()
-        numbers = torch.arange(start, start + len(logits), device=logits.device)
-        split = torch.bucketize(numbers, self._stops, right=True)
-        member = torch.nn.functional.one_hot(split, SPLITS).double()
-        self._sums += member.T @ torch.cat([p, (p * log_p).sum(1, keepdim=True), torch.ones_like(p[:, :1])], dim=1)
-
-    def merge(self, world: World) -> None:
-        """Add up the sums of all ranks; every rank must call it."""
-        world.sum(self._sums)
-
-    def value(self) -> tuple[float, float] | None:
-        """Return (mean, standard deviation) over the splits; None if one would be empty, or without classes."""
-        if self._n < SPLITS or self._sums.shape[1] == 2:
-            return None
-        count = self._sums[:, -1]
-        marginal = self._sums[:, :-2] / count[:, None]
-        scores = (self._sums[:, -2] / count - torch.xlogy(marginal, marginal).sum(1)).exp()
-        return float(scores.mean()), float(scores.std(correction=0))
+    metrics = isc_features_to_metric(logits, splits=SPLITS, shuffle=False)
+    return metrics["inception_score_mean"], metrics["inception_score_std"]
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | None:
