@@ -1,21 +1,25 @@
-"""What `apart.ask` runs in processes of its own: `python -m tunediff.doctor.probes NAME`."""
+"""What `ask` runs in processes of its own: `python -m tunediff.doctor.probes NAME FILE`"""
 
 from __future__ import annotations
 
 import copy
 import http.client
+import json
+import os
 import sys
 import time
 import urllib.parse
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tunediff.config.systems import Compile, Precision
+from tunediff.core.files import write_text
 from tunediff.distributed import alone, from_environment
-from tunediff.doctor.apart import answer
 from tunediff.training import compilation
 from tunediff.training.precision import set_backends
 
@@ -25,7 +29,7 @@ CLOSE = 1e-3
 """Relative, and a tenth of it absolute: within which a compiled float32 network agrees with itself run eagerly."""
 
 
-def group() -> None:
+def group() -> dict[str, Any]:
     """Every process adds its number to those of all others, and averages as many gradients as DDP does at once."""
     with from_environment() as world:
         first = world.total(world.rank + 1.0)
@@ -40,11 +44,10 @@ def group() -> None:
         expected = (world.size + 1) / 2
         right = first == expected * world.size and bool((mean == expected).all())
         right = not world.any(not right)
-        if world.main:
-            answer(right=right, backend=torch.distributed.get_backend(), mean_s=min(taken[1:]))
+        return {"right": right, "backend": torch.distributed.get_backend(), "mean_s": min(taken[1:])}
 
 
-def compiled() -> None:
+def compiled() -> dict[str, Any]:
     """Forward and backward pass of a small network, compiled and eagerly."""
     device = alone().device
     set_backends(Precision(conv_tf32=False), device.type)  # TF32 is as far from itself in another kernel as `CLOSE`
@@ -60,7 +63,7 @@ def compiled() -> None:
     seconds = time.perf_counter() - begin
     expected = _passes(plain, x)
     right = all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10) for a, b in zip(passes, expected, strict=True))
-    answer(right=right, graphs=graphs, compile_s=seconds)
+    return {"right": right, "graphs": graphs, "compile_s": seconds}
 
 
 def _passes(net: nn.Module, x: Tensor) -> list[Tensor]:
@@ -69,7 +72,7 @@ def _passes(net: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
 
 
-def graphs() -> None:
+def graphs() -> dict[str, Any]:
     """A CUDA graph, recorded once and replayed on other numbers."""
     x = torch.zeros(1024, device="cuda")
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -83,18 +86,18 @@ def graphs() -> None:
     x.fill_(3.0)
     recorded.replay()
     torch.cuda.synchronize()
-    answer(right=bool((y == 7).all()))
+    return {"right": bool((y == 7).all())}
 
 
-def fp8() -> None:
+def fp8() -> dict[str, Any]:
     """A product of 8-bit floats, whose numbers these can hold exactly."""
     a, scale = torch.ones(64, 64, device="cuda"), torch.ones((), device="cuda")
     half = a.to(torch.float8_e4m3fn)
     product = torch._scaled_mm(half, half.t().contiguous().t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
-    answer(right=bool((product == 64).all()))
+    return {"right": bool((product == 64).all())}
 
 
-def cluster() -> None:
+def cluster() -> dict[str, Any]:
     """A Ray cluster as a search starts it: one task on it, and its dashboard asked for anything at all."""
     import ray
 
@@ -115,10 +118,13 @@ def cluster() -> None:
             status = line.getresponse().status
         except OSError as error:
             message = str(error)
-    answer(right=right and counts, start_s=started, task_s=worked, url=url, status=status, message=message)
+    result = {"right": right and counts, "start_s": started, "task_s": worked}
+    return {**result, "url": url, "status": status, "message": message}
 
 
-PROBES: dict[str, Callable[[], None]] = {one.__name__: one for one in (group, compiled, graphs, fp8, cluster)}
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {one.__name__: one for one in (group, compiled, graphs, fp8, cluster)}
 
 if __name__ == "__main__":
-    PROBES[sys.argv[1]]()
+    values = PROBES[sys.argv[1]]()
+    if os.environ.get("RANK", "0") == "0":
+        write_text(Path(sys.argv[2]), json.dumps(values))

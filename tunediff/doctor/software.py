@@ -12,15 +12,19 @@ from typing import Any
 import torch
 
 from tunediff.config.systems import Loader
-from tunediff.core import environment, machine, text
+from tunediff.core import environment, machine, processes, text
 from tunediff.data import loader
 from tunediff.distributed import alone
-from tunediff.doctor import apart
 from tunediff.doctor.finding import Answer, Site, check
 from tunediff.profiling import measure
 
 PAYS = 1.1
 """How many times as fast as float32 products must be in another format for it to be worth a search."""
+
+
+def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
+    """Return what a function of `probes` returns on rank 0. Raises RuntimeError and TimeoutError."""
+    return processes.answer("tunediff.doctor.probes", probe, ranks=ranks, within_s=within_s)
 
 
 @check("versions", needed=True)
@@ -75,7 +79,7 @@ def fp8(site: Site) -> Answer:
     no_knob = "no knob of tunediff asks for it"
     if site.device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
         return Answer("missing", "no units for it here; NVIDIA GPUs from Ada and Hopper on have them", no_knob)
-    right = apart.ask("fp8", within_s=60)["right"]
+    right = ask("fp8", within_s=60)["right"]
     return Answer("ok" if right else "wrong", "a product of ones is right" if right else "a product is wrong", no_knob)
 
 
@@ -87,7 +91,7 @@ def group(site: Site) -> Answer:
     if site.device == "cuda" and (machine.mig() or len(machine.gpus()) == 1):
         what = "MIG devices, of which CUDA shows a process only one" if machine.mig() else "one GPU"
         return Answer("skipped", what, "parallel.workers = 1 is what there is")
-    result = apart.ask("group", ranks=ranks, within_s=120)
+    result = ask("group", ranks=ranks, within_s=120)
     message = f"{ranks} processes over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
     if not result["right"]:
         return Answer("wrong", f"{message}, wrongly", "parallel.workers = 1 only: several would learn something else")
@@ -125,7 +129,7 @@ def compiling(site: Site) -> Answer:
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     without = "compile.mode = none only: search files that draw it fail in each such trial"
     try:
-        result = apart.ask("compiled", within_s=300)
+        result = ask("compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
         tools = f"{error}; C++ compiler: {compiler or 'none'}; Triton: {_triton()}"
         return Answer("missing", tools, f"{without}; a C++ compiler and Python's headers are what it takes")
@@ -154,7 +158,7 @@ def cuda_graphs(site: Site) -> Answer:
     """A recorded graph computes with the numbers that lie there when it is replayed."""
     if site.device != "cuda":
         return Answer("missing", "no GPU", "compile.mode = reduce-overhead and max-autotune gain nothing")
-    if not apart.ask("graphs", within_s=120)["right"]:
+    if not ask("graphs", within_s=120)["right"]:
         return Answer("wrong", "a replay computed something else", "compile.mode = none or default only")
     return Answer("ok", "recorded and replayed", "compile.mode = reduce-overhead and max-autotune can be searched")
 
@@ -162,7 +166,7 @@ def cuda_graphs(site: Site) -> Answer:
 # ----------------------------------------------------------------------------------------------------------------- Ray
 @functools.cache
 def _cluster() -> dict[str, Any]:
-    return apart.ask("cluster", within_s=180)
+    return ask("cluster", within_s=180)
 
 
 @check("Ray", needed=True)

@@ -17,6 +17,7 @@ from tunediff import config as cfg
 from tunediff.analysis.speed import break_even
 from tunediff.config import Systems
 from tunediff.core import processes
+from tunediff.core.files import write_text
 from tunediff.profiling.measure import Bench, in_a_line, spread
 from tunediff.profiling.result import CompileCost, Failed, Speed
 
@@ -33,16 +34,17 @@ def compile_cost(config: Systems, steps: int, scratch: Path) -> CompileCost | Fa
         folder = Path(name).absolute()
         (folder / "config.yaml").write_text(cfg.dump(config), encoding="utf-8")
         words = (str(folder), mode, f"{steps}", f"{torch.get_num_threads()}")
-        with processes.started(__name__, *words, output=folder / "output.txt") as (process,):
-            process.wait()
-        answer = processes.read_answer(folder / "answer.json")
+        try:
+            answer = processes.answer(__name__, *words, within_s=math.inf)
+        except RuntimeError:
+            answer = {"failed": "the process that compiled was killed"}
     if "eager" in answer:
         return compared(mode, answer["eager"], answer["compiled"])
-    return {"mode": mode, "failed": answer.get("failed", "the process that compiled was killed")}
+    return {"mode": mode, "failed": answer["failed"]}
 
 
-def main(folder: Path, mode: str, steps: int, threads: int) -> None:
-    """Write `answer.json`: the measurements of eager and compiled trainings, or `failed`, the reason for none."""
+def main(folder: Path, mode: str, steps: int, threads: int, path: Path) -> None:
+    """Write into `path` the measurements of eager and compiled trainings, or `failed`, the reason for none."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     torch.set_num_threads(threads)
     answer: dict[str, object]
@@ -51,7 +53,7 @@ def main(folder: Path, mode: str, steps: int, threads: int) -> None:
         answer = {"eager": eager, "compiled": compiled}
     except Exception as error:  # no C++ compiler, an operation that cannot be compiled, …
         answer = {"failed": in_a_line(error)}
-    (folder / "answer.json").write_text(json.dumps(answer))
+    write_text(path, json.dumps(answer))
 
 
 def _eager_and_compiled(config: Systems, mode: str, steps: int) -> tuple[list[Speed], Speed]:
@@ -86,4 +88,4 @@ def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

@@ -192,20 +192,28 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         here = text.pluralize(config.parallel.workers, "GPU")
         say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
     say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
+    next_message_s = 30.0
+
+    def meanwhile(spent_s: float) -> None:
+        nonlocal next_message_s
+        if spent_s > next_message_s:
+            say(f"still checking {title}: {spent_s:.0f} s")
+            next_message_s *= 2
+
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
-        path, answer, output = (Path(folder) / name for name in ("config.yaml", "answer.json", "output.txt"))
+        path = Path(folder) / "config.yaml"
         path.write_text(cfg.dump(config), encoding="utf-8")
-        with processes.started(
-            "tunediff.training.check", str(path), str(answer), ranks=ranks, output=output
-        ) as started:
-            _wait(started, answer, title, say)
-            report = cast("Report", processes.read_answer(answer))
-        last = processes.last_line(output) or f"status {started[0].returncode}"
-    if not report:
-        raise ConfigError(f"{title}: its process died: {last}")
-    if (error := report.get("error")) is not None:
-        raise ConfigError(error)
-    return report
+        module = "tunediff.training.check"
+        try:
+            report = processes.answer(module, str(path), ranks=ranks, within_s=LONGEST_S, meanwhile=meanwhile)
+        except TimeoutError:
+            raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
+                              "--no-check starts the search all the same") from None  # fmt: skip
+        except RuntimeError as error:
+            raise ConfigError(f"{title}: its process died: {error}") from None
+    if "error" in report:
+        raise ConfigError(report["error"])
+    return cast("Report", report)
 
 
 def _for_this_machine(config: Systems) -> Systems:
@@ -219,21 +227,6 @@ def _for_this_machine(config: Systems) -> Systems:
     batch, (_, divides) = config.loader.batch_size, config.parallel.parts
     batch = batch // workers * gpus if divides == "parallel.workers" else batch
     return cfg.override(config, {"parallel.workers": gpus, "loader.batch_size": batch}, check=False)
-
-
-def _wait(started: list[processes.Process], answer: Path, title: str, say: Callable[[str], None]) -> None:
-    """Wait until the processes have ended or one has answered. Raises `ConfigError` when that takes too long."""
-    began, next_message_s = time.monotonic(), 30.0
-    # A rank that failed leaves the others waiting for it.
-    while any(process.poll() is None for process in started) and not answer.exists():
-        time.sleep(0.1)
-        spent = time.monotonic() - began
-        if spent > next_message_s:
-            say(f"still checking {title}: {spent:.0f} s")
-            next_message_s *= 2
-        if spent > LONGEST_S:
-            raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
-                              "--no-check starts the search all the same")  # fmt: skip
 
 
 def main(path: Path, answer: Path) -> None:
