@@ -1,6 +1,5 @@
 """What is said of the machine and of where a step's time goes."""
 
-import functools
 import multiprocessing
 import subprocess
 import sys
@@ -259,18 +258,6 @@ def test_a_process_on_two_gpus_uses_the_energy_of_both(monkeypatch):
     meter = hardware.EnergyMeter(torch.device("cuda", 0), 2)
     assert (meter.joules(), meter.joules()) == (105.0, 142.0)
     assert hardware.EnergyMeter(torch.device("cuda", 0), 3).joules() is None, "of one of them nothing is known"
-
-
-def test_before_volta_power_is_summed(monkeypatch):
-    """100 W, then 300 W a second later and 200 W two seconds after that: 200 + 500 J, by trapezoids."""
-    nvml, watts = _Nvml(()), iter([100, 300, 200])
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: 1000 * next(watts)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
-    times = iter([0.0, 1.0, 3.0])
-    monkeypatch.setattr(hardware, "integrated", functools.partial(hardware.integrated, now=lambda: next(times)))
-    meter = hardware.EnergyMeter(torch.device("cuda", 0))
-    assert (meter.joules(), meter.joules(), meter.joules()) == (200.0, 700.0, None)
 
 
 def test_the_energy_of_a_cpu_is_that_of_its_packages(tmp_path, monkeypatch):

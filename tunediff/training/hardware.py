@@ -113,9 +113,8 @@ NO_ENERGY = f"a GPU needs NVML ({install_command('energy')}), a CPU readable cou
 class EnergyMeter:
     """Joules of the devices that a rank trains on; None where nothing here counts them.
 
-    A GPU: NVML's counter of it, or where it has none its power, summed over the readings (trapezoids); needs the
-    optional dependency `nvidia-ml-py` (the extra `energy`). A CPU: the RAPL counters of all its packages,
-    which hold whatever else runs on them.
+    A GPU: NVML's counter of it, from Volta on; needs the optional dependency `nvidia-ml-py` (the extra `energy`). A
+    CPU: the RAPL counters of all its packages, which hold whatever else runs on them.
     """
 
     def __init__(self, device: torch.device, count: int = 1) -> None:
@@ -148,26 +147,9 @@ def _nvml(device: torch.device) -> Callable[[], float] | None:
         # By its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch but not for NVML.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        try:
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        except Exception:  # before Volta
-            return integrated(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # not before Volta
         return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
     return None
-
-
-def integrated(watts: Callable[[], float], now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Return a function of the joules since now, from readings of a power: trapezoids between two readings."""
-    joules, at, power = 0.0, now(), watts()
-
-    def read() -> float:
-        nonlocal joules, at, power
-        before, at = at, now()
-        last, power = power, watts()
-        joules += (at - before) * (last + power) / 2
-        return joules
-
-    return read
 
 
 def _rapl(folder: Path) -> Callable[[], float] | None:
