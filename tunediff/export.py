@@ -25,7 +25,6 @@ from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
-from tunediff.workloads.contract import ForeignFormat
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def write(
 def _export_pipeline(args: argparse.Namespace) -> None:
     model = models.find_with_hook("foreign_format", "--diffusers", args.name, args.storage, args.trial)
     model = model.averaged(args.ema)
-    foreign: ForeignFormat = cfg.of(model.config).get_hook("foreign_format")
+    foreign: Any = cfg.of(model.config).get_hook("foreign_format")
     folder = args.out or model.folder / foreign.NAME
     foreign.check(folder, model.config)  # before the weights are read
     with cli.writing("--out", folder):

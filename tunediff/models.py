@@ -19,7 +19,6 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
-from tunediff.workloads import contract
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +42,7 @@ class Saved:
     weights: Path  # the file that holds them
     kind: str
     """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration;
-    `diffusers`: a pipeline folder, as `ForeignFormat.NAME` says."""
+    `diffusers`: a pipeline folder, as `diffusers_export.NAME` says."""
     name: str  # for file names: `train-digits`, `night-t0003`, `best`
     folder: Path  # where results about it are written unless told otherwise
     half_life: float | None = None
@@ -171,7 +170,7 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
-        for foreign in contract.foreign_formats():
+        for foreign in cfg.shipped_hooks("foreign_format").values():
             if foreign.is_pipeline(path):
                 config, weights = foreign.read_model(path)
                 return Saved(config, weights, foreign.NAME, path.absolute().name, path)
@@ -188,7 +187,7 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
 
 def _names(storage: Path) -> Iterator[str]:
     """Yield the names of all models in `storage`, those of trials behind their search."""
-    formats = contract.foreign_formats()
+    formats = cfg.shipped_hooks("foreign_format").values()
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
         if (folder / "search.yaml").is_file():
             yield folder.name

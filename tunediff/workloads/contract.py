@@ -1,8 +1,9 @@
 """What the commands that use saved models ask of a workload, besides the hooks of `config.workload.OPTIONAL`.
 
 `sample_images(network, config, request)` alone lets `tunediff.sample` draw from a model; with our sections `data` and
-`evaluation` among its knobs, `tunediff.evaluate` judges it at full protocol. The two objects below belong to packages
-of ours, in `PACKAGE.commands`: a command has its options before it knows whose model it is given.
+`evaluation` among its knobs, `tunediff.evaluate` judges it at full protocol. The hooks `sampler_options`
+(`SamplerOptions`) and `foreign_format` (such as the module `diffusers_export`) belong to packages of ours, in
+`PACKAGE.commands`: a command has its options before it knows whose model it is given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
@@ -67,31 +68,6 @@ class SamplerOptions:
         """Say on stderr how long `n` images will take, where that is known. All ranks call it."""
 
 
-class ForeignFormat(Protocol):
-    """The hook `foreign_format`: models of another library that a workload reads and writes."""
-
-    NAME: str
-    """`diffusers`: that of the library, and of `Saved.kind`."""
-
-    def is_pipeline(self, folder: Path) -> bool:
-        """Return whether the folder looks like a model of that library."""
-
-    def read_model(self, folder: Path) -> tuple[Any, Path]:
-        """Return (configuration, file of weights), without reading the weights. Raises `ConfigError`."""
-
-    def read_state(self, weights: Path) -> Mapping[str, Tensor]:
-        """Return the weights by our names. Raises `ConfigError`."""
-
-    def check(self, folder: Path, config: Any) -> None:
-        """Refuse what `write_pipeline` could not write. Raises `ConfigError`."""
-
-    def write_pipeline(self, folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-        """Write a folder that the library reads. Raises `ConfigError`, `OSError`."""
-
-    def example(self, folder: Path, config: Any) -> str:
-        """Return a line of Python that samples from that folder."""
-
-
 def shipped_sampler_options() -> list[SamplerOptions]:
     """Return the sampler options of our workloads, which every command that draws images has."""
     return list(cfg.shipped_hooks("sampler_options").values())
@@ -144,11 +120,6 @@ def draw(
         counts = f"{total} images instead of {request.images}"
         raise WorkloadError(f"{title}: sample_images yielded {counts}; write: {write}")
     return world.largest(seconds)
-
-
-def foreign_formats() -> list[ForeignFormat]:
-    """Return the formats of other libraries that our workloads read."""
-    return list(cfg.shipped_hooks("foreign_format").values())
 
 
 def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli
 from tunediff.config import ConfigError
 from tunediff.core import progress, text
-from tunediff.workloads.contract import SAMPLER_OPTIONS, ForeignFormat, SamplerOptions
+from tunediff.workloads.contract import SAMPLER_OPTIONS, SamplerOptions
 from tunediff.workloads.diffusion import diffusers_export
 from tunediff.workloads.diffusion.knobs import SAMPLERS
 
@@ -101,7 +101,7 @@ def _samplers_with(option: str) -> str:
 
 
 sampler_options = DiffusionSampler("diffusion")
-foreign_format: ForeignFormat = diffusers_export
+foreign_format = diffusers_export
 
 
 def sample_images(network: Any, config: Any, request: SampleRequest) -> Iterator[tuple[int, Tensor]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.unet import UNet
 
 NAME = "diffusers"
+"""The library's, and `Saved.kind` of its models."""
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
