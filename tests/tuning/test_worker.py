@@ -32,7 +32,7 @@ from tunediff.core.progress import DOING, Progress
 from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.profiling import operations
+from tunediff.profiling import trace
 from tunediff.training import process_settings, run_trial, state, weights
 from tunediff.tuning import group, worker
 from tunediff.tuning.messages import Assignment, Lost
@@ -193,7 +193,7 @@ def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkey
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(operations, "write", fail)
+    monkeypatch.setattr(trace, "write_operations", fail)
     slot = Slot(tmp_path)
     with pytest.raises(torch.OutOfMemoryError):
         worker.work(dataclasses.replace(job, profile_steps=3), "s1", slot, alone())

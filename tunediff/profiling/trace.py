@@ -6,7 +6,7 @@ import bisect
 import gzip
 import json
 import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -14,10 +14,18 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from tunediff import config as cfg
 from tunediff.config import Systems
-from tunediff.profiling.measure import Bench
+from tunediff.core.clock import Budget
+from tunediff.core.files import write_text
+from tunediff.distributed import World
+from tunediff.profiling.measure import Bench, Watch
 from tunediff.profiling.result import Memory, Operation, Operations, Owner, Peak, Traced
+from tunediff.training.engine import Engine
+from tunediff.training.trial import run
 
+BEFORE = 3
+"""Steps that are not looked at."""
 TRACED = 4
 """Steps in the trace."""
 MIB = 2**20
@@ -39,13 +47,8 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
         profiler.export_chrome_trace(str(path))
         rows.extend(table_rows(profiler.key_averages(), bench.cuda))
 
-    # The first two steps, and all that comes before them, are not recorded: the optimizer's state is made there.
-    with profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.cuda else [])],
-        schedule=schedule(wait=2, warmup=1, active=TRACED, repeat=1),
-        on_trace_ready=ready, record_shapes=True, profile_memory=True,
-    ) as profiler:  # fmt: skip
-        points = bench.train(config, 3 + TRACED + 1, after_step=profiler.step)
+    with _profiler(bench.cuda, TRACED, ready, record_shapes=True, profile_memory=True) as profiler:
+        points = bench.train(config, BEFORE + TRACED + 1, after_step=profiler.step)
     with gzip.open(path) as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
     static = static_mib(config, bench)
@@ -59,6 +62,32 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
         result["device_busy_s"] = busy / 1e6 / TRACED
         result["device_busy_share"] = min(1.0, result["device_busy_s"] / step_s)
     return result
+
+
+def _profiler(cuda: bool, steps: int, ready: Callable[[profile], None], **options: Any) -> profile:
+    """Return torch's profiler of `steps` steps after the first ones, in which the optimizer's state is made."""
+    return profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
+        schedule=schedule(wait=BEFORE - 1, warmup=1, active=steps, repeat=1), on_trace_ready=ready, **options,
+    )  # fmt: skip
+
+
+def write_operations(config: Systems, world: World, folder: Path, steps: int) -> None:
+    """Train a few further steps, on all ranks, and write what took longest in the last `steps`: `operations.csv`.
+
+    Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the longest first.
+    """
+    cuda, rows = world.device.type == "cuda", list[Row]()
+    with _profiler(cuda, steps, lambda profiler: rows.extend(table_rows(profiler.key_averages(), cuda))) as profiler:
+        short = cfg.override(config, {"evaluation.points": 1})
+        run(Engine(short, Budget(steps=BEFORE + steps), world, Watch(profiler.step), evaluates=False))
+    torch.compiler.reset()
+    if not world.main:
+        return
+    names = {"calls_per_step": "calls", "self_s_per_step": "self_s", "total_s_per_step": "total_s"}
+    table = pd.DataFrame(operations(rows, steps=1, most=len(rows))["longest"], columns=list(Operation.__annotations__))
+    text = table.rename(columns=names).astype({"calls": int}).to_csv(index=False, float_format="%.6g")
+    write_text(folder / "operations.csv", text)
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:

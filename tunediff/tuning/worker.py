@@ -162,11 +162,11 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
     """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its reason."""
-    from tunediff.profiling import operations
+    from tunediff.profiling import trace
 
     memory.reset(world.device)
     try:
-        operations.write(job.config, world, job.folder, job.profile_steps)
+        trace.write_operations(job.config, world, job.folder, job.profile_steps)
     except Exception as error:
         assert result.end is not None
         end = dataclasses.replace(result.end, reason=f"its operations were not profiled: {code.described(error)}")
