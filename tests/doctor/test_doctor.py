@@ -55,7 +55,7 @@ def site(tmp_path, monkeypatch):
 WELL = {
     "group": {"right": True, "backend": "gloo", "mean_s": 0.01},
     "compiled": {"right": True, "graphs": 2, "compile_s": 20.0},
-    "graphs": {"right": True}, "fp8": {"right": True},
+    "graphs": {"right": True},
     "cluster": {"right": True, "start_s": 4.0, "task_s": 5.0, "url": "127.0.0.1:8265", "status": 200, "message": ""},
 }  # fmt: skip
 
@@ -217,14 +217,11 @@ def test_doctor_asks_only_about_gpus_that_are_ours(site, monkeypatch, gpus, ours
 
 def test_checks_of_a_gpu_fail_where_the_gpu_does(site, monkeypatch):
     gpu = Site(site.storage, "cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    for check, probe in ((software.fp8, "fp8"), (software.cuda_graphs, "graphs")):
-        assert check(gpu).state == "ok"
-        said(probe, right=False)(monkeypatch)
-        assert check(gpu).state == "wrong"
-        raises(RuntimeError("CUDA error"))(monkeypatch)
-        assert check(gpu).state == "missing"
-        monkeypatch.setattr(software, "ask", lambda probe, **how: WELL[probe])
+    assert software.cuda_graphs(gpu).state == "ok"
+    said("graphs", right=False)(monkeypatch)
+    assert software.cuda_graphs(gpu).state == "wrong"
+    raises(RuntimeError("CUDA error"))(monkeypatch)
+    assert software.cuda_graphs(gpu).state == "missing"
     monkeypatch.setenv("PATH", "")
     assert site_machine.condition(gpu).state == "missing"
     assert site_machine.condition(site).state == "skipped"

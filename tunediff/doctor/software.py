@@ -73,16 +73,6 @@ def tf32(site: Site) -> Answer:
     return _format("tf32", "precision.matmul = high", "NVIDIA GPUs from Ampere on have them")
 
 
-@check("fp8")
-def fp8(site: Site) -> Answer:
-    """Whether products of 8-bit floats can be computed."""
-    no_knob = "no knob of tunediff asks for it"
-    if site.device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
-        return Answer("missing", "no units for it here; NVIDIA GPUs from Ada and Hopper on have them", no_knob)
-    right = ask("fp8", within_s=60)["right"]
-    return Answer("ok" if right else "wrong", "a product of ones is right" if right else "a product is wrong", no_knob)
-
-
 # ----------------------------------------------------------------------------------------------------------- processes
 @check("process group")
 def group(site: Site) -> Answer:
@@ -191,4 +181,4 @@ def dashboard(site: Site) -> Answer:
     )
 
 
-CHECKS = (versions, bf16, tf32, fp8, group, loading, compiling, cuda_graphs, ray, dashboard)
+CHECKS = (versions, bf16, tf32, group, loading, compiling, cuda_graphs, ray, dashboard)
