@@ -160,7 +160,7 @@ def test_a_check_says_what_is_broken_and_what_that_means(site, monkeypatch, chec
     broken(monkeypatch)
     software._cluster.cache_clear()
     found = check(site)
-    assert (found.state, found.stops) == (state, check.needed and state in ("missing", "wrong")), found
+    assert (found.state, found.stops) == (state, found.needed and state in ("missing", "wrong")), found
     assert words in f"{found.found} {found.means}"
 
 
@@ -362,15 +362,8 @@ def test_the_doctor_refuses_a_workload(capsys):
 
 
 def test_a_line_keeps_addresses_whole():
-    one = Finding(
-        "a name that is longer than its column",
-        "ok",
-        "x " * 50 + "https://a-b.example/" + "c" * 90,
-        "so",
-        False,
-        0.0,
-        {},
-    )
+    found = "x " * 50 + "https://a-b.example/" + "c" * 90
+    one = Finding("ok", found, "so", name="a name that is longer than its column", needed=False, seconds=0.0)
     text = finding.lines(one)
     assert any("https://a-b.example/" + "c" * 90 in line for line in text)
     assert all(len(line) <= finding.WIDTH for line in "\n".join(text).splitlines() if "https" not in line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,18 +40,14 @@ class Answer:
     """What was measured; a name says its unit."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding(Answer):
     """One line of the result."""
 
     name: str
-    state: State
-    found: str
-    means: str
     needed: bool
     """Whether no search can run, or none be relied on, without it."""
     seconds: float
-    numbers: Mapping[str, Any]
 
     @property
     def stops(self) -> bool:
@@ -58,28 +55,24 @@ class Finding:
         return self.needed and self.state in ("missing", "wrong")
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """Looks at one thing. What it raises is its finding: a doctor must not die of what it finds."""
+def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Callable[[Site], Finding]]:
+    """Return a decorator that makes a check of a function. What it raises is its finding: a doctor must not die of what
+    it finds."""
 
-    name: str
-    look: Callable[[Site], Answer]
-    needed: bool
+    def decorate(look: Callable[[Site], Answer]) -> Callable[[Site], Finding]:
+        @functools.wraps(look)
+        def examine(site: Site) -> Finding:
+            begin = time.monotonic()
+            try:
+                answer = look(site)
+            except Exception as error:
+                text = " ".join(described(error).split())
+                answer = Answer("missing", text[:300], "looking at it ended so; a search that needs it will too")
+            return Finding(**vars(answer), name=name, needed=needed, seconds=time.monotonic() - begin)
 
-    def __call__(self, site: Site) -> Finding:
-        begin = time.monotonic()
-        try:
-            answer = self.look(site)
-        except Exception as error:
-            text = " ".join(described(error).split())
-            answer = Answer("missing", text[:300], "looking at it ended so; a search that needs it will too")
-        seconds = time.monotonic() - begin
-        return Finding(self.name, answer.state, answer.found, answer.means, self.needed, seconds, answer.numbers)
+        return examine
 
-
-def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Check]:
-    """Return a decorator that makes a `Check` of a function."""
-    return lambda look: Check(name, look, needed)
+    return decorate
 
 
 # -------------------------------------------------------------------------------------------------------------- shown
