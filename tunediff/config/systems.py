@@ -263,3 +263,8 @@ class Systems(Configuration):
     def devices(self) -> int:
         """Return how many GPUs, or on a CPU worker processes, the training uses; device-seconds count them."""
         return self.parallel.workers
+
+
+def eager(config: Systems) -> Systems:
+    """Return the configuration without torch.compile."""
+    return dataclasses.replace(config, compile=Compile())

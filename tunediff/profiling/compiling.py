@@ -16,6 +16,7 @@ import torch
 from tunediff import config as cfg
 from tunediff.analysis.speed import break_even
 from tunediff.config import Systems
+from tunediff.config.systems import eager
 from tunediff.core import processes
 from tunediff.core.files import write_text
 from tunediff.profiling.measure import Bench, in_a_line, spread
@@ -59,11 +60,11 @@ def main(folder: Path, mode: str, steps: int, threads: int, path: Path) -> None:
 def _eager_and_compiled(config: Systems, mode: str, steps: int) -> tuple[list[Speed], Speed]:
     """Return `speed` without, with and again without torch.compile; runs in the process of `compile_cost`."""
     bench = Bench.of(config)
-    eager = cfg.override(config, {"compile.mode": "none", "compile.scope": "model", "compile.dynamic": False})
-    bench.speed(eager, 2, segments=1)  # libraries load once per process, whatever the mode
-    before = bench.speed(eager, steps)
+    plain = eager(config)
+    bench.speed(plain, 2, segments=1)  # libraries load once per process, whatever the mode
+    before = bench.speed(plain, steps)
     compiled = bench.speed(cfg.override(config, {"compile.mode": mode}), steps)
-    return [before, bench.speed(eager, steps)], compiled
+    return [before, bench.speed(plain, steps)], compiled
 
 
 def compared(mode: str, eager: Sequence[Speed], compiled: Speed) -> CompileCost:

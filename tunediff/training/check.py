@@ -23,7 +23,7 @@ from torch import nn
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.config.systems import Compile, Systems
+from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, processes, text
 from tunediff.core.clock import Budget
 from tunediff.distributed import World, from_environment, share_of_cores
@@ -115,7 +115,7 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 
 
 def _check(config: Systems, world: World, folder: Path) -> Report:
-    short = cfg.override(config, {"evaluation.points": 1, "compile.mode": "none"} | _plain(config), check=False)
+    short = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
     budget, began, before = Budget(steps=STEPS), time.monotonic(), hardware.Usage.now()
     program = Check()
     engine = Engine(short, budget, world, Observer(), program, folder=folder)
@@ -139,11 +139,6 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     memory.reset(world.device)
     report["warnings"] += rerun.warnings(short, world, folder, budget, first, RUNS * spent_s)
     return report
-
-
-def _plain(config: Systems) -> dict[str, Any]:
-    """Return the knobs that need torch.compile at their defaults."""
-    return {f"compile.{name}": value for name, value in vars(Compile()).items() if name != "mode"}
 
 
 def _check_model(session: Session, program: Check, outcome: Outcome) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.code import described
-from tunediff.config.systems import Compile, Systems
+from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, progress
 from tunediff.core.clock import Budget
 from tunediff.core.files import write_text
@@ -62,9 +61,8 @@ def judged(
 
     Raises what the workload's evaluation raises.
     """
-    eager = dataclasses.replace(config, compile=Compile())
     program = Judge(weights)
-    run(Engine(eager, Budget(samples=1), world, observer or Observer(), program))
+    run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
     return program.values
 
 
@@ -115,8 +113,7 @@ class Rehearse(Program):
 
 def evaluation_s(config: Systems, world: World, program: Rehearse) -> float:
     """Return the seconds of one evaluation of a model without training, and without torch.compile."""
-    eager = dataclasses.replace(config, compile=Compile())
-    run(Engine(eager, Budget(samples=1), world, Observer(), program, evaluates=program.evaluates))
+    run(Engine(eager(config), Budget(samples=1), world, Observer(), program, evaluates=program.evaluates))
     return program.seconds
 
 

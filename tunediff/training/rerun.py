@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tunediff import config as cfg
 from tunediff.config import code
 from tunediff.config.code import WorkloadError
-from tunediff.config.systems import Compile, Systems
+from tunediff.config.systems import Systems, eager
 from tunediff.core.clock import Budget
 from tunediff.distributed import World
 from tunediff.training import memory, weights
@@ -187,9 +187,8 @@ def _resumed(
 
 def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, random_keys: set[str]) -> None:
     """Judge the weights that were saved as `tunediff.evaluate` does."""
-    eager = dataclasses.replace(config, compile=Compile())
     program = RecordedJudge(weights.read(folder / weights.NAME))
-    engine = Engine(eager, Budget(samples=1), world, Observer(), program)
+    engine = Engine(eager(config), Budget(samples=1), world, Observer(), program)
     _run_again(engine, "its saved weights are judged")
     saved = "trial.export_model(model) names the model that is judged and saved, such as averaged weights"
     learned, judged = program.loaded - program.fresh, set(program.record.called)
