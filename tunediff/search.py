@@ -71,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
     options = arguments(argv)
     request = search_setup.prepare(options)
+    if options.check:
+        own = request.space.workload.file is not None
+        cli.allow(own, "--check", request.space.workload.title, "a workload of your own: others need no check")
+        for name in ("resume", "no_check"):
+            cli.allow(not getattr(options, name), f"--{name.replace('_', '-')}", True, "not with --check")
     if options.dry_run:
         _print_plan(request, options)
         return cli.OK
@@ -87,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print_plan(request: SearchRequest, options: CommandOptions) -> None:
     """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take too long."""
     say = functools.partial(EventLines.of(options).aside.say, timed=False)
-    if options.check and request.content is not None and request.space.workload.file is not None:
+    if options.check:
         planned = search_setup.plan_of_checked(request, options, say)
     else:
         planned = search_setup.planned(request, options, search_setup.measure(request.space, say, prepare=False))

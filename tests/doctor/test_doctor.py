@@ -47,9 +47,9 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(software, "gains", lambda: {"bf16": 2.0, "tf32": 4.0})
     monkeypatch.setattr(software, "ask", lambda probe, **how: dict(WELL[probe]))
     monkeypatch.delenv(machine.VISIBLE, raising=False)
-    software._cluster.cache_clear()
+    software._answer.cache_clear()
     yield Site(tmp_path, "cpu")
-    software._cluster.cache_clear()
+    software._answer.cache_clear()
 
 
 WELL = {
@@ -158,7 +158,7 @@ def test_a_check_says_what_is_broken_and_what_that_means(site, monkeypatch, chec
     well = check(site)
     assert well.state == "ok" or check in (site_machine.gpus, software.cuda_graphs), well
     broken(monkeypatch)
-    software._cluster.cache_clear()
+    software._answer.cache_clear()
     found = check(site)
     assert (found.state, found.stops) == (state, found.needed and state in ("missing", "wrong")), found
     assert words in f"{found.found} {found.means}"

@@ -257,9 +257,13 @@ def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
 
 def test_everything_that_knobs_set_is_refused_in_one_error():
     def body(trial):
-        fit(trial, Module(trial.knobs), Data(), devices=2, accelerator="auto", max_time="00:01:00:00")
+        settings = {"accelerator": "auto", "max_time": "00:01:00:00", "limit_train_batches": 1}
+        fit(trial, Module(trial.knobs), Data(), devices=2, **settings)
 
-    message = r"Trainer: devices: 2 is not .* parallel.workers sets it; max_time: '00:01:00:00' is not .* the budget"
+    message = (
+        r"Trainer: devices: 2 is not .* parallel.workers sets it; max_time: '00:01:00:00' is not .* the budget .*"
+        "limit_train_batches: 1 is not"
+    )
     with pytest.raises(WorkloadError, match=message) as caught:
         train(config(), body=body)
     assert "accelerator" not in str(caught.value)
@@ -267,6 +271,7 @@ def test_everything_that_knobs_set_is_refused_in_one_error():
 
 def test_settings_that_ask_for_what_happens_anyway_are_accepted():
     same = {"accelerator": "auto", "devices": 1, "strategy": "auto", "num_nodes": 1, "num_sanity_val_steps": 0}
+    same |= {"precision": "32-true", "limit_train_batches": 1.0, "val_check_interval": 1.0}
     assert trained([], 3, options={"max_steps": 3, **same}).steps == 3
 
 

@@ -393,6 +393,10 @@ def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, caps
     monkeypatch.setattr(check, "before_search", refused)
     assert search.main(["mine.py", "--check"]) == 2
     assert f"error: {mine.resolve()}:7: no trial.step" in capsys.readouterr().err
+    assert search.main(["mine.py", "--check", "--no-check"]) == 2
+    assert "--no-check: True is not allowed; allowed: not with --check" in capsys.readouterr().err
+    assert search.main(["digits", "--check"]) == 2
+    assert "--check: 'digits' is not allowed; allowed: a workload of your own" in capsys.readouterr().err
 
 
 def test_tied_weights_are_written_and_read(tmp_path):

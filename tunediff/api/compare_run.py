@@ -74,8 +74,11 @@ def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough")
-    values = {name: value for name, value in _result(result).items() if name not in without}
-    return [text.block(result_json.plain(values)), "", *report.sentences(result)]
+    values = _result(result)
+    lines = result_json.plain({name: value for name, value in values.items() if name not in without})
+    if values["rough"] and values["resolution"] is not None:
+        lines["resolution"] = f"{text.number(values['resolution'])} (a rough estimate)"
+    return [text.block(lines), "", *report.sentences(result)]
 
 
 def _create(options: CompareOptions, lines: EventLines) -> Path:

@@ -154,9 +154,19 @@ def cuda_graphs(site: Site) -> Answer:
 
 
 # ----------------------------------------------------------------------------------------------------------------- Ray
-@functools.cache
 def _cluster() -> dict[str, Any]:
-    return ask("cluster", within_s=180)
+    if isinstance(answer := _answer(), Exception):
+        raise answer
+    return answer
+
+
+@functools.cache
+def _answer() -> dict[str, Any] | Exception:
+    """Start the cluster once for both checks, also where it fails."""
+    try:
+        return ask("cluster", within_s=240)  # of which Ray may start for 120
+    except (RuntimeError, TimeoutError) as error:
+        return error
 
 
 @check("Ray", needed=True)

@@ -56,7 +56,8 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             "mixed_precision": {"none": "no"}.get(config.precision.amp, config.precision.amp),
             "gradient_accumulation_steps": config.loader.accumulation, "cpu": trial.device.type == "cpu",
         }  # fmt: skip
-        options = refuse_settings(trial, options, _SET_BY, made, Accelerator)
+        same = {} if config.compile.active else {"dynamo_backend": ("no",)}
+        options = refuse_settings(trial, options, _SET_BY, made, Accelerator, same)
         refuse_knobs(trial, "accelerate", ["accumulation"])
         self._trial, self._schedule_steps = trial, schedule_steps
         self._loader: EpochLoader | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def fit(
         "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
         "val_check_interval": 10**12, "check_val_every_n_epoch": None,
     }  # fmt: skip
-    trainer_options = refuse_settings(trial, trainer_options, _SET_BY, made, pl.Trainer)
+    trainer_options = refuse_settings(trial, trainer_options, _SET_BY, made, pl.Trainer, _neutral(trial))
     trial.adopt(model)
     clock = _Clock(trial, model)
     callbacks = trainer_options.pop("callbacks", None) or []
@@ -370,6 +370,15 @@ class _Ranks(ClusterEnvironment):  # type: ignore[misc]
 
     def node_rank(self) -> int:
         return self._world.rank
+
+
+def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
+    """Return values of settings that mean what the trial does, where Lightning has several."""
+    formats = {"none": ("32-true", "32", 32), "bf16": ("bf16-mixed", "bf16"), "fp16": ("16-mixed", "16", 16)}
+    return {
+        "precision": formats[trial.config.precision.amp], "strategy": ("ddp",) if trial.world.size > 1 else (),
+        "limit_train_batches": (1.0,), "val_check_interval": (1.0,),
+    }  # fmt: skip
 
 
 def _strategy(trial: Trial) -> Strategy:

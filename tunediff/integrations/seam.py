@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,17 +82,20 @@ def refuse_knobs(trial: Trial, framework: str, loader: Iterable[str]) -> None:
 
 
 def refuse_settings(
-    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any], kind: type[Any]
-) -> dict[str, Any]:
+    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any], kind: type[Any],
+    same: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the settings of a class of the framework, without those that a knob makes.
 
-    Raises `WorkloadError` with all of these that ask for something else than `made` or the default of the class.
+    Raises `WorkloadError` with all of these that ask for something else than `made`, the default of the class, or what
+    means the `same`.
     """
     defaults, names = inspect.signature(kind).parameters, settings.keys() & knobs.keys()
+    neutral = {name: [made.get(name), defaults[name].default, *(same or {}).get(name, ())] for name in names}
     refused = [
         f"{name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it"
         for name, value in settings.items()
-        if name in names and all(value != neutral for neutral in (made.get(name), defaults[name].default))
+        if name in names and repr(value) not in map(repr, neutral[name])  # 1.0 may mean all, and 1 one
     ]
     if refused:
         raise trial.engine.mistake(f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)")

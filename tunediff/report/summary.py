@@ -90,7 +90,12 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
         "disturbed_trials": result["disturbed_trials"] or None,
         "unmoved_trials": result["unmoved_trials"] or None,
     }
-    without = ("statuses", "objective", "direction", "cost_metric", "seeds", "headline", "confirmed_metric")
+    without = {"statuses", "objective", "direction", "cost_metric", "seeds", "headline"}
+    confirmed = evidence.confirmation
+    if confirmed is None or confirmed.metric == evidence.results.metric:  # else another protocol's
+        without.add("confirmed_metric")
+    if confirmed is not None and confirmed.leader is not None and (bias := confirmed.bias(confirmed.leader)):
+        lines["value_on_new_seeds"] = words.with_sd(bias[1])
     return result_json.plain({name: value for name, value in lines.items() if name not in without})
 
 

@@ -107,7 +107,9 @@ def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtyp
 # ------------------------------------------------------------------------------------------------------------- energy
 POWERCAP = Path("/sys/class/powercap")
 """Where Linux has the energy counters of CPUs (RAPL); often only root may read them."""
-NO_ENERGY = f"a GPU needs NVML ({install_command('energy')}), a CPU readable counters in {POWERCAP}"
+NO_ENERGY = (
+    f"a GPU needs NVML ({install_command('energy')}) and its energy counter, a CPU readable counters in {POWERCAP}"
+)
 
 
 class EnergyMeter:

@@ -83,7 +83,7 @@ class Meter:
         if self._phases.of_device:
             self._clock.move(waited_s - self._waited_s, "train", "data_wait")
             self._waited_s = waited_s
-        self._energy.joules()  # counters wrap around, and power is summed between readings
+        self._energy.joules()  # counters of a CPU wrap around
         for loss in torch.stack(self._losses).float().tolist() if self._losses else ():
             if math.isfinite(loss):  # those that loss scaling passes over do not count
                 self._sum, self._finite, self.streak = np.float32(self._sum + np.float32(loss)), self._finite + 1, 0

@@ -204,8 +204,7 @@ class Nodes:
         self.environment = environment or {}
         self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
         self._checks, self._checked = checks, queue.SimpleQueue[tuple[Machine, str]]()
-        self.over = threading.Event()
-        """Set before Ray is shut down. A call of Ray after that would start another cluster on this machine."""
+        self._over, self._threads = threading.Event(), list[threading.Thread]()
         self.say: Callable[[str], None] = lambda line: None
 
     def __call__(self) -> list[Machine]:
@@ -217,18 +216,27 @@ class Nodes:
         for machine in machines:
             if machine.id not in self._fit:
                 self._fit[machine.id] = None  # until its check has ended
-                threading.Thread(target=self._look_at, args=(machine,), daemon=True, name="node check").start()
+                self._threads.append(
+                    threading.Thread(target=self._look_at, args=(machine,), daemon=True, name="node check")
+                )
+                self._threads[-1].start()
         while not self._checked.empty():
             machine, lacks = self._checked.get()
             self._fit[machine.id] = None if lacks else machine
             self.say(f"WARNING: a node has come and is not used: {lacks}" if lacks else f"a node has come: {machine}")
         return [machine for machine in machines if self._fit[machine.id] is not None]
 
+    def close(self) -> None:
+        """End the checks before Ray is shut down: a call of Ray after that would start a cluster on this machine."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
     def _look_at(self, machine: Machine) -> None:
         """Check a node; the next call says what it lacks, or uses it."""
         try:
             for check in self._checks:
-                if self.over.is_set():
+                if self._over.is_set():
                     return
                 check([machine])
             self._checked.put((machine, ""))

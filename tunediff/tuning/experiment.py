@@ -187,16 +187,18 @@ def _init(**options: Any) -> Any:
 
     from tunediff.tuning import local_ray
 
-    longer = local_ray.longer_start() if options["address"] == "local" else contextlib.nullcontext()
-    try:
-        with longer:
+    def start() -> Any:
+        with local_ray.longer_start() if options["address"] == "local" else contextlib.nullcontext():
             return ray.init(**options)
+
+    try:
+        return start()
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
-        logging.getLogger(__name__).warning("Ray did not start within %.0f s; it is tried once more", local_ray.START_S)
+        logging.getLogger(__name__).warning("Ray did not start in time; it is tried once more")
         ray.shutdown()
-    return ray.init(**options)
+    return start()
 
 
 def _ray_options(address: str | None) -> dict[str, Any]:

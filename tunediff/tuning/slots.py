@@ -89,7 +89,7 @@ def opened(
         slots.close()  # not after a fault: the slots end with the cluster
     finally:
         if nodes is not None:
-            nodes.over.set()
+            nodes.close()
         with contextlib.suppress(Exception):  # a cluster that is gone keeps no nodes either
             slots.pool.withdraw()
 
