@@ -101,6 +101,12 @@ def section(cls: type[_T]) -> type[_T]:
     return typing.cast(type[_T], pydantic.dataclasses.dataclass(frozen=True, config=_FORBID)(cls))
 
 
+def made_section(name: str, base: type, content: dict[str, Any]) -> type:
+    """Return a section that no source file has; pydantic would look for docstrings of its fields in one."""
+    made = type(name, (base,), content)
+    return pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
+
+
 # ------------------------------------------------------------------------------------------------------ knobs by name
 _TAKES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
 _ITEMS = {"int": "whole numbers", "float": "numbers", "bool": "true and false", "str": "strings"}
@@ -240,7 +246,9 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         # A discriminated union: its name, then the knobs of its members
         if members and all(map(dataclasses.is_dataclass, members)):
             names = tuple(arm().name for arm in members)
-            documents = [f"`{n}`: {(arm.__doc__ or '').strip()}" for n, arm in zip(names, members, strict=True)]
+            documents = [
+                f"`{n}`: {' '.join((arm.__doc__ or '').split())}" for n, arm in zip(names, members, strict=True)
+            ]
             yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable,
                        space=_space(metadata[0]))  # fmt: skip
             for arm, arm_name in zip(members, names, strict=True):
@@ -305,7 +313,7 @@ def _checked(hint: Any, where: str) -> Any:
         kind = Union[tuple(_checked(arm, where) for arm in members) + ((None,) if optional else ())]  # noqa: UP007
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not is_pydantic_dataclass(kind):
-            kind = section(type(kind.__name__, (kind,), fields_of(kind, where)))
+            kind = made_section(kind.__name__, kind, fields_of(kind, where))
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
         kind = types.GenericAlias(tuple, (_checked(typing.get_args(kind)[0], where), ...))
     elif typing.get_origin(kind) is not Literal:

@@ -29,6 +29,7 @@ from tunediff.config.knobs import (
     Values,
     fields_of,
     knobs_of,
+    made_section,
     nearest,
     refuse,
     section,
@@ -101,7 +102,7 @@ class Schema:
                 name in above and not (inspect.isclass(own_type) and issubclass(own_type, needed)),
                 f"{where}: {name}: {why}",
             )
-        return section(type("Config", (systems,), content))
+        return made_section("Config", systems, content)
 
     def _check_spaces(self) -> None:
         """Raise `ConfigError` if a default lies outside the space of its knob: the baseline is the first trial."""
@@ -158,7 +159,7 @@ class Schema:
 
     def _unknown(self, name: str, where: str) -> str:
         if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
-            return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
+            return f"{where}: {name}: is a made_section, not a knob; its knobs: {', '.join(inside)}"
         hint = nearest(name, self.knobs)
         if hint.startswith("allowed:"):  # too many to list
             hint = f"sections: {', '.join(dict.fromkeys(knob.partition('.')[0] for knob in self.knobs))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import warnings
 from typing import Any, cast
 
 import optuna
@@ -17,7 +18,9 @@ GOOD = 25
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
     """Return the sampler that draws new points by default."""
-    return Recent(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return Recent(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
 
 
 class Recent(optuna.samplers.TPESampler):

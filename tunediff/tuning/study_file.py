@@ -55,7 +55,9 @@ def _damage(path: Path) -> str | None:
     """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be read now."""
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}{plain}", LOCKED_S, uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(path))}{plain}", timeout=LOCKED_S, uri=True)
+        ) as connection:
             answer = str(connection.execute("PRAGMA quick_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if not any(word in str(error) for word in DAMAGES):
