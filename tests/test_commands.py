@@ -295,7 +295,9 @@ def test_dry_run_names_the_runs_of_the_baseline(file, capsys):
     assert ", 2 of them the baseline, for the noise" in out
     assert "first 0: baseline\n  first 1: seed=1\n" in out
     assert search.main([file, "--dry-run", "--trials", "5"]) == 0
-    assert "seed=" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "seed=" not in out
+    assert "of them the baseline" not in out
 
 
 def test_dry_run_says_what_judging_costs(file, tmp_path, capsys, monkeypatch):

@@ -72,6 +72,11 @@ def test_few_trials_are_not_judged(night):
     assert importance.importance(journals.read(night)[0], speed.rate) is None
 
 
+@pytest.mark.parametrize(("fit", "doubtful"), [(None, True), (-0.5, True), (0.29, True), (0.3, False), (0.9, False)])
+def test_shares_of_a_forest_that_predicts_little_are_doubtful(fit, doubtful):
+    assert importance.Importance({"optimizer.lr": 0.7}, fit, 20, []).doubtful is doubtful
+
+
 def test_the_front_is_what_none_beats():
     rng = np.random.default_rng(1)
     points = [tuple(map(float, point)) for point in rng.integers(0, 12, (80, 2))]

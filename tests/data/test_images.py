@@ -20,6 +20,7 @@ from PIL import Image
 from tunediff.config import ConfigError, baseline
 from tunediff.core import progress
 from tunediff.data import images, sources
+from tunediff.data.fitting import Seen
 from tunediff.data.knobs import Data
 from tunediff.evaluation import weights
 
@@ -239,6 +240,15 @@ def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
     found = images.load(data(str(path)))
     assert [name for name, _ in found.skipped] == ["cat/1.png"]
     assert found.skipped[0][1] == "damaged in the archive"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_size_of_a_photograph_is_that_of_the_upright_one(orientation: int) -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (8, 16)).save(file, "JPEG", exif=exif)
+    seen = Seen.of(Image.open(file))
+    assert (seen.width, seen.height) == ((16, 8) if orientation > 4 else (8, 16))
 
 
 def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) -> None:
