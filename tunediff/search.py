@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = search_setup.prepare(options)
     if options.check:
         own = request.space.workload.file is not None
-        cli.allow(own, "--check", request.space.workload.title, "a workload of your own: others need no check")
+        cli.allow(own, "--check", str(request.space.source), "a workload of your own: others need no check")
         for name in ("resume", "no_check"):
             cli.allow(not getattr(options, name), f"--{name.replace('_', '-')}", True, "not with --check")
     if options.dry_run:

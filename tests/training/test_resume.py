@@ -345,6 +345,19 @@ def test_what_cannot_be_kept_is_refused(kept, error, message):
         train(toy(), samples=8, body=body)
 
 
+def test_a_wrapper_that_passes_its_attributes_on_is_kept():
+    class Wrapper:
+        def __init__(self, wrapped):
+            self.wrapped = wrapped
+
+        def __getattr__(self, name):
+            return getattr(self.wrapped, name)
+
+    kept = state.State(alone())
+    kept.keep({"average": Wrapper(Average())})
+    assert kept.names == ["average"]
+
+
 # ----------------------------------------------------------------------------------------------------------- stopping
 def test_a_point_can_end_it():
     class Enough(Told):

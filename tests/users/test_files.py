@@ -396,7 +396,7 @@ def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, caps
     assert search.main(["mine.py", "--check", "--no-check"]) == 2
     assert "--no-check: True is not allowed; allowed: not with --check" in capsys.readouterr().err
     assert search.main(["digits", "--check"]) == 2
-    assert "--check: 'digits' is not allowed; allowed: a workload of your own" in capsys.readouterr().err
+    assert "digits.yaml' is not allowed; allowed: a workload of your own" in capsys.readouterr().err
 
 
 def test_tied_weights_are_written_and_read(tmp_path):

@@ -10,7 +10,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from tunediff.distributed import World
 from tunediff.training import memory
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """Anything that a training can keep: modules, optimizers, or an object of one's own.
 
@@ -46,7 +45,8 @@ class State:
     def keep(self, objects: Mapping[str, Stateful]) -> None:
         """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name given twice."""
         for name, stateful in objects.items():
-            if not isinstance(stateful, Stateful):
+            # A wrapper may pass its attributes on, which isinstance of a protocol does not see from Python 3.12 on.
+            if not all(callable(getattr(stateful, method, None)) for method in ("state_dict", "load_state_dict")):
                 raise TypeError(f"keep({name}=…): {type(stateful).__name__} has no state_dict and load_state_dict")
             if name in self.stateful:
                 raise ValueError(f"keep({name}=…): the name is taken")
