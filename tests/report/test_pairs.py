@@ -161,7 +161,7 @@ def test_compare_calls_what_few_pairs_tell_rough(capsys):
     """With 4 pairs the noise is known to a factor of two or three; with 12 it is not called rough."""
     made(CLOSE)
     out = told(capsys)[1].replace("\N{NO-BREAK SPACE}", " ")
-    assert re.search(r"^resolution: [\d.]+$", out, re.M)
+    assert re.search(r"^resolution: [\d.]+ \(a rough estimate\)$", out, re.M)
     assert "one_run_each_tells" not in out
     assert "one run each" not in out
     assert re.search(r"They can detect differences of about [\d.]+ % \(a rough estimate, from 4 pairs\); ", out)

@@ -159,7 +159,7 @@ class Schema:
 
     def _unknown(self, name: str, where: str) -> str:
         if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
-            return f"{where}: {name}: is a made_section, not a knob; its knobs: {', '.join(inside)}"
+            return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
         hint = nearest(name, self.knobs)
         if hint.startswith("allowed:"):  # too many to list
             hint = f"sections: {', '.join(dict.fromkeys(knob.partition('.')[0] for knob in self.knobs))}"
