@@ -574,6 +574,23 @@ def test_a_group_is_started_with_what_its_kind_asks_for(monkeypatch, tmp_path, k
     assert (scaling.num_workers, scaling.resources_per_worker) == (1, {"CPU": 7.92, "GPU": 4.0}), "one for four GPUs"
 
 
+def test_a_worker_whose_imports_fail_fails_in_its_training(monkeypatch, tmp_path):
+    """Where unpickling the function fails, Ray keeps the place of the workers for ever."""
+    import ray.train.torch
+    from ray import cloudpickle
+
+    sent = []
+    trainer = types.SimpleNamespace(fit=lambda: None)
+    monkeypatch.setattr(
+        ray.train.torch, "TorchTrainer", lambda loop, **_: sent.append(cloudpickle.dumps(loop)) or trainer
+    )
+    group.run_group("slot", "g", WorkerGroupSpec(1, False, Placement((), 0.9, False, 1)), str(tmp_path), os.getcwd())
+    monkeypatch.setitem(sys.modules, "tunediff.tuning.worker", None)
+    serve = cloudpickle.loads(sent[0])
+    with pytest.raises(ImportError):
+        serve({})
+
+
 @pytest.mark.parametrize(
     ("said", "lost"),
     [

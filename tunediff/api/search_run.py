@@ -145,7 +145,7 @@ def _run(
         session.close()
         if confirming.pending(folder, space):
             _run_again(folder, slots, functools.partial(display, started=begun))
-        elif space.finalists and space.budget.total_s is not None:
+        elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(NO_TIME)
 
 

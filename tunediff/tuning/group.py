@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tunediff.tuning.trial_spec import WorkerGroupSpec
+
+if TYPE_CHECKING:
+    from tunediff.tuning.worker import Setup
 
 
 def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, here: str) -> None:
@@ -13,7 +18,13 @@ def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, h
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from tunediff.training import memory
-    from tunediff.tuning.worker import Setup, serve  # imports torch, which the slot does without
+
+    def serve(setup: Setup) -> None:
+        # Imported here, in the training's own thread: where an import fails while Ray unpickles the function, Ray keeps
+        # the place of the workers for ever. The slot does without torch, which this imports.
+        from tunediff.tuning.worker import serve
+
+        serve(setup)
 
     place = spec.place
     setup: Setup = {"slot": slot, "generation": generation, "threads": place.threads, "here": here}
