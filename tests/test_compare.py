@@ -152,6 +152,19 @@ def test_another_revision_may_have_a_link_to_data_that_git_does_not_hold(reposit
     assert [(folder / side / "workload" / "images").exists() for side in "AB"] == [False, False]
 
 
+def test_a_side_that_is_refused_is_named_by_its_revision(repository, capsys):
+    broken = PLAIN.replace("trial.prepare(", "trial.prepared(", 1)
+    assert broken != PLAIN
+    Path("mine.py").write_text(broken)
+    git("commit", "-qam", "third")
+    Path("mine.py").write_text(PLAIN)
+    assert compare.main(["mine.py@HEAD", "mine.py"]) == 2
+    out, error = capsys.readouterr()
+    assert "error: A, mine.py@HEAD: mine.py: " in error
+    assert "A, mine.py@HEAD: checking mine.py" in out
+    assert "B, mine.py:" not in out
+
+
 def test_a_preset_of_another_revision(repository):
     Path("mine.py").write_text(PLAIN.replace('{"width": 16}', '{"width": 4}'))
     found = asked("mine.py:large@HEAD", "mine.py:large", "lr=0.1")
@@ -515,11 +528,11 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     assert {key: plan[key] for key in load} == load
     report = {"warnings": [], "unread": [], "evaluation_s": 0.5, "step_s": 0.1, **load}
     monkeypatch.setattr(check, "before_search", lambda *_: report)
-    measured = compare_setup._check(cfg.baseline("digits"), print)
+    measured = compare_setup._check(cfg.baseline("digits"), "A, digits", print)
     assert measured == {"evaluation_s": 0.5, **load}
     said = []
     report["unread"] = ["loader.batch_size", "width"]
-    compare_setup._check(cfg.baseline("digits"), said.append)
+    compare_setup._check(cfg.baseline("digits"), "A, digits", said.append)
     (line,) = said
     assert line.endswith(": train(trial) never reads loader.batch_size, width"), "one line for all of them"
     sides = [cfg.baseline("digits")] * 2

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
 
     # ---- the model. Weights may come from somebody else: their program runs only if the user says so
-    own = ", or the model's own file with --trust-code"
+    own = ", or with --trust-code the model's own file, if it has sample_images"
     model = models.find_with_hook(
         "sample_images", "sample", args.run, args.storage, own=own, run_code=args.trust_code
     ).averaged(args.ema)  # fmt: skip

@@ -215,7 +215,7 @@ def test_what_the_choice_flattered_is_said_with_the_spread_and_without_a_claim(t
     worth = {64: searched_for, 128: 2.0}
     found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
     told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
-    said = f"Its FD (classifier) was {searched_for:g} when the search chose it as one of its best, and is"
+    said = f"The FD (classifier) of loader.batch_size=64 was {searched_for:g} when it was chosen, and is"
     assert sentences(told)[-1] == f"{said} 1.200 ± 0.012 on new seeds."
 
 

@@ -161,3 +161,9 @@ def test_price_and_device_seconds_include_what_failed(tmp_path):
     )
     used = analysis.read(folder).used()
     assert (used["device_s"], used["price"]) == (60.0, 60.0)
+
+
+def test_table_has_its_columns_before_the_first_trial(tmp_path):
+    found = evidence.read(analysis.Results((night := make(tmp_path / "night")) and tmp_path / "night", night, []))
+    assert list(found.table()[["trial", "status", "frechet"]].columns) == ["trial", "status", "frechet"]
+    assert found.table().empty

@@ -66,7 +66,9 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
     best = min(trials, key=lambda trial: value(trial.knobs))
     assert (night.best.trial, night.best.value) == (best.name, value(best.knobs))
     assert night.verdict.confirmed is None
-    assert night.report().read_text().count("tunediff.open_study(name=") == 1
+    page = night.report().read_text()
+    assert page.count("tunediff.open_study(name=") == 1
+    assert "optimizer steps" not in page, "none were reported"
     # The engine's own proposer, told the same values, draws the same points
     (tmp_path / "again" / "trials").mkdir(parents=True)
     proposer = OptunaProposer(one.space, tmp_path / "again")

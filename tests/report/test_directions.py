@@ -171,7 +171,7 @@ def test_confirming_runs_follow_the_direction(tmp_path, worth, verdict):
     assert other.difference.verdict == verdict
     assert (told.winner is other) == (verdict == BETTER)
     said = " ".join(verdicts.sentences(told))
-    assert "Its accuracy was 0.9 when the search chose it as one of its best" in said
+    assert "The accuracy of precision.amp=bf16 was 0.9 when it was chosen, and is" in said
     assert re.search(r"and is 0\.\d+ ± 0\.\d+ on new seeds\.$", said)
     assert not OURS.search(said)
 

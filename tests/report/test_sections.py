@@ -464,6 +464,9 @@ def test_effects_draw_rates_in_a_colour_that_claims_no_test(tmp_path, plain):
     found = analysis.read(noisy(tmp_path / "night", others=(1.2, 1.0)))
     chosen = effects.effects(found)
     assert {one.verdict for one in chosen} == {effects.TOO_FEW}
+    text = words(written(tmp_path / "night"))
+    assert "Too few trials to tell whether a knob has an effect on FD (classifier)." in text
+    assert "larger than the noise between" not in text
     figure = knobs._levels(found, chosen, Highlights.of(evidence.read(found)))
     drawn = {line.get_color() for axes in figure.axes for line in axes.lines if line.get_marker() == "o"}
     assert knobs.STRONG not in drawn

@@ -148,7 +148,7 @@ def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_
     one = search("large", fixed={"parallel.workers": 4}, **GRID)
     assert one.start(str(one.file), "--name", "large", "--address", nodes.address).wait(200) == 2
     assert "parallel.workers: 4 is not allowed on this cluster; each worker needs one CPU core and there are" in one.log
-    assert one.log.count(": 1 CPU cores, 0 GPUs") == 2
+    assert one.log.count(": 1 CPU core, 0 GPUs") == 2
     assert "allowed: at most 2" in one.log
 
     one.storage.mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import types
 
 import pytest
@@ -132,6 +133,13 @@ def test_session_link_of_another_search_stays(session):
     with experiment.cluster(None):
         pass
     assert left(session) == ["session_2", "session_latest"]
+
+
+def test_sigterm_while_ray_starts_is_an_interruption(monkeypatch):
+    """`ray.init` sets a handler of SIGTERM that ends the process without a word."""
+    monkeypatch.setattr(experiment, "_init", lambda **_: sys.exit(15))
+    with pytest.raises(KeyboardInterrupt), experiment.cluster(None):
+        pass
 
 
 def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):

@@ -148,6 +148,7 @@ def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
     [
         (["its slot was restarted", None], "ok", ""),
         (["x\n  ActorDiedError: killed\n y"] * 2, "error", "the workers died 2 times: ActorDiedError: killed"),
+        (["NameError: x", "no room"], "error", "the workers died 2 times: NameError: x; then: no room"),
         (["torch.OutOfMemoryError: 16 GiB"], "oom", "torch.OutOfMemoryError: 16 GiB"),
     ],
 )

@@ -278,7 +278,9 @@ class Results:
             measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
             cells = {**reached, **measured, "reason": trial.remarks}
             rows.append(cells | knob_columns(trial.config, {*cells, *more}))
-        return pd.DataFrame(rows)
+        # Columns also before the first trial begins: whoever waits for it selects some.
+        columns = ["trial", "status", "disturbed", self.metric, "versus_baseline", *_OF_POINTS, "reason"]
+        return pd.DataFrame(rows or {name: [] for name in columns})
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial."""

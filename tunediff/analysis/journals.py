@@ -16,7 +16,7 @@ from typing import Any
 from tunediff import search_space
 from tunediff.analysis import Results, is_number
 from tunediff.config import ConfigError
-from tunediff.core import trial_record
+from tunediff.core import text, trial_record
 from tunediff.core.clock import UNITS
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, Line, TrialRecord
@@ -137,6 +137,10 @@ def _are_seconds(value: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
+TIME_IS_UP = "time is up"
+"""The event of `sessions.jsonl` after which no further trial begins: it would not end within `budget: total`."""
+
+
 @dataclasses.dataclass
 class Session:
     """One period for which the search ran."""
@@ -149,6 +153,8 @@ class Session:
     environment: dict[str, object]
     complete: bool = False
     """Whether it ended because a limit was reached or nothing was left to run, and not by an interruption."""
+    time_is_up: bool = False
+    """Whether trials were left out because they would not have ended within `budget: total`."""
     spent_s: float | None = None
     """Wall-clock until its last line, in seconds; None: it has no line but its first."""
 
@@ -168,6 +174,7 @@ def sessions(folder: Path) -> list[Session]:
         # The monotonic clock, which nobody sets; earlier versions wrote none.
         clock = "monotonic_s" if all(is_number(each.get("monotonic_s")) for each in (first, line)) else "time"
         periods[-1].spent_s = max(0.0, line[clock] - first[clock])
+        periods[-1].time_is_up |= line.get("event") == TIME_IS_UP
         if line.get("event") == "end":
             periods[-1].end, periods[-1].complete = line["time"], line.get("complete") is True
     return periods
@@ -181,6 +188,17 @@ def over(results: Results, periods: Sequence[Session]) -> bool:
     ended = periods[-1].end is not None if periods else False
     enough = len(results.trials) >= results.space.budget.trials
     return (ended or enough) and all(trial.finished for trial in results.trials)
+
+
+def not_begun(results: Results, periods: Sequence[Session]) -> str:
+    """Return how many trials a search that has ended left out, and why; '' if it ran all of them or was interrupted."""
+    space, many = results.space, results.space.budget.trials - len(results.trials)
+    if many <= 0 or not periods or not periods[-1].complete:
+        return ""
+    why = "every configuration of the space was drawn"
+    if periods[-1].time_is_up and space.budget.total_s is not None:
+        why = f"another would not end within {text.seconds(space.budget.total_s)}"
+    return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 
 def lines(path: Path) -> Iterator[Line]:

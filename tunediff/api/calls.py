@@ -68,7 +68,15 @@ def plain(number: Any) -> Any:
 
 
 def with_plain_numbers(options: T) -> T:
-    """Return the options of a command with numbers of Python instead of those of numpy, as tables have them."""
+    """Return the options of a command with numbers of Python instead of those of numpy, as tables have them.
+
+    Raises `ConfigError` for a count that is no whole number.
+    """
+    for name in ("trials", "pairs", "confirm", "seed", "cpus", "gpus"):
+        value = plain(getattr(options, name, None))
+        cli.allow(
+            value is None or (isinstance(value, int) and not isinstance(value, bool)), name, value, "a whole number"
+        )
     return dataclasses.replace(options, **{name: plain(value) for name, value in vars(options).items()})  # type: ignore[type-var]
 
 

@@ -126,20 +126,23 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "a": " ".join(side_words[0]), "b": " ".join(side_words[1]), "budget_s": budget_s, "pairs": most,
             "within": within, "compile": options.compile or "charged", "unit": options.unit or "wall",
         }  # fmt: skip
-        checked = _check_sides(sides, options, say)
+        names = [f"{side.upper()}, {words[0]}" for side, words in zip(pairs.SIDES, side_words, strict=True)]
+        checked = _check_sides(sides, names, options, say)
         yield CompareRequest(folder, side_words, sides, content, checked, Path(elsewhere).resolve())
 
 
-def _check_sides(sides: Sequence[Systems], options: CompareOptions, say: Say) -> dict[str, dict[str, Any]]:
+def _check_sides(
+    sides: Sequence[Systems], names: Sequence[str], options: CompareOptions, say: Say
+) -> dict[str, dict[str, Any]]:
     """Check files and room of both sides and try users' workloads; return what was measured, by fingerprint."""
     checked: dict[str, dict[str, Any]] = {}
-    for config in sides:
+    for config, name in zip(sides, names, strict=True):
         cli.check_here(config, True)
         if options.address is None:
             resources.divided([resources.local()], *needs([config]), strategies=[config.parallel.strategy])
         tried = not options.no_check and not options.dry_run and cfg.fingerprint(config) not in checked
         if cfg.of(config).file is not None and tried:
-            checked[cfg.fingerprint(config)] = _check(config, say)
+            checked[cfg.fingerprint(config)] = _check(config, name, say)
     return checked
 
 
@@ -298,14 +301,17 @@ def _refuse_pointless(
         )
 
 
-def _check(config: Systems, say: Say) -> dict[str, Any]:
-    """Try a user's workload and return what was measured of it, as `pair_plan.values` takes it."""
+def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
+    """Try the workload of the side called `name`; return what was measured of it, as `pair_plan.values` takes it."""
     from tunediff.training import check  # imports torch
 
-    checked = check.before_search(config, say)
+    try:
+        checked = check.before_search(config, lambda line: say(f"{name}: {line}"))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
     unread = [f"train(trial) never reads {', '.join(checked['unread'])}"] if checked["unread"] else []
     for line in [*checked["warnings"], *unread]:
-        say(f"WARNING: {cfg.of(config).title}: {line}")
+        say(f"WARNING: {name}: {line}")
     keys = ("evaluation_s", "other_load_share", "disturbed")
     return {key: value for key, value in checked.items() if key in keys}
 

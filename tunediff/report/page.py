@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from tunediff.analysis.journals import not_begun
 from tunediff.core.environment import hardware
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
@@ -94,7 +95,8 @@ def _state(context: ReportContext) -> str:
     if not context.sessions:
         return f"{count} · {written}"
     if context.sessions[-1].end is not None:
-        return f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count} · {written}"
+        left_out = f" · not begun: {words}" if (words := not_begun(context.results, context.sessions)) else ""
+        return f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count}{left_out} · {written}"
     last = reproduce.latest(context)
     age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
     return f"running, or killed · {count}, {begun} under way · {written}{age}"

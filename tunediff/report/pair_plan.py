@@ -54,12 +54,13 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     if judging_s is not None:
         judged = f"{text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
     first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
+    fewer = f", about {first} with {least}" if least < most else ""
     and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
     output = [
         f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
         f"it ends as soon as it is decided, after {least} pairs at the earliest",
         f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
-        f"wall-clock: about {last} with {most} pairs, about {first} with {least}{and_evaluation}",
+        f"wall-clock: about {last} with {most} pairs{fewer}{and_evaluation}",
     ]
     if plan["disturbed"]:
         load = f"other processes use {plan['other_load_share']:.0%} of the cores"

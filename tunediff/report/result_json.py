@@ -17,6 +17,7 @@ from tunediff.analysis import Results, disturbed, without_seed
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
+from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import unmoved
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
@@ -71,6 +72,7 @@ def search(
         "within_noise_of_best": [trial.name for trial in evidence.near],
         "better_than_noise": evidence.better(best) if best is not None else None,
         "nothing_to_confirm": nothing_to_confirm(results) or None if evidence.confirmation is None else None,
+        "not_begun": not_begun(results, sessions(results.folder)) or None,
         "disturbed_trials": sum(map(disturbed, results.trials)),
         "unmoved_trials": unmoved(results),
         **_confirmed(evidence.confirmation),
@@ -129,6 +131,8 @@ def plain(result: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, bool):
             lines[name] = "yes" if value else "no"
+        elif isinstance(value, float) and "ratio" in name:
+            lines[name] = f"{value:.4g}"  # as close to 1 as its interval may end
         elif isinstance(value, dict):
             lines[name] = text.knobs(value)
         else:

@@ -149,7 +149,7 @@ def details(confirmation: Confirmation) -> list[str]:
     if (bias := confirmation.bias(group)) is None:
         return lines
     label = confirmation.compared.results.label
-    chosen = f"Its {label} was {number(bias[0])} when the search chose it as one of its best"
+    chosen = f"The {label} of {group.name} was {number(bias[0])} when it was chosen"
     return [*lines, f"{chosen}, and is {with_sd(bias[1])} on new seeds."]
 
 

@@ -159,6 +159,8 @@ def cluster(address: str | None) -> Iterator[Any]:
         warnings.simplefilter("ignore")
         try:
             context = _init(address=address or "local", **options)
+        except SystemExit:  # Ray's handler of SIGTERM, from the start of `ray.init` on
+            raise KeyboardInterrupt from None
         except ConnectionError as error:
             # Ray sends its token to a cluster at an address only in this mode.
             token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"

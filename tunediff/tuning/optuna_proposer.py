@@ -19,7 +19,7 @@ from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import knowledge, sampling, warm_start
+from tunediff.tuning import knowledge, sampling, sessions, warm_start
 from tunediff.tuning.allocation import Decision
 from tunediff.tuning.pausing import Pausing, end_paused
 from tunediff.tuning.reruns import Reruns, is_rerun
@@ -59,7 +59,7 @@ class OptunaProposer:
         trials train on; `here`: on what machine, see `environment.differences`.
         """
         self.space, self.experiment, self._device, self._here = space, experiment, device, here
-        self._started, self._spent_s = time.monotonic(), spent_s
+        self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
         self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
         self.pausing: Pausing | None = None
         """The paused trials; None: this search pauses none."""
@@ -173,7 +173,10 @@ class OptunaProposer:
             spec = self._draw_or_continue(self.pausing)
         else:
             spec = self._draw_new() if self._may_draw() else None
-        return spec or self._rerun()
+        if (spec := spec or self._rerun()) is None and not self._time_was_up and self._time_is_up():
+            self._time_was_up = True
+            sessions.note_time_is_up(self.experiment)
+        return spec
 
     def _may_draw(self) -> bool:
         """Return whether number and time leave room for a new configuration, beside reruns and confirming runs.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Systems
+from tunediff.core.text import number
 from tunediff.search_space import SearchSpace, without
 from tunediff.training import check
 from tunediff.tuning import experiment
@@ -35,6 +36,7 @@ def create(
             raise ConfigError(str(error).replace(str(copy.root), str(original.root))) from None
         raise
     title, searched = created.workload.title, {dimension.name for dimension in created.dimensions}
+    say(f"{title}: passed; {created.workload.objective.name} {number(report['value'])} after {check.STEPS} steps")
     for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}

@@ -38,7 +38,8 @@ class Machine:
 
     def __str__(self) -> str:
         kind = f" ({self.accelerator})" if self.accelerator and self.gpus else ""
-        return f"{self.name}: " * bool(self.name) + f"{self.cores} CPU cores, {self.gpus} GPUs{kind}"
+        has = f"{text.pluralize(self.cores, 'CPU core')}, {text.pluralize(self.gpus, 'GPU')}{kind}"
+        return f"{self.name}: " * bool(self.name) + has
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,6 +60,12 @@ def alive(folder: Path) -> None:
         _note(folder, "alive")
 
 
+def note_time_is_up(folder: Path) -> None:
+    """Note that no further trial begins because it would not end within `budget: total`."""
+    with contextlib.suppress(OSError):
+        _note(folder, journals.TIME_IS_UP)
+
+
 def _note(folder: Path, event: str, **content: Any) -> None:
     """Append a line to `sessions.jsonl`. Raises `OSError`."""
     now = {"time": time.time(), "monotonic_s": time.monotonic()}

@@ -85,6 +85,7 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
     slot, deadline = get(spec.actor), time.monotonic() + spec.deadline_s
     lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
+    deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
@@ -103,9 +104,10 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
             raise OSError(why)  # the trial has no end, and the search stops
 
         # ---- an end: of the workers, who may have written it before they were lost, or because they died too often
-        end = ended if isinstance(ended, End) else _after_loss(ended, attempt, spec.group.size)
+        end = ended if isinstance(ended, End) else _after_loss(ended, deaths, spec.group.size)
         if (written := record.read_trial(folder)) is None or not written.finished:
             if end is None:
+                journal.write("died", reason=deaths[-1])
                 continue
             Journal(folder).end_trial(end)
         return
@@ -225,13 +227,15 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
     return why if why is not None and (str(folder) in lost.reason or unwritable(folder) is not None) else None
 
 
-def _after_loss(lost: Lost, attempt: int, workers: int) -> End | None:
-    """Return the end of a trial whose workers, that many, died; None: try again."""
-    reason = _short(lost.reason)
+def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
+    """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to `deaths`."""
+    deaths.append(reason := _short(lost.reason))
     if "outofmemory" in reason.lower().replace(" ", ""):
         return End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)).explained
-    died = End("error", f"the workers died {ATTEMPTS} times: {reason}", process_died=True)
-    return died if attempt == ATTEMPTS else None
+    # The first death may be the cause of the next ones.
+    reasons = "; then: ".join(dict.fromkeys(deaths))
+    died = End("error", f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
+    return died if len(deaths) == ATTEMPTS else None
 
 
 def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:

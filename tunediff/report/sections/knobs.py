@@ -153,6 +153,8 @@ def effects(context: ReportContext, files: Files) -> Html | None:
     files.csv("effects", effects_table(context.results, all_effects))
     above = [effect for effect in all_effects if effect.verdict == ABOVE]
     sentence = f"No knob has an effect on {context.label} that is larger than the noise between trials."
+    if all(effect.verdict == TOO_FEW for effect in all_effects):
+        sentence = f"Too few trials to tell whether a knob has an effect on {context.label}."
     if above:
         widest = max(above, key=lambda effect: effect.spread or 0.0)
         factor = "a factor of " if widest.ratios else ""

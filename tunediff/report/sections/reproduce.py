@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 import yaml
 
@@ -51,7 +53,10 @@ def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
     ran = list(dict.fromkeys(session.command for session in context.sessions if session.command))
     commands = [("The search was started with", ran)] if ran else []
     name = f"{context.results.folder.name}-again"
-    again = text.command("search", place / "search.yaml", "--name", name, storage=context.storage)
+    words_run = ran[-1].split() if ran else []
+    pairs = itertools.pairwise(words_run)
+    machine = [word for pair in pairs if pair[0] in ("--address", "--cpus", "--gpus") for word in pair]
+    again = text.command("search", place / "search.yaml", "--name", name, *machine, storage=context.storage)
     words = "To repeat it from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
     commands.append((words, [again]))
     if winner is not None:

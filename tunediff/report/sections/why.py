@@ -211,10 +211,14 @@ def _side_by_side(
             )
         )
         rows.append((f"{unit} seen by then", *decomposition.samples))
+    rows.append(at_end(f"{unit}/s", RATE))
+    # A trial of `open_study` that reports no samples reports no steps either: its points are counted instead.
+    if any(last(trial, "samples") for trial in (base, winner)):
+        rows += [
+            at_end("optimizer steps", "steps"),
+            (f"{unit} per step", samples_per_step(base), samples_per_step(winner)),
+        ]
     rows += [
-        at_end(f"{unit}/s", RATE),
-        at_end("optimizer steps", "steps"),
-        (f"{unit} per step", samples_per_step(base), samples_per_step(winner)),
         at_end("time of a step (ms)", "step_s", 1000.0),
         *(at_end(f"· {_part(context, part)} (ms)", f"step_{part}_s", 1000.0) for part in _parts(base, winner)),
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
