@@ -175,7 +175,7 @@ def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_p
     assert started[0][1:] == ["-m", "tunediff.search", "digits", "--name", "night", "--storage", str(tmp_path),
                               "--budget", "3s"]  # fmt: skip
     assert (one.folder.exists(), one.running) == (False, False)
-    assert "starting" in one._repr_html_()
+    assert "night: did not start" in one._repr_html_()
 
 
 def test_results_of_a_search_in_the_background_wait_until_it_has_begun(night, tmp_path):

@@ -73,6 +73,16 @@ def test_a_run_that_failed(capsys, side, name):
     assert "oom" in page[page.index("ahead") :]  # in the place of its value
 
 
+def test_runs_during_which_others_used_the_machine(capsys):
+    folder = made(BETTER)
+    assert "others used the machine" not in told(capsys)[1]
+    journal = folder / "trials" / "t0001" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"index": 4,', '"index": 4, "disturbed": true,'))
+    sentence = "During 1 of 6 runs others used the machine: their speed, and so their results within the budget, may"
+    assert sentence in told(capsys)[1]
+    assert json.loads(told(capsys, "--json")[1])["disturbed_runs"] == 1
+
+
 def test_a_share_of_what_falls_below_0(capsys):
     """2 % of about 5 is 0.1 there, in units."""
     values = {"A": [-5.0, -5.2, -4.9], "B": [-5.001, -5.199, -4.9005]}

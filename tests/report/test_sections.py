@@ -39,7 +39,7 @@ CONFIRM = FILE | {"confirm": {"of": 1, "seeds": 3}}
 )
 def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
     folder = tmp_path / "night"
-    wanted = make(folder, CONFIRM)
+    wanted = make(folder, CONFIRM | {"budget": {"per_trial": "20s", "trials": 2}})
     write(folder, wanted, 0)
     write(folder, wanted, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 0.5),))
     place, again = confirming.prepare(journals.read(folder)[0])
@@ -52,6 +52,8 @@ def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
     assert text.index(said) < text.index("FD (classifier) against training seconds")
     assert "On new seeds" in text
     verdicts = {row["configuration"]: row["verdict"] for row in rows(folder / "report" / "won.csv")}
+    assert ("finished · 2 of 2" in text) == (ended == 6)
+    assert ("trials finished, confirming runs not complete · " in text) == (ended == 5)
     if ended == 6:
         assert verdicts["precision.amp=bf16"] == ("better" if worth < 1 else "no difference larger than the noise")
         assert ("Why it wins" in text) == (worth < 1)

@@ -114,11 +114,13 @@ class Search:
 
     def _repr_html_(self) -> str:
         if not self.folder.exists():
-            return str(el("p", f"{self.name}: starting"))
+            return str(el("p", f"{self.name}: {'starting' if self.running else f'did not start, see {self.log}'}"))
         evidence = self._evidence()
         results, best = evidence.results, evidence.best
         ended = sum(trial.finished for trial in results.trials)
         state = "running" if self.running else "stopped" if ended < results.space.budget.trials else "finished"
+        if state == "finished" and evidence.confirmation is not None and not evidence.confirmation.over:
+            state = "stopped while confirming"
         head = f"{self.name}: {state}, {ended} of {text.pluralize(results.space.budget.trials, 'trial')} ended"
         rows: list[list[object]] = []
         for role, trial in (("baseline", evidence.baseline), ("best", best)):

@@ -124,11 +124,11 @@ def run_profile(
     Raises:
         TunediffError: Something is not allowed, or memory does not suffice.
     """
-    place = folder(storage)
+    place, out = folder(storage), None if out is None else Path(out).expanduser().absolute()
     with _in_this_process():
         options = ProfileOptions(
-            Path(notebook.named(config, place)), words(knobs), None if out is None else Path(out), place, steps,
-            compile, sweep, attempt, command="tunediff.run_profile",
+            Path(notebook.named(config, place)), words(knobs), out, place, steps, compile, sweep, attempt,
+            command="tunediff.run_profile",
         )  # fmt: skip
         return profile_run.run(with_plain_numbers(options), lines_of(progress))
 

@@ -91,7 +91,8 @@ def _state(context: ReportContext) -> str:
     count = f"{ended:,} of {pluralize(planned, 'trial')} ended" + f", {paused} paused" * bool(paused)
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if ended >= planned:
-        return f"finished · {count} · {written}"
+        state = "trials finished, confirming runs not complete" if context.confirming else "finished"
+        return f"{state} · {count} · {written}"
     if not context.sessions:
         return f"{count} · {written}"
     if context.sessions[-1].end is not None:

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff import config as cfg
-from tunediff.analysis import curve, shown
+from tunediff.analysis import curve, disturbed, shown
 from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.core import environment, text
 from tunediff.core.colors import BASELINE, SERIES, WINNER
@@ -22,7 +22,7 @@ from tunediff.report.files import FOLDER, Files, listed
 from tunediff.report.html import Html, breakable, el, folded, join, page, table
 from tunediff.report.page import PAGE
 from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
-from tunediff.report.verdicts import why_stopped
+from tunediff.report.verdicts import disturbed_of, why_stopped
 from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded
 
 
@@ -46,7 +46,9 @@ def sentences(pairs: Pairs) -> list[str]:
     ahead, single = f"B was ahead in {pairs.ahead} of {look.rounds} pairs", ""
     if (least := pairs.one_run_tells) is not None:
         single = f"With one run each, only differences above {_size(pairs, least)} are significant; "
-    return [*lines, f"{single}{ahead}."]
+    runs = [run for pair in pairs.runs for run in pair if run is not None]
+    remark = disturbed_of(sum(map(disturbed, runs)), pluralize(len(runs), "run"))
+    return [*lines, f"{single}{ahead}.", *filter(None, [remark])]
 
 
 def failure(pairs: Pairs, run: TrialRecord) -> str:

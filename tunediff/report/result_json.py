@@ -116,6 +116,7 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
         "pairs": look.rounds,
         "pairs_at_most": pairs.most,
         "runs": len(ended),
+        "disturbed_runs": sum(map(disturbed, ended)),
         "training_s": pairs.trained_s,
         "wall_s": wall_s,
         "results": str(pairs.folder),

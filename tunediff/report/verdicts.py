@@ -87,10 +87,11 @@ def disturbed_words(evidence: Evidence) -> str:
     among = [role for role, trial in chosen.items() if trial is not None and trial.name in names]
     among = ["the baseline"] if evidence.best is evidence.baseline and among else among
     suffix = f" ({' and '.join(among)} among them)" if among else ""
-    return _disturbed(len(names), f"{pluralize(len(trials), 'trial')}{suffix}")
+    return disturbed_of(len(names), f"{pluralize(len(trials), 'trial')}{suffix}")
 
 
-def _disturbed(count: int, of: str) -> str:
+def disturbed_of(count: int, of: str) -> str:
+    """Return in words that others used the machine during so many of the runs that `of` names; '' for none."""
     sentence = f"During {count:,} of {of} others used the machine"
     return f"{sentence}: their speed, and so their results within the budget, may be worse for it." if count else ""
 
@@ -144,7 +145,7 @@ def details(confirmation: Confirmation) -> list[str]:
         selected = f"{group.name} was selected on these new seeds: its interval accounts for that, its mean is too good"
         lines.append(f"{before}{selected}.")
     runs = confirmation.compared.results.trials
-    if remark := _disturbed(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
+    if remark := disturbed_of(sum(map(disturbed, runs)), pluralize(len(runs), "confirming run")):
         lines.append(remark)
     if (bias := confirmation.bias(group)) is None:
         return lines
