@@ -19,6 +19,7 @@ from tunediff import analysis, cli, models, search_space
 from tunediff import config as cfg
 from tunediff.analysis import Results, evidence
 from tunediff.analysis.evidence import choose
+from tunediff.analysis.speed import repeating_budget
 from tunediff.config.code import shown
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
@@ -92,7 +93,7 @@ def write(
             log.warning("%s: removed, since %s has no weights", shown_out.with_suffix(".safetensors"), trial.name)
         out.write_text(cfg.dump(copied, provenance(search, trial, out, half_life), out.parent), encoding="utf-8")
     remote.push_or_warn(out)
-    return written | {"train": _train(trial, shown_out, search.folder.parent)}
+    return written | {"train": _train(search, trial, shown_out)}
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -133,7 +134,7 @@ def provenance(results: Results, trial: TrialRecord, out: Path, half_life: float
     versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
     machine = hardware(environment) or environment.get("cpu", "?")
     lines.append(f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
-    return [*lines, f"train with it: {_train(trial, out, results.folder.parent)}"]
+    return [*lines, f"train with it: {_train(results, trial, out)}"]
 
 
 def _measured(results: Results, trial: TrialRecord) -> list[str]:
@@ -154,8 +155,9 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
     return lines
 
 
-def _train(trial: TrialRecord, out: Path, storage: Path) -> str:
-    return text.command("train", "--config", out, "--budget", text.format_exact(trial.budget_s or 60), storage=storage)
+def _train(results: Results, trial: TrialRecord, out: Path) -> str:
+    budget = repeating_budget(results, trial)
+    return text.command("train", "--config", out, *budget, storage=results.folder.parent)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
 from tests.searches import night as night_of
-from tunediff import analysis, search_space
+from tunediff import analysis, export, search_space
 from tunediff.analysis import effects, evidence, journals, noise, pareto, speed
 from tunediff.analysis.effects import ABOVE, WITHIN
 from tunediff.analysis.importance import Importance
@@ -375,6 +375,22 @@ def test_the_model_of_curves_is_named_where_it_draws(tmp_path):
     assert "Configurations: drawn by Optuna's TPE, from the fourth on by a Gaussian process" in text
     assert "; trials pause, and the best of them go on." in text
     assert "stopped early" not in text
+
+
+@pytest.mark.parametrize(
+    ("charging", "status", "budget"),
+    [("free", "ok", "--samples 4000"), ("charged", "ok", "--budget 20s"), ("free", "pruned", "--budget 20s")],
+)
+def test_a_compiled_trial_is_repeated_with_as_much_training(tmp_path, charging, status, budget):
+    """`train` counts compiling as training; a search may not. A trial stopped early did not train for its budget."""
+    content = FILE | {"budget": FILE["budget"] | {"compile": charging}}
+    wanted, point = make(tmp_path / "night", content), {"compile.mode": "default"}
+    write(tmp_path / "night", wanted, 0, drawn=wanted.candidates[0] | point, compile_s=18.0, status=status)
+    results = analysis.read(tmp_path / "night")
+    (line,) = [line for line in export.provenance(results, results.trials[0], tmp_path / "best.yaml") if "train " in line]
+    assert f"best.yaml {budget} --storage" in line
+    page = words(reproduce.reproduce(context.read(tmp_path / "night"), Figures()))
+    assert f"t0000.yaml {budget}" in page or status == "pruned"
 
 
 def test_an_objective_may_run_upwards(night, plain, monkeypatch):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from tunediff.analysis import RATE, Results, last, seconds_of, without_seed
 from tunediff.analysis.statistics import mean
+from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
 
 
@@ -28,6 +29,17 @@ def samples_per_step(trial: TrialRecord) -> float | None:
 def compile_s(trial: TrialRecord) -> float | None:
     """Return the seconds of compilation and of the warm-up step; None without compilation."""
     return float(spent) if (spent := seconds_of(trial).get("compile")) else None
+
+
+def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]:
+    """Return (option, value) of the budget with which `train` repeats a trial.
+
+    `train` counts compiling as training. Where the search does not, the samples of the trial are its budget: the same
+    seconds would leave fewer for steps, and longer ones would start schedules late.
+    """
+    if trial.status == "ok" and trial.points and compile_s(trial) and not results.space.budget.compile_charged:
+        return "--samples", trial.points[-1].samples
+    return "--budget", text.format_exact(trial.budget_s or results.space.budget.per_trial_s)
 
 
 def per_thousand(trial: TrialRecord) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pandas as pd
 import yaml
 
 from tunediff import config as cfg
+from tunediff.analysis.speed import repeating_budget
 from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
@@ -60,10 +61,10 @@ def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
     words = "To repeat it from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
     commands.append((words, [again]))
     if winner is not None:
-        out, budget = place / f"{winner.name}.yaml", text.format_exact(winner.budget_s or context.budget_s)
+        out, budget = place / f"{winner.name}.yaml", repeating_budget(context.results, winner)
         words = f"{context.leader.capitalize()} alone, as a configuration and then as a training"
         export = context.command("export", "--trial", winner.name, "--out", out)
-        commands.append((words, [export, text.command("train", "--config", out, "--budget", budget)]))
+        commands.append((words, [export, text.command("train", "--config", out, *budget)]))
     return commands
 
 
