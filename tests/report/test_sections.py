@@ -525,6 +525,23 @@ def test_curves_over_seeds_have_a_panel_for_each_value_of_a_knob(tmp_path):
     assert names == ["baseline (0.999, 0.9999)", "0.99", "0.9985", "0.999"]
 
 
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [(1.99, ["baseline", "precision.amp=bf16"]), (1.0, ["baseline", "winner (precision.amp=bf16)"])],
+)
+def test_only_a_significantly_better_curve_is_called_winner(tmp_path, value, names):
+    content = {
+        "workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"precision.amp": ["none", "bf16"]},
+    }  # fmt: skip
+    wanted, noise = make(tmp_path / "night", content), iter([0.99, 1.01, 1.02, 1.01, 1.02, 0.98])
+    for number, point in enumerate(wanted.candidates):
+        end = next(noise) * (value if point["precision.amp"] == "bf16" else 2.0)
+        write(tmp_path / "night", wanted, number, drawn=point, curve=((5.0, 1000, 3 * end), (20.0, 4000, end)))
+    facts = evidence.read(analysis.read(tmp_path / "night"))
+    figure = curves.of_means(facts.compared, facts.compared.of(facts.best))
+    assert [words.get_text() for words in figure.legends[0].get_texts()] == names
+
+
 # ------------------------------------------------------------------------------------------------------------ telephone
 def test_tables_that_decide_stack_on_a_telephone():
     told = html.table(["what", "speed-up"], [["loader.batch_size=64", "at least 4"]], words=1, stacks=True)

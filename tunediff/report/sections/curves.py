@@ -233,7 +233,8 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
             if not (here or not group.changed):
                 continue
             if not group.changed or group is best:
-                role = ", ".join(["baseline"] * (not group.changed) + ["best mean"] * (group is best))
+                # Not «best mean»: `best` is the baseline, too, where a mean is better without a significant difference.
+                role = "winner" if group.changed else "baseline"
                 where = name if panel_knob is None else f"{name}, {knob_value(group.knobs[panel_knob])}"
                 name = role if where == "baseline" else f"{role} ({where})"
                 color = WINNER if group.changed else BASELINE
