@@ -21,6 +21,7 @@ from tunediff.analysis.why import Why
 from tunediff.report import context, html, outputs, summary
 from tunediff.report.files import Figures, Files
 from tunediff.report.sections import curves, knobs, reproduce, why
+from tunediff.report.sections import speed as speed_section
 from tunediff.report.sections.why import explain
 from tunediff.report.style import Highlights
 from tunediff.tuning import confirming
@@ -352,6 +353,22 @@ def test_compiling_may_pay_after_the_budget_only(tmp_path, plain):
     # 200 t = 210 (t − 6) at t = 126, 200 t = 300 (t − 6) at t = 18: of 20 s
     assert "2 configurations ran with and without torch.compile: within the budget it pays in 1 of them" in text
     assert re.findall(r"(t\d{4}) default", text) == ["t0003", "t0001"]
+
+
+def test_compiling_pays_within_the_budget_of_its_own_trial(tmp_path):
+    """Four devices share 400 device-seconds: 100 s each, and compiling pays after 150 s."""
+    content = {
+        "workload": "digits", "budget": {"per_trial": "400s", "unit": "device"},
+        "trials": [{}, {"parallel.workers": 4}, {"parallel.workers": 4, "compile.mode": "default"}],
+    }  # fmt: skip
+    wanted = make(tmp_path / "night", content)
+    for number, (rate, spent) in enumerate(((100.0, 0.0), (400.0, 0.0), (600.0, 50.0))):
+        write(tmp_path / "night", wanted, number, drawn=wanted.candidates[number], rate=rate, compile_s=spent)
+    figures = Figures()
+    text = words(speed_section.compiling(context.read(tmp_path / "night"), figures))
+    assert "within the budget it pays in 0 of them; compiling took 50 s of a budget of 1 min 40 s." in text
+    (axes,) = figures.by_name["compile"]().axes
+    assert [list(line.get_xdata()) for line in axes.lines].count([100.0, 100.0]) == 1, "the line «budget of a trial»"
 
 
 def test_without_compiled_trials_there_is_no_word_about_it(night, plain):

@@ -59,6 +59,8 @@ class Compiled:
 
     trial: str
     mode: str
+    budget_s: float
+    """Training seconds of one run; they differ between numbers of devices that share a budget."""
     uncompiled: str | None
     uncompiled_samples_per_s: float | None
     compile_s: float | None
@@ -70,6 +72,11 @@ class Compiled:
     graphs: int | None = None
     expected_graphs: int | None = None
     """Number of different calls of what was compiled; each needs a graph."""
+
+    @property
+    def pays_in_budget(self) -> bool:
+        """Return whether compiling pays within the budget of one run."""
+        return self.break_even_s is not None and self.break_even_s <= self.budget_s
 
 
 def compiled(results: Results) -> list[Compiled]:
@@ -93,13 +100,14 @@ def _compiles(trial: TrialRecord) -> bool:
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
     """Return the row of a compiled configuration; `plain`: runs of the same one without compilation."""
     name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
+    budget_s = runs[0].budget_s or 0.0
     graphs = {to: last(runs[0], of) for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))}
     if plain is None:  # nothing to compare with
-        return Compiled(name, mode, None, None, cost, fast, **graphs)
+        return Compiled(name, mode, budget_s, None, None, cost, fast, **graphs)
     slow = _mean(plain, rate)
     ratio = fast / slow if fast and slow else None
     paid = break_even(cost, fast, ratio)
-    return Compiled(name, mode, plain[0].name, slow, cost, fast, ratio, *(paid or (None, None)), **graphs)
+    return Compiled(name, mode, budget_s, plain[0].name, slow, cost, fast, ratio, *(paid or (None, None)), **graphs)
 
 
 def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:

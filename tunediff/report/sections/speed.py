@@ -101,22 +101,23 @@ def compiling(context: ReportContext, files: Files) -> Html | None:
         return None
     files.csv("compile", pd.DataFrame(map(dataclasses.asdict, runs)))
     pairs = [run for run in runs if run.versus_uncompiled is not None]
-    budget_s, winner, figure = context.results.space.longest_s, context.highlights.winner, None
+    budgets, winner, figure = [run.budget_s for run in runs], context.highlights.winner, None
     # What compiling costs, and where the same configuration also ran without it, when it pays.
     costs = [run.compile_s for run in runs if run.compile_s is not None]
     cost = "its cost was not recorded"
     if costs:
         span = number(min(costs)) if min(costs) == max(costs) else f"{number(min(costs))} to {number(max(costs))}"
-        cost = f"compiling took {span}{SPACE}s of a budget of {duration(budget_s)}"
+        of = " to ".join(dict.fromkeys([duration(min(budgets)), duration(max(budgets))]))
+        cost = f"compiling took {span}{SPACE}s of a budget of {of}"
     if pairs:
-        paid = sum(run.break_even_s is not None and run.break_even_s <= budget_s for run in pairs)
+        paid = sum(run.pays_in_budget for run in pairs)
         ran = f"{pluralize(len(pairs), 'configuration')} ran with and without torch.compile"
         sentence = f"{ran}: within the budget it pays in {paid} of them; {cost}."
         mine = [run for run in pairs if winner is not None and run.trial == winner.name]
         best = max(mine or pairs, key=lambda run: run.versus_uncompiled or 0.0)
         figure = files.chart(
             "compile",
-            lambda: _break_even(best, budget_s, context.unit),
+            lambda: _break_even(best, context.unit),
             f"{context.unit} against training seconds, compiled and not",
             f"{best.trial} and {best.uncompiled}, which are equal but for compilation.",
         )
@@ -146,12 +147,14 @@ def _row(run: Compiled) -> list[object]:
     return [*words, *measured, times(run.versus_uncompiled), pays, rounded(run.samples_to_break_even)]
 
 
-def _break_even(run: Compiled, budget_s: float, unit: str) -> Figure | None:
+def _break_even(run: Compiled, unit: str) -> Figure | None:
     """Draw samples against training seconds of one configuration, with and without compilation.
 
-    None if a rate or the cost of compiling is unknown. budget_s: of a trial. unit: name of the samples.
+    None if a rate or the cost of compiling is unknown. unit: name of the samples.
     """
-    plain, fast, cost, paid = run.uncompiled_samples_per_s, run.samples_per_s, run.compile_s, run.break_even_s
+    budget_s, plain, fast, cost, paid = (
+        run.budget_s, run.uncompiled_samples_per_s, run.samples_per_s, run.compile_s, run.break_even_s,
+    )  # fmt: skip
     if plain is None or fast is None or cost is None:
         return None
     # The axis ends behind the budget, the compilation and, unless it is far away, the break-even point.
