@@ -267,6 +267,17 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_run_that_was_disturbed_before_its_last_evaluation_is_marked(tmp_path):
+    results = finished(tmp_path / "night", GRID, by_grid)
+    path = results.folder / "trials" / "t0000" / "journal.jsonl"
+    (line,) = [line for line in path.read_text().splitlines(keepends=True) if '"point"' in line]
+    early = line.replace('"disturbed": false', '"disturbed": true')
+    path.write_text(path.read_text().replace(line, early + line.replace('"index": 1', '"index": 2')))
+    table = study_table.table(analysis.read(results.folder))
+    assert {row.runs[0].name: table.marks(row) for row in table.rows}["t0000"] == "‡"
+    assert sum(column(table, "disturbed")) == 1
+
+
 def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
     table = study_table.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
     assert [table.marks(row) for row in table.rows] == [""] * 4

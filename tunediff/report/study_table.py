@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from tunediff import config as cfg
-from tunediff.analysis import Results, is_number, last, seconds_of
+from tunediff.analysis import Results, disturbed, is_number, last, seconds_of
 from tunediff.analysis.importance import searched
 from tunediff.analysis.speed import break_even, predicted_step_s
 from tunediff.config import ConfigError
@@ -67,7 +67,7 @@ class Row:
     @property
     def disturbed(self) -> bool:
         """Whether other processes used the machine during a run."""
-        return any(trial.points[-1].get("disturbed") for trial in self.runs if trial.points)
+        return any(map(disturbed, self.runs))
 
     def value(self, column: str) -> object:
         """Return the cell of a column: a knob, a quantity, or a property of the row; None if it is unknown."""
