@@ -404,7 +404,9 @@ def test_a_compiled_trial_is_repeated_with_as_much_training(tmp_path, charging, 
     wanted, point = make(tmp_path / "night", content), {"compile.mode": "default"}
     write(tmp_path / "night", wanted, 0, drawn=wanted.candidates[0] | point, compile_s=18.0, status=status)
     results = analysis.read(tmp_path / "night")
-    (line,) = [line for line in export.provenance(results, results.trials[0], tmp_path / "best.yaml") if "train " in line]
+    (line,) = [
+        line for line in export.provenance(results, results.trials[0], tmp_path / "best.yaml") if "train " in line
+    ]
     assert f"best.yaml {budget} --storage" in line
     page = words(reproduce.reproduce(context.read(tmp_path / "night"), Figures()))
     assert f"t0000.yaml {budget}" in page or status == "pruned"
