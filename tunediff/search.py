@@ -95,6 +95,7 @@ def _print_plan(request: SearchRequest, options: CommandOptions) -> None:
     if options.check:
         planned = search_setup.plan_of_checked(request, options, say)
     else:
+        cli.check_creatable("--storage", request.folder)  # as the search needs it; a check is of the file alone
         planned = search_setup.planned(request, options, search_setup.measure(request.space, say, prepare=False))
     cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
     plan.check(planned, options.force)

@@ -376,7 +376,8 @@ def test_a_training_names_all_knobs_that_nobody_reads_in_one_line(tmp_path, monk
 
 def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, capsys):
     mine.write_text(PLAIN)
-    report = {"warnings": ["an odd loader"], "unread": ["loader.batch_size"], "evaluation_s": 3.0, "parameters": 99}
+    report = {"warnings": ["an odd loader"], "unread": ["loader.batch_size"], "evaluation_s": 3.0}
+    report |= {"parameters": 99, "value": 1.0}
     monkeypatch.setattr(check, "before_search", lambda *_: report)
     assert search.main(["mine.py", "--check"]) == 0
     out, err = capsys.readouterr()
@@ -386,6 +387,7 @@ def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, caps
     assert "parameters: 99" in out
     assert "loader.batch_size:" not in out
     assert not Path("ray_results").exists()
+    assert search.main(["mine.py", "--check", "--storage", "mine.py"]) == 0, "a check writes nothing there"
 
     def refused(config, _):
         raise ConfigError(f"{cfg.of(config).file.root}/mine.py:7: no trial.step")

@@ -92,9 +92,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
             _check_energy(space)
-    if options.dry_run:
-        cli.check_creatable("--storage", request.folder)
-    elif options.address is None:  # what a cluster elsewhere has is not known before it is asked
+    if not options.dry_run and options.address is None:  # what a cluster elsewhere has is not known before it is asked
         plan.check(planned(request, options), options.force)
     return request
 
