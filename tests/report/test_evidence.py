@@ -15,7 +15,7 @@ from tests.searches import FILE, make, write
 from tunediff import analysis, export, search
 from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.api import search_run
-from tunediff.report import headline, outputs, verdicts
+from tunediff.report import context, headline, outputs, verdicts
 from tunediff.report.style import Highlights
 from tunediff.report.words import duration
 from tunediff.tuning import confirming
@@ -157,7 +157,7 @@ def test_every_trial_has_no_speedup_that_new_seeds_did_not_confirm(tmp_path, pla
     assert {name for name, value in values.items() if value} == ({"t0002"} if confirmed else set())
 
 
-def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys):
+def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_path, capsys, plain):
     """Equal ones, whose 6 seeds were looked at four times: the p-value of a single look is below 5 %."""
     near = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (4, 2.6, 2.3, 2.0))
     told(near, capsys)
@@ -166,6 +166,17 @@ def test_the_folder_of_confirming_runs_tells_what_the_search_tells_of_them(tmp_p
     for table in (near.folder / "confirm.csv", near.folder / "confirm" / "comparison.csv"):
         assert column(table, "verdict") == ["baseline", "no difference larger than the noise"]
     assert set(column(near.folder / "confirm" / "trials.csv", "speedup")) == {""}
+    page = words(written(near.folder / "confirm"))
+    assert "No configuration is shown to be better than the baseline: FD (classifier)" in page
+    assert "No significant difference from the baseline: loader.batch_size=64." in page
+    ends = [column(place / "comparison.csv", "ratio_low")[1] for place in (runs.folder, runs.folder / "report")]
+    assert ends[0] == ends[1] != ""
+
+
+def test_the_report_of_confirming_runs_says_that_the_winner_is_corrected_for_looks(tmp_path):
+    fast = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (2.6, 1.5, 1.1, 1.0))
+    sentence = headline.headline(context.read(fast.folder / "confirm").evidence)
+    assert sentence.endswith("significant at 5 %, corrected for all comparisons and looks.")
 
 
 def test_speedup_is_a_lower_bound_everywhere_if_the_first_evaluation_reaches_the_target(tmp_path, capsys, plain):

@@ -185,9 +185,14 @@ class Evidence:
 def read(results: Results) -> Evidence:
     """Return what a search, with its confirming runs, has shown; of confirming runs, their own test."""
     if confirmation.folder_within(results.folder):
-        confirmed = confirmation.confirm(analysis.read(results.folder.parent), results)
-        return Evidence(results, judged=confirmed.compared if confirmed.metric == results.metric else None)
+        return of_confirming_runs(results, analysis.read(results.folder.parent))
     return Evidence(results, confirmation.read(results))
+
+
+def of_confirming_runs(results: Results, search: Results) -> Evidence:
+    """Return what confirming runs have shown by their own sequential test; `search`: the search that they confirm."""
+    confirmed = confirmation.confirm(search, results)
+    return Evidence(results, judged=confirmed.compared if confirmed.metric == results.metric else None)
 
 
 def choose(results: Results, trial: str | None) -> TrialRecord:

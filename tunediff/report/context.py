@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, confirm, latest, longer_budgets
+from tunediff.analysis.confirmation import Confirmation, confirm, folder_within, latest, longer_budgets
 from tunediff.analysis.effects import Effect
-from tunediff.analysis.evidence import Evidence
+from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import Session
 from tunediff.analysis.speed import rate
@@ -135,11 +135,14 @@ def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float 
     """
     results, unreadable = journals.read(folder)
     confirmation, confirming = _confirmed(results)
+    evidence = Evidence(results, confirmation)
+    if folder_within(folder):
+        evidence = of_confirming_runs(results, journals.read(folder.parent)[0])
     return ReportContext(
         results=results,
         unreadable=unreadable,
         sessions=journals.sessions(folder),
-        evidence=Evidence(results, confirmation),
+        evidence=evidence,
         confirming=confirming,
         confirming_results=_confirming_results(folder),
         longer=_longer(confirmation),

@@ -32,7 +32,7 @@ def parts(evidence: Evidence, over: bool) -> list[Part]:
     if evidence.confirmation is not None:
         return [(of_confirmation(evidence.confirmation), "")]
     if evidence.compared is not None:
-        return _best_of_seeds(evidence.compared, evidence.best)
+        return _best_of_seeds(evidence, evidence.compared, evidence.best)
     base = evidence.baseline_of_best
     if base is not None and base.name == evidence.best.name:
         return _baseline_is_best(evidence, base, over)
@@ -83,7 +83,7 @@ def of_confirmation(confirmation: Confirmation) -> str:
     return f"No finalist is {noise}{stays}. {ahead}"
 
 
-def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:
+def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) -> list[Part]:
     group = compared.of(best)
     values, difference = group.values(compared.metric), group.difference
     reached = f"{compared.results.title} {with_sd(values)} over {pluralize(len(values), 'seed')}"
@@ -95,7 +95,8 @@ def _best_of_seeds(compared: Comparison, best: TrialRecord) -> list[Part]:
         return [*parts, (f" ({difference.verdict}).", "")]
     if (effect := interval(difference, compared.ratios)) != OPEN:
         parts.append((f", {effect} {'times' if compared.ratios else 'beside'} the baseline's", ""))
-    significant = "The difference from the baseline is significant at 5 %, corrected for all comparisons."
+    every = "comparisons and looks" if evidence.judged is not None else "comparisons"
+    significant = f"The difference from the baseline is significant at 5 %, corrected for all {every}."
     return [*parts, (f". {significant}", "")]
 
 
