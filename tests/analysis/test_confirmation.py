@@ -15,7 +15,7 @@ from tunediff.analysis import confirmation, evaluating, evidence, statistics
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import context, outputs, page, summary
+from tunediff.report import context, headline, outputs, page, summary
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -401,6 +401,49 @@ def test_a_finalist_that_led_the_search_and_failed_is_named_with_its_failure(tmp
     assert sentence.endswith(
         ". loader.batch_size=64, the best finalist in the search, ended as oom on the new seed 1000."
     )
+
+
+def test_verdict_counts_the_seeds_of_the_finalists_that_remain(tmp_path):
+    """The best of the search failed on the second new seed; the other finalist ran on all four."""
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    ran = [point for number, point in enumerate(wanted.candidates) if number not in (7, 10)]
+    write_trials(folder, dataclasses.replace(wanted, candidates=ran), noise)
+    fail(folder, "t0004", "oom")
+    sentence = sentences(confirmation.confirm(found, analysis.read(folder)))[0]
+    assert sentence.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds: ")
+
+
+def test_verdict_after_one_seed_names_one_seed(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:3]), noise)
+    assert "by more than the noise on 1 new seed. " in sentences(confirmation.confirm(found, analysis.read(folder)))[0]
+
+
+def test_report_says_what_the_console_says_if_every_confirming_run_failed(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:3]), noise)
+    fail(folder, "t0001", "oom")
+    fail(folder, "t0002", "oom")
+    fail(folder, "t0000", "oom")
+    report = context.read(found.folder)
+    assert headline.headline(report.evidence) == "No finalist ran to its end: nothing is confirmed."
+    assert headline.headline(report.evidence) == headline.headline(evidence.read(found))
+    assert report.confirming == ""
+
+
+def test_first_confirming_run_under_way_changes_nothing_in_the_report(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    before = headline.headline(context.read(found.folder).evidence)
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), noise)
+    journal = folder / "trials" / "t0000" / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    report = context.read(found.folder)
+    assert headline.headline(report.evidence) == before
+    assert report.confirming == "The confirming runs are not complete: 0 runs have ended."
 
 
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):

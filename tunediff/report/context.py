@@ -184,7 +184,9 @@ def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    confirmation = confirm(results, runs) if runs.ranked else None
+    confirmation = confirm(results, runs) if runs.trials else None
+    if confirmation is not None and not runs.ranked and not confirmation.over:
+        confirmation = None  # The first runs are under way: they change nothing yet.
     # Say how far the runs are, unless the comparison is decided.
     ended = sum(trial.finished for trial in runs.trials)
     unfinished = f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."

@@ -68,7 +68,11 @@ def of_confirmation(confirmation: Confirmation) -> str:
     """Return the verdict of the confirming runs."""
     if (group := confirmation.leader) is None:
         return "No finalist ran to its end: nothing is confirmed."
-    noise = f"better than the baseline by more than the noise on {len(confirmation.values(group))} new seeds"
+    seeds = len(confirmation.values(group))
+    if confirmation.winner is None:  # The verdict rests on the complete rounds; the leader may have failed before them.
+        ran = max(len(confirmation.values(finalist)) for finalist in confirmation.compared.others)
+        seeds = min(confirmation.look.rounds or ran, ran)
+    noise = f"better than the baseline by more than the noise on {pluralize(seeds, 'new seed')}"
     if confirmation.winner is not None:
         return f"{group.name} wins: {noise}."
     primary = confirmation.primary or group
