@@ -54,6 +54,7 @@ def test_confirming_runs_lead(tmp_path, plain, worth, ended, said):
     assert "On new seeds" in text
     verdicts = {row["configuration"]: row["verdict"] for row in rows(folder / "report" / "won.csv")}
     assert ("finished · 2 of 2" in text) == (ended == 6)
+    assert ("Not decided yet: no finalist is better than the baseline" in text) == (ended == 5)
     assert ("trials finished, confirming runs not complete · " in text) == (ended == 5)
     if ended == 6:
         assert verdicts["precision.amp=bf16"] == ("better" if worth < 1 else "no difference larger than the noise")

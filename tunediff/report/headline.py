@@ -67,7 +67,7 @@ def _no_result(results: Results) -> str:
 def of_confirmation(confirmation: Confirmation) -> str:
     """Return the verdict of the confirming runs."""
     if (group := confirmation.leader) is None:
-        return "No finalist ran to its end: nothing is confirmed."
+        return f"No finalist {'ran' if confirmation.over else 'has run'} to its end: nothing is confirmed."
     seeds = len(confirmation.values(group))
     if confirmation.winner is None:  # The verdict rests on the complete rounds; the leader may have failed before them.
         ran = max(len(confirmation.values(finalist)) for finalist in confirmation.compared.others)
@@ -83,8 +83,9 @@ def of_confirmation(confirmation: Confirmation) -> str:
     if (failure := confirmation.baseline_failure) is not None and not confirmation.settled:
         seed = failure.config["seed"]
         return f"Nothing is confirmed: the baseline ended as {failure.status} on the new seed {seed}. {ahead}"
-    stays = ": the baseline stays" if confirmation.settled else ""
-    return f"No finalist is {noise}{stays}. {ahead}"
+    if not confirmation.settled:
+        return f"Not decided yet: no finalist is {noise}. {ahead}"
+    return f"No finalist is {noise}: the baseline stays. {ahead}"
 
 
 def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) -> list[Part]:
