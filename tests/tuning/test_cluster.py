@@ -13,9 +13,12 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 CLUSTER = """
-import sys
+import socket, sys
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True})
+with socket.create_server(("127.0.0.1", 0)) as free:  # another cluster of this machine may have Ray's own port
+    port = free.getsockname()[1]
+head = {"num_cpus": 1, "include_dashboard": True, "dashboard_port": port}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 print(cluster.address, flush=True)
 for line in sys.stdin:
     node = cluster.add_node(num_cpus=int(line))

@@ -9,6 +9,7 @@ import pytest
 from tests.tuning.conftest import FIXED, pids
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
+from tunediff.search_space.model import LONGER_SEEDS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -36,7 +37,7 @@ def test_finalists_run_again_in_the_same_workers(search, budgets):
     assert (runs / "trials" / "t0000" / "journal.jsonl").read_bytes() == first_run
     short, long = (record.read_trials(folder) for folder in (runs, runs / "2x"))
     assert [(run.status, run.config["seed"]) for run in short] == [("ok", 1000 + i // 2) for i in range(4)]
-    assert [run.budget_s for run in long] == [2.0] * 4 * (len(budgets) - 1)
+    assert [run.budget_s for run in long] == [2.0] * 2 * LONGER_SEEDS * (len(budgets) - 1)
     assert all(run.points[-1]["train_s"] >= 2.0 for run in long)
     started = sorted(short, key=lambda run: run.started)
     assert [run.name for run in started] == ["t0000", "t0001", "t0003", "t0002"]
