@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search_run, "_run", run_trials)
     monkeypatch.setattr(compare_run, "_run", run_pairs)
-    monkeypatch.setattr(check, "before_search", lambda *_: {"warnings": [], "unread": []})
+    monkeypatch.setattr(check, "before_search", lambda *_: {"warnings": [], "unread": [], "value": 0.5})
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
     def run(page):

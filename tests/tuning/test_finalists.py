@@ -51,7 +51,7 @@ def test_two_configurations_are_compared(tmp_path):
     base.write_text(cfg.dump(cfg.override(cfg.baseline("digits"), {**FIXED, "optimizer.lr": 1e-5})))
     words = [str(base), str(base), "optimizer.lr=3e-3", "--budget", "1s", "--pairs", "3", "--name", "two", "--json"]
     command = [sys.executable, "-m", "tunediff.compare", *words, "--storage", "kept"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
     told = json.loads(done.stdout)
     assert done.returncode == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]], done.stderr
     assert (told["pairs"], told["runs"]) == (3, 6)
