@@ -76,6 +76,7 @@ def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
         (lambda: tunediff.run_search("nowhere.yaml"), "nowhere.yaml: no such search file; shipped:"),
         (lambda: tunediff.run_search("digits", {"optimizer.lr": "fast"}), "optimizer.lr: 'fast' is not allowed"),
         (lambda: tunediff.run_search("digits", trials=0, background=True), "--trials: 0 is not allowed"),
+        (lambda: tunediff.run_search("digits", trials="x"), "trials: 'x' is not allowed; allowed: a whole number"),
         (lambda: tunediff.open_search("gone"), "gone: no such search in"),
         (lambda: tunediff.run_comparison("digits", "digits"), "digits: is what A is here, on the same seeds"),
         (lambda: tunediff.run_training("digits"), "run_training: needs budget or samples"),

@@ -285,12 +285,14 @@ def test_no_trial_starts_that_would_not_end_in_time(make):
 
 
 @pytest.mark.parametrize("rule", ["none", "pause"])
-def test_first_trial_runs_however_long_the_start_took(make, rule):
+def test_first_trial_runs_however_long_the_start_took(make, tmp_path, rule):
     """The shortest allowed limit is one training, which leaves no time for start-up."""
     searcher = make(budget={"per_trial": "3s", "trials": 6, "total": "5s"}, spent_s=4.0, early_stopping=rule)
     end(searcher, first := searcher.suggest("a"), "a")
     assert first["trial"] == "t0000"
-    assert searcher.suggest("b") == "FINISHED"
+    assert not (tmp_path / "sessions.jsonl").exists()
+    assert [searcher.suggest("b"), searcher.suggest("c")] == ["FINISHED"] * 2
+    assert (tmp_path / "sessions.jsonl").read_text().count('"time is up"') == 1
 
 
 @pytest.mark.parametrize(
