@@ -56,7 +56,7 @@ def test_the_state_says_whether_a_limit_or_an_interruption_ended_the_search(nigh
     with pytest.raises(error) if error else contextlib.nullcontext(), sessions.noted(night, "search"):
         if error:
             raise error
-    why = "every configuration of the space was drawn"
+    why = "nothing new was left to draw"
     left_out = "" if error else f" · not begun: 5 of 8 trials: {why}"
     assert f"{state} · 3 of 8 trials ended{left_out} · written" in words(written(night))
 
@@ -66,6 +66,9 @@ def test_the_state_names_the_limit_that_left_trials_out(night, plain):
     content = yaml.safe_load(space.read_text())
     content["budget"]["total"] = "4m"
     space.write_text(yaml.safe_dump(content))
+    with sessions.noted(night, "search"):
+        pass
+    assert "nothing new was left to draw and to end within 4m00s · " in words(written(night))
     with sessions.noted(night, "search"):
         sessions.note_time_is_up(night)
     assert " · not begun: 5 of 8 trials: another would not end within 4m00s · " in words(written(night))

@@ -195,9 +195,11 @@ def not_begun(results: Results, periods: Sequence[Session]) -> str:
     space, many = results.space, results.space.budget.trials - len(results.trials)
     if many <= 0 or not periods or not periods[-1].complete:
         return ""
-    why = "every configuration of the space was drawn"
-    if periods[-1].time_is_up and space.budget.total_s is not None:
-        why = f"another would not end within {text.seconds(space.budget.total_s)}"
+    why = "nothing new was left to draw"
+    if space.budget.total_s is not None:
+        limit = text.seconds(space.budget.total_s)
+        # Without the event, as earlier versions wrote none, either may be the reason.
+        why = f"another would not end within {limit}" if periods[-1].time_is_up else f"{why} and to end within {limit}"
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

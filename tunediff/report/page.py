@@ -91,7 +91,9 @@ def _state(context: ReportContext) -> str:
     count = f"{ended:,} of {pluralize(planned, 'trial')} ended" + f", {paused} paused" * bool(paused)
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if ended >= planned:
-        state = "trials finished, confirming runs not complete" if context.confirming else "finished"
+        confirmation = context.evidence.confirmation
+        whole = not context.confirming or (confirmation is not None and confirmation.over)
+        state = "finished" if whole else "trials finished, confirming runs not complete"
         return f"{state} · {count} · {written}"
     if not context.sessions:
         return f"{count} · {written}"
