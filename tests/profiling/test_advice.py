@@ -195,7 +195,7 @@ def test_convolutions():
     one = only(profile(CONVOLUTIONS), plain)
     assert one.change == {"memory.channels_last": True}
     assert one.bound == pytest.approx(1 / 0.28)
-    assert one.reason == "convolutions are about 72 % of the step; NHWC is often their faster order"
+    assert one.reason == "convolutions are about 72 % of the step; NHWC is another order for them"
     assert changes(profile(CONVOLUTIONS, GPU), plain) == [{"precision.cudnn_benchmark": True}]
     assert changes(profile(CONVOLUTIONS, GPU), cfg.override(plain, {"precision.amp": "bf16"})) == [
         {"memory.channels_last": True}, {"precision.cudnn_benchmark": True},

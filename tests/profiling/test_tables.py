@@ -117,7 +117,7 @@ def test_the_report_on_a_cpu():
         "  activations (from forward)   450 MiB",
         "  ended: a larger batch would be larger than the set of images",
         "  not measured: it takes minutes on a CPU; --compile measures it",
-        "  1. loader.workers=4: waiting; at most 1.28×",
+        "  1. loader.workers=4: waiting; up to about 1.28×",
         "  2. loader.batch_size=256: faster; measured 1.10×",
         "  3. model.checkpoint_levels=[0]: room",
     ):

@@ -347,23 +347,6 @@ def test_one_pair_of_runs_tells_what_its_noise_allows(night):
     assert known.seconds_to_baseline(known.best) == pytest.approx(5 + 5 / 1.2)
 
 
-@pytest.mark.parametrize(("until", "budgets"), [(1.0, ["1x"]), (0.25, ["1x"]), (1.0, ["1x", "16x"])])
-def test_a_sampler_that_is_ahead_in_short_trainings_is_named_with_what_would_show_more(tmp_path, plain, until, budgets):
-    body = SEARCH | {
-        "search": {"timesteps.name": ["uniform", "wiener"]},
-        "budget": {"per_trial": "20s", "trials": 2},
-        "confirm": {"of": 1, "budgets": budgets},
-    }
-    wanted = make(tmp_path / "night", body)
-    write(wanted_folder := tmp_path / "night", wanted, 0, curve=curve(4, 2.6, 2.3, 2.0))
-    better = {"timesteps.name": "wiener"}
-    write(wanted_folder, wanted, 1, better, curve(4, 2, 1.2, 1.0), config={"timesteps.until": until})
-    page = words(written(wanted_folder))
-    expected = until == 1.0 and budgets == ["1x"]
-    assert ("timesteps.name = wiener shrinks in longer trainings" in page) == expected
-    assert ("budgets: [1x, 16x]" in page) == expected
-
-
 def test_disturbed_results_may_be_worse_in_either_direction(tmp_path):
     wanted = make(tmp_path / "night")
     write(tmp_path / "night", wanted, 0, found={"disturbed": True})

@@ -17,7 +17,6 @@ from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range,
 from tunediff.config.schema import (
     Configuration,
     Schema,
-    cautions,
     differences,
     effective,
     fingerprint,
@@ -50,7 +49,7 @@ from tunediff.config.workload import (
 
 __all__ = [
     "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity",
-    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "cautions", "check_format",
+    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names", "check_format",
     "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "from_dict", "is_users", "load",
     "missing_equals_hint", "named", "nest", "neutral", "not_effective", "of", "override", "parse_overrides",
     "read_yaml", "remove_copy", "shipped_hooks", "shipped_only", "take_along", "to_dict", "to_yaml",

@@ -1,8 +1,7 @@
 """Declare and check single knobs: what a dataclass may declare, the values of each knob, error messages.
 
-A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each other,
-a method `not_effective(config, device)`, which yields knobs that have no effect, and why, and a method
-`caution()`, which says what of it need not hold in longer trainings ("" for nothing). Alternatives that have
+A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each other, and
+a method `not_effective(config, device)`, which yields knobs that have no effect, and why. Alternatives that have
 hyperparameters of their own are unions of dataclasses, distinguished by their field `name`.
 """
 

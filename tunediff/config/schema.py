@@ -236,12 +236,6 @@ def not_effective(config: Configuration, device: str) -> dict[str, str]:
     return dict(pair for part in parts for pair in part.not_effective(config, device))
 
 
-def cautions(config: Configuration) -> list[str]:
-    """Return what is known of the configuration that may win a short training and lose a long one, in sentences."""
-    sentences = (part.caution() for part in config.sections() if hasattr(part, "caution"))
-    return [sentence for sentence in sentences if sentence]
-
-
 _STANDS_FOR = {"compile.mode": "default"}
 """The value as which a knob acts where its own value has no effect, if that is not its default."""
 

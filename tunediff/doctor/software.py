@@ -52,7 +52,7 @@ def gains() -> dict[str, float]:
 def _format(name: str, knob: str, units: str) -> Answer:
     gain = gains().get(name)
     if gain is None:
-        return Answer("missing", f"no units for it here; {units}", f"{knob} would gain nothing, or lose")
+        return Answer("missing", f"no units for it here; {units}", f"{knob} is not worth searching")
     message, numbers = f"matrix products {gain:.2g} times as fast as in float32", {"gain": gain}
     if gain < PAYS:
         return Answer("weak", message, f"{knob} does not pay here", numbers)

@@ -170,7 +170,7 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
     reason = f"convolutions are about {percent(taken)} of the step"
     # On a GPU in float32 the rule on number formats has it already, together with AMP.
     if _set(config, "memory.channels_last") is False and not (_cuda(profile) and config.precision.amp == "none"):
-        yield Advice({"memory.channels_last": True}, f"{reason}; NHWC is often their faster order", amdahl(taken))
+        yield Advice({"memory.channels_last": True}, f"{reason}; NHWC is another order for them", amdahl(taken))
     if not config.precision.cudnn_benchmark:
         yield Advice({"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken))
 

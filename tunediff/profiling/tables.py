@@ -215,4 +215,4 @@ def _bound(advice: Advice) -> str:
         return f"; tried: {tried['gain']:.2f}×{', within the noise' if tried['within_noise'] else ''}"
     if advice.bound is None:
         return ""
-    return f"; {'measured' if advice.measured else 'at most'} {advice.bound:.2f}×"
+    return f"; {'measured' if advice.measured else 'up to about'} {advice.bound:.2f}×"

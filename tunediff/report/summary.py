@@ -50,7 +50,6 @@ def lines(evidence: Evidence) -> list[str]:
         first,
         verdicts.disturbed_words(evidence),
         verdicts.unmoved_words(results),
-        verdicts.caution_words(evidence),
     ]
     output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
     if compared is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tunediff import config as cfg
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
@@ -10,7 +9,6 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.sequential import Look
 from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
-from tunediff.config import ConfigError
 from tunediff.core.text import number, pluralize
 from tunediff.report.headline import of_confirmation
 from tunediff.report.words import OPEN, interval, percent, rounded, speedup, times, verdict, with_sd
@@ -105,19 +103,6 @@ def unmoved_words(results: Results) -> str:
         "more than the noise. Either the model learns nothing within the budget, for example because a warm-up is "
         "longer than the budget, or it has learned everything before the first evaluation."
     )
-
-
-def caution_words(evidence: Evidence) -> str:
-    """Return what of the best configuration need not hold in longer trainings, unless they were run; '' for nothing."""
-    space, best = evidence.results.space, evidence.best
-    if best is None or evidence.is_baseline(best) or (space.confirm is not None and len(space.confirm.budgets) > 1):
-        return ""
-    try:
-        sentences = [words for words in cfg.cautions(best.configuration) if words not in cfg.cautions(space.baseline)]
-    except ConfigError:  # the workload does not exist any more
-        return ""
-    how = "In the search file, confirm: {budgets: [1x, 16x]} trains the finalists longer as well."
-    return " ".join([*sentences, how]) if sentences else ""
 
 
 # -------------------------------------------------------------------------------------------------------- confirmation

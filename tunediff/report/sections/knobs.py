@@ -137,8 +137,8 @@ MOST_EFFECTS, STRONG = 8, "#55534c"
 """Maximum number of knobs in the figure, and the colour of effects larger than the noise."""
 HOW = (
     "Means of what is compared by ratios are geometric. “Larger than the noise”: an analysis of variance, p < 0.05 "
-    "after Holm's correction over all knobs. The noise includes the effects of the other knobs. A search draws good "
-    "values together, so that part of an effect may belong to another knob."
+    "after Holm's correction over all knobs. The noise includes the effects of the other knobs. Where "
+    "values of several knobs came together more often than others, part of an effect may belong to another knob."
 )
 
 

@@ -35,8 +35,8 @@ from tunediff.report.words import beside, percent, rounded, secs, times
 
 SHARES = "Shares are of the {of} of both values. "
 CAVEAT = (
-    "Values at equal {unit} are interpolated between two evaluations of a "
-    "longer training; schedules follow the budget, so that a training with that budget would be better. "
+    "Values at equal {unit} are interpolated between two evaluations of a longer training; "
+    "one whose schedules end there was not run. "
 )
 Quantity = tuple[str, float | None, float | None]
 """Name of a quantity, and its values for the baseline and for the winner."""

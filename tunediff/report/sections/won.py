@@ -17,7 +17,7 @@ from tunediff.report import headline
 from tunediff.report.context import ReportContext, lead, marked, note, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, picture, table
-from tunediff.report.verdicts import INTERVALS, caution_words, confirmation_table, details, noise_words, unmoved_words
+from tunediff.report.verdicts import INTERVALS, confirmation_table, details, noise_words, unmoved_words
 from tunediff.report.words import secs
 
 MOST_NAMES = 8
@@ -41,8 +41,8 @@ def won(context: ReportContext, files: Files) -> Html:
     # Remarks, and the changed knobs.
     if context.confirming:
         parts.append(note(context.confirming))
-    remarks = [unmoved_words(context.results), caution_words(context.evidence)]
-    parts += [el("p", remark) for remark in remarks if remark]
+    if remark := unmoved_words(context.results):
+        parts.append(el("p", remark))
     if context.rival is not None and (changed := without_seed(context.results.changed(winner))):
         parts += [el("h3", f"What {context.leader} changes"), _changed(context, winner, changed)]
     return join(*parts)

@@ -187,11 +187,6 @@ class Wiener(Mixed, Spread):
     """Standard deviation of the log-SNR that is drawn at first; it grows up to three times."""
     stratified: Bool = True
 
-    def caution(self) -> str:
-        """Return what `docs/methods.md` measured ("Longer trainings")."""
-        lead = "The lead of timesteps.name = wiener shrinks in longer trainings."
-        return lead if self.until == 1 else ""
-
 
 @section
 class InfoNoise(Mixed, Spread):
