@@ -1,6 +1,11 @@
 """Trials that the caller runs: what is proposed, what is written, and what is refused."""
 
+import errno
+import os
+import pickle
+
 import numpy as np
+import optuna
 import pytest
 
 import tunediff
@@ -9,9 +14,11 @@ from tests.helpers import shipped_toy
 from tunediff import cli, search
 from tunediff.analysis import journals
 from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.lock import alone
 from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
+from tunediff.tuning.search_study import SearchStudy
 
 FILE = """
 workload: toy
@@ -254,3 +261,69 @@ def test_a_study_that_exists_is_opened_by_its_name_alone(study, tmp_path):
     goes_on = f"tunediff.open_study\\(name='night', storage='{tmp_path}'\\) goes on with it"
     with pytest.raises(tunediff.TunediffError, match=f"^name: 'night' exists in {tmp_path}; {goes_on}$"):
         tunediff.open_study(tmp_path / "toy.yaml", name="night", storage=tmp_path)
+
+
+@pytest.mark.parametrize(("full_at", "time_s"), [("point", None), ("end", 4.0), ("study.db", None)])
+def test_value_is_kept_that_is_told_again_after_a_full_disk(study, tmp_path, monkeypatch, full_at, time_s):
+    write, learn, full = Journal.write, SearchStudy.tell, [True]
+
+    def refuse(file, error):
+        if file == full_at and full:
+            full.clear()  # room is made after that
+            raise error
+
+    def write_unless_full(journal, event, **content):
+        refuse(event, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        write(journal, event, **content)
+
+    def learn_unless_full(study, *args):
+        refuse("study.db", optuna.exceptions.StorageInternalError("database or disk is full"))
+        learn(study, *args)
+
+    monkeypatch.setattr(Journal, "write", write_unless_full)
+    monkeypatch.setattr(SearchStudy, "tell", learn_unless_full)
+    with study() as one:
+        trial = one.ask()
+        with pytest.raises(tunediff.TunediffError, match="night cannot be written"):
+            one.tell(trial, 0.5, time_s=time_s)
+        one.tell(trial, 0.5, time_s=time_s)
+    assert one.search.curves()["error"].tolist() == [0.5]
+    told = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/night/study.db").trials[0]
+    assert (told.values, told.user_attrs.get("penalty")) == ([0.5], None)
+
+
+NAMES_TAKEN = (
+    "time", "event", "trial", "label", "error", "index", "train_s", "fraction", "disturbed", "seconds", "phases_s",
+    "metrics",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES_TAKEN)
+def test_measurement_with_a_name_that_points_use_is_refused(study, name):
+    with study() as one:
+        trial = one.ask()
+        with pytest.raises(tunediff.TunediffError, match=f"measured: '{name}' is not allowed; allowed: batches_"):
+            trial.report(0.5, **{name: 12.0})
+        one.tell(trial, 0.5, my_loss=12.0)
+        assert (len(one.search.curves()), one.search.json()["best_value"]) == (1, 0.5)
+
+
+def test_another_process_can_neither_tell_nor_close_a_study(study):
+    with study() as one:
+        trial = one.ask()
+        if (child := os.fork()) == 0:
+            refused = 0
+            for call in (lambda: trial.report(0.1), lambda: one.tell(trial, 0.1), one.ask):
+                try:
+                    call()
+                except tunediff.TunediffError:
+                    refused += 1
+            one.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        with pytest.raises(tunediff.TunediffError, match="night: is of the process that opened it"):
+            pickle.dumps(trial)
+        with pytest.raises(tunediff.TunediffError, match="night is running in another process"):
+            study()  # the child has not released it
+        one.tell(trial, 0.5)
+        assert one.search.trials()["error"].tolist() == [0.5]

@@ -19,15 +19,13 @@ from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
 from tunediff.core.clock import UNITS
 from tunediff.core.point import Point
-from tunediff.core.trial_record import End, Line, TrialRecord
+from tunediff.core.trial_record import WORDS, End, Line, TrialRecord
 from tunediff.search_space import SearchSpace
 
 _NAME = re.compile(r"t\d{1,9}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Exceptions that reading files of any content can raise."""
-_WORDS = ("label", "final_label", "event", "validation_split")
-"""Values of a point that are not numbers."""
 
 
 def read(folder: Path) -> tuple[Results, dict[str, str]]:
@@ -95,13 +93,13 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
         _must(all(is_number(point.get(name)) for name in needed), "point: seconds or samples")
         _must(isinstance(point.index, int), "point: index")
         _must(_are_seconds(point.seconds), "point: seconds")
-        _must(all(isinstance(point[name], str) for name in _WORDS if name in point), "point: label")
+        _must(all(isinstance(point[name], str) for name in WORDS if name in point), "point: label")
     return trial
 
 
 def _numbers(flat: Line) -> Line:
     """Return a point without values of other types: a missing number counts as none, and reports use no lists."""
-    others = (*_WORDS, "seconds", "disturbed")
+    others = (*WORDS, "seconds", "disturbed")
     return {name: value for name, value in flat.items() if name in others or is_number(value)}
 
 

@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tunediff import cli
 from tunediff.analysis import journals
@@ -29,8 +30,8 @@ from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
-from tunediff.core.point import Point
-from tunediff.core.trial_record import STATUSES, End
+from tunediff.core.point import QUANTITIES, Point
+from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
 from tunediff.integrations import copier, tracking
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -39,6 +40,10 @@ from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
+ONE_PROCESS = "is of the process that opened it, which alone asks and tells; threads may"
+MEASURED = QUANTITIES.keys() - {"train_s", "fraction"}
+"""Names in every curves.csv that a caller may measure; the others follow from `time_s`."""
+
 
 class AskedTrial:
     """A trial that the caller runs: its knobs and its budget, and where evaluations are reported."""
@@ -46,7 +51,6 @@ class AskedTrial:
     def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
         """Made by `AskTellStudy.ask`."""
         self._study, self._spec, self._began = study, spec, time.monotonic()
-        self._points: list[Point] = []
 
     @property
     def name(self) -> str:
@@ -90,6 +94,11 @@ class AskedTrial:
         """
         return self._study._report(self, value, time_s, measured)
 
+    def _points(self) -> list[Point]:
+        """Return what its journal has: an evaluation that could not be written is none."""
+        trial_record = record.read_trial(self._spec.folder)
+        return trial_record.points if trial_record is not None else []
+
     def __repr__(self) -> str:
         return f"AskedTrial({self.name}, {text.knobs(self.drawn) or 'baseline'})"
 
@@ -110,7 +119,7 @@ class AskTellStudy:
             nonlocal space
             space = space if reread is None else reread()
 
-        self.folder = folder
+        self.folder, self._pid = folder, os.getpid()
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         self._exhausted = self._closed = False
         with contextlib.ExitStack() as stack:
@@ -182,9 +191,7 @@ class AskTellStudy:
             status = status or ("ok" if finite else "nan")
             allowed = [name for name in STATUSES if name != "skipped"]
             cli.allow(status in allowed, "status", status, ", ".join(allowed))
-            last = trial._points[-1] if trial._points else None
-            repeated = last is not None and value == last[self.space.metric] and time_s is None and not measured
-            if value is not None and finite and not repeated:
+            if value is not None and finite and not self._is_written(trial, value, time_s, measured):
                 self._report(trial, value, time_s, measured)
             self._end(trial, status, reason)
 
@@ -196,10 +203,14 @@ class AskTellStudy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._open.__exit__(kind, error, at)
+        if os.getpid() == self._pid:  # the lock of a forked process is its parent's
+            self._open.__exit__(kind, error, at)
 
     def __repr__(self) -> str:
         return f"AskTellStudy({str(self.folder)!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
 
     # ---- inside
     def _refuse_from_now(self) -> None:
@@ -213,6 +224,8 @@ class AskTellStudy:
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
         """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the study is lost."""
+        if os.getpid() != self._pid:  # before the lock: a thread of the parent may have held it at the fork
+            raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
         with self._lock, errors_only("optuna"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if trial is not None and self._running.get(trial.name) is not trial:
@@ -228,42 +241,52 @@ class AskTellStudy:
     def _report(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
         with self._checked(trial):
             value, time_s, measured = plain(value), plain(time_s), {name: plain(measured[name]) for name in measured}
-            trial._points.append(point := self._point(trial, value, time_s, measured))
+            point = self._point(trial, value, time_s, measured)
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
             result = {**point.flat, "objective": value}
             self._proposer.report(trial._spec, result)
             return self._rule is not None and self._rule.on_trial_result(None, _for_tune(trial), result) != "CONTINUE"
 
+    def _is_written(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
+        """Return whether the last evaluation in the trial's journal holds all of this."""
+        values = {self.space.metric: value, **measured} | ({"train_s": time_s} if time_s is not None else {})
+        points = trial._points()
+        return bool(points) and all(points[-1].get(name) == plain(number) for name, number in values.items())
+
     def _point(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
+        for name in measured:
+            free = name in MEASURED or name not in RESERVED | {*WORDS, self.space.metric}
+            cli.allow(free, "measured", name, f"{', '.join(sorted(MEASURED))}, and names of your own")
         numbers = {**measured, "value": value} | ({"time_s": time_s} if time_s is not None else {})
         for name, number in numbers.items():
             fits = isinstance(number, int | float) and math.isfinite(number)
             cli.allow(fits, name, number, "a finite number; study.tell(trial, status='nan') ends what has diverged")
         train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
-        least_s = trial._points[-1].train_s if trial._points else 0.0
+        points = trial._points()
+        least_s = points[-1].train_s if points else 0.0
         cli.allow(train_s >= least_s, "time_s", train_s, f"training seconds so far, at least {least_s:g}")
         config, budget_s = trial._spec.config, trial.budget_s
         samples = float(measured.get("samples", 0))
         return Point.of(
-            {"device_s": train_s * config.devices, "samples": 0, "steps": len(trial._points) + 1}
+            {"device_s": train_s * config.devices, "samples": 0, "steps": len(points) + 1}
             | ({"samples_per_s": samples / train_s} if samples and train_s else {})
             | measured
-            | {"index": len(trial._points) + 1, "train_s": train_s, self.space.metric: value}
+            | {"index": len(points) + 1, "train_s": train_s, self.space.metric: value}
             | ({"fraction": min(1.0, train_s / budget_s)} if budget_s else {})
         )
 
     def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
         """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok` without a result."""
-        spec, last = trial._spec, trial._points[-1] if trial._points else None
+        spec, last = trial._spec, next(reversed(trial._points()), None)
         for metric in (self.space.metric, self.space.cost):
             if status == "ok" and metric is not None and (last is None or metric not in last):
                 raise ConfigError(f"{trial.name}: {metric} is missing: an objective of the search; report it")
         seconds = {"train": last.train_s} if last is not None else {}
         journal.Journal(spec.folder).end(End(status, reason, seconds, last.steps if last is not None else 0))
-        del self._running[spec.name]
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
+        del self._running[spec.name]  # after all that a full disk refuses: it is told again then
         if self._rule is not None and last is not None:
             self._rule.on_trial_complete(None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]})
 

@@ -45,6 +45,10 @@ COUNTED = (*STATUSES, PAUSED, "unfinished")
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
+RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial"}
+"""Names that points, lines of journals and tables of points have for something else than what was evaluated."""
+WORDS = ("label", "final_label", "event", "validation_split")
+"""Values of a point that are not numbers."""
 Line = dict[str, Any]
 """A line of a journal, or a part of one."""
 

@@ -16,14 +16,12 @@ from tunediff.config import of
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
 from tunediff.core.journal import to_json
-from tunediff.core.point import Point
-from tunediff.core.trial_record import LINE_KEYS, NotFiniteError
+from tunediff.core.trial_record import RESERVED, NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import state
 from tunediff.training.precision import evaluation_precision
 from tunediff.training.session import Session
 
-_TAKEN = Point.__dataclass_fields__.keys() | set(LINE_KEYS)
 _PHASE = re.compile(r"step_\w+_s")
 """Names under which a point has the parts of its mean step."""
 
@@ -99,7 +97,7 @@ def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
     for name in findings:
         if not isinstance(name, str):
             raise WorkloadError(f"{where}: the key {name!r} is not allowed; allowed: a name")
-        if name in _TAKEN or _PHASE.fullmatch(name):
+        if name in RESERVED or _PHASE.fullmatch(name):
             other = f"validation_{name}"
             raise WorkloadError(f'{where}: "{name}" has a meaning of its own; choose another name, "{other}"')
     return {name: _value(value, f'{where}: "{name}"') for name, value in findings.items()}

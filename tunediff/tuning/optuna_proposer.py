@@ -323,16 +323,17 @@ class OptunaProposer:
             for name, reason in self.pausing.beyond_disk_limit():
                 self._end_paused(self.pausing.take(name), reason)
             return
-        self._durations.append(wall_s)
-        trial = self._trials.pop(spec.name)
+        trial = self._trials[spec.name]
         if trial_record is None:
             self.study.drop(trial)
-            return
-        listed = spec.drawn in self.space.candidates  # these run again on a resume, under their names
-        if (end := trial_record.end) is not None and end.external_cause and not listed:
-            self._tried.forget(spec.config, spec.name, end.process_died)
-        self._records.append(trial_record)
-        self.study.tell(trial, trial_record, self._records)
+        else:
+            listed = spec.drawn in self.space.candidates  # these run again on a resume, under their names
+            if (end := trial_record.end) is not None and end.external_cause and not listed:
+                self._tried.forget(spec.config, spec.name, end.process_died)
+            self.study.tell(trial, trial_record, [*self._records, trial_record])
+            self._records.append(trial_record)
+        del self._trials[spec.name]  # after what a full disk refuses: it can be told again
+        self._durations.append(wall_s)
 
     def end_paused(self) -> None:
         """End the trials that are still paused at the end of the search as `pruned`."""
