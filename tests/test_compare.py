@@ -516,7 +516,8 @@ def test_compare_warns_of_load_beside_which_it_timed(monkeypatch, capsys):
     """A shipped workload is timed, a file of one's own is checked before its first run."""
     load = {"other_load_share": 0.63, "disturbed": True}
     warning = (
-        "WARNING: other processes use 63% of the cores: start-up may take longer, and evaluation may be timed too long"
+        "WARNING: other processes use 63% of the cores: "
+        "evaluation may be timed too long, and all may take longer while they do"
     )
     monkeypatch.setattr(probe, "before_search", lambda *_, **__: {"data": [], **load})
     words = ["digits", "loader.batch_size=64", "--budget", "20s", "--dry-run"]

@@ -26,7 +26,7 @@ def point_s(trial: TrialRecord) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The most wall-clock seconds that a search will take, before it begins; None: not known."""
+    """About how many wall-clock seconds a search will take, before it begins; None: not known."""
 
     evaluation_s: float | None
     """One evaluation of the baseline."""
@@ -64,25 +64,36 @@ class Cost:
 
     @property
     def confirming_s(self) -> float:
-        """Return the seconds of all confirming runs that there may be."""
+        """Return the seconds of all confirming runs that there may be, without a limit."""
         more = self.judging_s + (self.confirming_final_s or 0.0) + self.run_s
         own = self.space.longest_s / self.space.budget.per_trial_s
         return sum(runs * (own * each_s + more) for runs, each_s in self.space.again)
 
-    def parts(self, slots: int) -> dict[str, float]:
-        """Return the seconds by purpose, with trials on `slots` slots at once.
+    def within_limit(self, slots: int) -> tuple[float, float]:
+        """Return how many trials each of `slots` slots runs one after the other, and the seconds of confirming runs.
 
-        `wall_clock` is the sum, or the search's limit if that is less.
+        Both as far as `budget: total` has room for them; one trial runs in any case.
         """
-        # As many trials one after the other as the slot with the most of them has
-        trials, total_s = math.ceil(self.space.budget.trials / slots), self.space.budget.total_s
+        rounds, confirming_s = float(math.ceil(self.space.budget.trials / slots)), self.confirming_s
+        total_s = self.space.budget.total_s
+        if total_s is None or START_S + rounds * self.trial_s + confirming_s <= total_s:
+            return rounds, confirming_s
+        # As proposers share it out: trials leave confirming runs their reserve, and take at least half of the limit.
+        reserve_s = min(self.space.confirming_reserve * self.trial_s, total_s / 2)
+        after_all_s, after_one_s = (total_s - START_S - many * self.trial_s for many in (rounds, 1))
+        confirming_s = max(0.0, min(confirming_s, after_one_s, max(after_all_s, reserve_s)))
+        return min(rounds, max(1.0, (total_s - START_S - confirming_s) / self.trial_s)), confirming_s
+
+    def parts(self, slots: int) -> dict[str, float]:
+        """Return the seconds by purpose, with trials on `slots` slots at once; `wall_clock` is their sum."""
+        rounds, confirming_s = self.within_limit(slots)
         seconds = {
-            "training": trials * self.space.longest_s,
-            "evaluation": trials * (self.judging_s + (self.final_s or 0.0)),
-            "start_up": START_S + trials * self.run_s,
-            "confirmation": self.confirming_s,
+            "training": rounds * self.space.longest_s,
+            "evaluation": rounds * (self.judging_s + (self.final_s or 0.0)),
+            "start_up": START_S + rounds * self.run_s,
+            "confirmation": confirming_s,
         }
-        return seconds | {"wall_clock": min(sum(seconds.values()), math.inf if total_s is None else total_s)}
+        return seconds | {"wall_clock": sum(seconds.values())}
 
     def advice(self) -> list[str]:
         """Return how to make evaluation cheaper if it takes longer than training."""

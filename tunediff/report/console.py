@@ -45,7 +45,7 @@ class Console:
         self._heartbeat = Heartbeat(folder, self.say, self._called)
         self.confirming = confirmation.folder_within(folder)
         self._following, self._results_throttle = Following(folder), Throttle()
-        self._remaining = RemainingTime(folder, space, planned, begun, at_most=started is not None)
+        self._remaining = RemainingTime(folder, space, planned, begun, may_end_earlier=bool(self.confirming))
         self._read()
         self._remaining.begin(self._done())
         self._printed: set[tuple[str, int]] = set()

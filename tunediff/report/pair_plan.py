@@ -10,6 +10,7 @@ from tunediff.analysis import evaluating, sequential
 from tunediff.config import Systems
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName, own_s
+from tunediff.report.plan import load_warning
 
 
 def values(
@@ -52,7 +53,9 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
     judged = "evaluation is not known"
     if judging_s is not None:
-        judged = f"{text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
+        judged = (
+            f"about {text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
+        )
     first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
     fewer = f", about {first} with {least}" if least < most else ""
     and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
@@ -62,7 +65,4 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
         f"wall-clock: about {last} with {most} pairs{fewer}{and_evaluation}",
     ]
-    if plan["disturbed"]:
-        load = f"other processes use {plan['other_load_share']:.0%} of the cores"
-        output.append(f"WARNING: {load}: start-up may take longer, and evaluation may be timed too long")
-    return [*output, *plan["data"]]
+    return [*output, *load_warning(plan), *plan["data"]]

@@ -26,7 +26,7 @@ WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
 def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = True) -> dict[str, Any]:
     """Return what a search will run and cost, in JSON types.
 
-    Seconds are upper bounds of wall-clock; None means unknown. measured: timings and sizes measured on this machine.
+    Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes measured on this machine.
     here: whether trials run on this machine; what is reused on the nodes of a cluster is not known before it is asked.
     """
     # Time: what trials cost here, and how many of them fit into the limit of the search.
@@ -34,7 +34,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = Tr
     share, sizes, budget = resources.share(space, machine), resources.world_sizes(space), space.budget
     cost = evaluating.Cost.of(space, measured)
     spent, points = cost.parts(share.least), search_space.size(space)
-    trials = _trials_in_time(space, cost, share)
+    trials = min(budget.trials, max(share.slots, round(cost.within_limit(share.least)[0] * share.slots)))
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price, stored_runs = budget.price_per_device_hour, trials + sum(runs for runs, _ in space.again)
     parameters = measured.get("parameters", 0)
@@ -52,6 +52,7 @@ def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = Tr
         "seeds": space.seeds, "baseline_runs": space.noise, "reruns": space.reruns,
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in space.again],
         "seconds": {**spent, **dict.fromkeys(unknown)}, "total_limit_s": budget.total_s,
+        "trials_within_limit": trials,
         "wall_clock_lacks": unknown,
         "evaluation_s": cost.evaluation_s, "evaluations_per_trial": space.baseline.evaluation.points,
         "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
@@ -84,17 +85,11 @@ def _warm(space: SearchSpace, folder: Path, device: str) -> str:
         return ""
 
 
-def _trials_in_time(space: SearchSpace, cost: evaluating.Cost, share: resources.ResourcePartition) -> int:
-    """Return how many trials `budget: total` leaves time for: at least those that start at once, which run to their
-    ends."""
-    trials, total_s = space.budget.trials, space.budget.total_s
-    if total_s is None or trials * cost.trial_s / share.least <= total_s:
-        return trials
-    return min(trials, max(share.slots, round(total_s * share.least / cost.trial_s)))
-
-
 def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:
-    """Return the device-hours of all trainings at most; `workers`: of the largest trial, `slots`: trials at once."""
+    """Return the device-hours of all trainings, at most where there is no limit.
+
+    workers: of the largest trial. slots: trials at once.
+    """
     budget = space.budget
     # A budget in device-seconds is shared by the devices of a trial, any other budget holds for each of them.
     devices = 1 if budget.unit == "device" else workers
@@ -144,13 +139,15 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     per_trial = f"{text.seconds(plan['budget_s'])} {unit}"
     again = " and ".join(f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"])
     disk, free, count = plan["disk_mib"], plan["disk_free_mib"], plan["parameters"]
+    # What the limit leaves of them is an estimate.
+    bound = "at most" if plan["total_limit_s"] is None else "about"
     output = [
         f"search: {plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {points})",
         f"trials: {plan['trials']} × {per_trial}, {plan['at_once']} at once{repeats}",
         *([f"confirming: at most {again} {unit}; it ends when it is decided"] if again else []),
         *cost_lines(plan),
-        f"device_hours: at most {plan['device_hours']:.2f} of training, confirming runs included",
-        *([f"price: at most {text.number(plan['price'])}"] if plan["price"] is not None else []),
+        f"device_hours: {bound} {plan['device_hours']:.2f} of training, confirming runs included",
+        *([f"price: {bound} {text.number(plan['price'])}"] if plan["price"] is not None else []),
         f"total_limit: {text.seconds(plan['total_limit_s']) if plan['total_limit_s'] else 'none'}",
         f"machine: {plan['machine']}; world sizes {sizes} fit",
         f"parameters: {f'{count:,}' if count else 'unknown (the workload has no network(knobs))'}",
@@ -180,23 +177,36 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
         elif part == "evaluation" and each_s:
             last = f", {_short(plan['final_evaluation_s'])} in the end" if plan["final_evaluation_s"] else ""
             words += f" ({plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
-        elif part == "confirmation" and (last := plan["final_evaluation_s_per_confirming_run"]):
-            words += f" at most, {text.seconds(last)} per run for its final evaluation"
+        elif part == "confirmation":
+            last = plan["final_evaluation_s_per_confirming_run"]
+            words = f"up to about {words}{f', {text.seconds(last)} per run for its final evaluation' if last else ''}"
         elif part == "wall_clock":
-            words = f"at most {words}" if each_s is not None else f"{words} and evaluation"
-            # One trial runs in any case, even where start-up alone takes longer than the limit.
-            limit, first_s = plan["total_limit_s"], evaluating.START_S + plan["trial_s"]
-            if limit is not None and first_s > limit:
-                judged = "" if each_s is not None else " and its evaluation"
-                words += f"; the first trial ends after about {text.seconds(first_s)}{judged} in any case"
-            elif limit is not None and sum(parts_s.values()) > 2 * spent:
-                words += f", since no run starts that would not end within {text.seconds(limit)}"
+            words = f"about {words}{' and evaluation' if each_s is None else ''}{_limited(plan)}"
         if spent or part != "confirmation":
             output.append(f"{WORDS.get(part, part)}: {words}")
-    if plan["disturbed"] and each_s:
-        load = f"other processes use {plan['other_load_share']:.0%} of the cores"
-        output.append(f"WARNING: {load}: the evaluation and what follows from it may be too long")
-    return [*output, *plan["advice"]]
+    return [*output, *load_warning(plan), *plan["advice"]]
+
+
+def _limited(plan: Mapping[str, Any]) -> str:
+    """Return what the limit leaves of a search, as a clause; '' for one that it has room for."""
+    limit_s, trials, confirming_s = plan["total_limit_s"], plan["trials"], plan["seconds"]["confirmation"]
+    if limit_s is None:
+        return ""
+    if plan["seconds"]["wall_clock"] > limit_s + 1:
+        return f"; one trial runs in any case, though the limit is {text.seconds(limit_s)}"
+    if plan["trials_within_limit"] == trials and confirming_s + 1 > plan["confirming_s"]:
+        return ""
+    confirming = f" and {text.seconds(confirming_s)} of confirming" if plan["confirming_s"] else ""
+    few = f"about {plan['trials_within_limit']} of {text.pluralize(trials, 'trial')}"
+    return f"; the limit of {text.seconds(limit_s)} has room for {few}{confirming}"
+
+
+def load_warning(plan: Mapping[str, Any]) -> list[str]:
+    """Return a warning that others used the machine while a plan was made, as a list; [] if they did not."""
+    if not plan["disturbed"]:
+        return []
+    load = f"other processes use {plan['other_load_share']:.0%} of the cores"
+    return [f"WARNING: {load}: evaluation may be timed too long, and all may take longer while they do"]
 
 
 def _short(value: float) -> str:

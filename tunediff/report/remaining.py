@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,14 @@ class RemainingTime:
     """How long the rest takes: from the trials of this session, before the first of them has ended from the plan."""
 
     def __init__(
-        self, folder: Path, space: SearchSpace, planned: Mapping[str, Any] | None, begun: float, at_most: bool
+        self, folder: Path, space: SearchSpace, planned: Mapping[str, Any] | None, begun: float, may_end_earlier: bool
     ) -> None:
         """Read what the search has spent.
 
-        planned: see `Console`. begun: monotonic time at which this session began. at_most: whether the runs may end
-        before all of them have run, as confirming runs do.
+        planned: see `Console`. begun: monotonic time at which this session began. may_end_earlier: whether it may be
+        decided before all runs have run, as confirming runs are.
         """
-        self.planned, self._space, self._begun, self._at_most = planned, space, begun, at_most
+        self.planned, self._space, self._begun, self._may_end_earlier = planned, space, begun, may_end_earlier
         self._spent_s = sessions.spent_s(folder)
         self._before, self._first_start = 0, 0.0
         self._last_end = 0, begun
@@ -40,12 +41,13 @@ class RemainingTime:
         self._first_start = self._first_start or time.monotonic()
 
     def words(self, done: int, results: Results) -> str:
-        """Return `about 4m00s left, then at most 2m of confirming`; '' if nothing is known or left."""
+        """Return `about 4m00s left, then up to about 2m of confirming`; '' if nothing is known or left."""
         rest, left, space = self._seconds(done), self._space.budget.trials - done, self._space
         if rest is None:
             return ""
-        words = f"{'at most' if self._at_most else 'about'} {text.seconds(rest)} left" if left > 0 else ""
-        then = f"then at most {text.seconds(self._confirming_s(results))} of confirming" if space.finalists else ""
+        words = f"{'up to ' if self._may_end_earlier else ''}about {text.seconds(rest)} left" if left > 0 else ""
+        confirming_s = min(self._confirming_s(results), self._limit_left_s() - rest) if space.finalists else 0.0
+        then = f"then up to about {text.seconds(confirming_s)} of confirming" if confirming_s > 0 else ""
         if left <= 0 and (why := confirmation.nothing_to_confirm(results)):
             then = f"nothing to confirm: {why}"
         return ", ".join(filter(None, [words, then]))
@@ -68,7 +70,12 @@ class RemainingTime:
             return None
         else:
             rest = 0.0
-        return rest if budget.total_s is None else min(rest, max(0.0, budget.total_s - self._spent_s - spent))
+        return min(rest, self._limit_left_s())
+
+    def _limit_left_s(self) -> float:
+        """Return the seconds that `budget: total` leaves; infinite without it."""
+        spent_s = self._spent_s + time.monotonic() - self._begun
+        return max(0.0, (self._space.budget.total_s or math.inf) - spent_s)
 
     def _confirming_s(self, results: Results) -> float:
         """Return the wall-clock of all confirming runs: from measured evaluations, else from the plan."""
