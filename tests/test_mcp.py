@@ -12,7 +12,7 @@ import pytest
 
 from tests import searches
 from tunediff import cli, mcp
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError
 from tunediff.core.lock import alone, identity
 
 pytest.importorskip("mcp")
@@ -44,11 +44,12 @@ def server(tmp_path, monkeypatch):
     stub.write_text(
         "import json, pathlib, sys\n"
         "command, *words = sys.argv[1:]\n"
+        "options = dict(word[2:].partition('=')[::2] for word in words if word.startswith('--'))\n"
         "if 'bad' in words: sys.exit(print('error: bad: is not allowed', file=sys.stderr) or 2)\n"
-        "if '--name' in words and 'slow' in words: import time; time.sleep(600)\n"
-        "if '--name' in words: pathlib.Path(words[words.index('--storage') + 1], words[words.index('--name') + 1]).mkdir()\n"
+        "if 'hangs' in words or 'name' in options and 'slow' in words: import time; time.sleep(600)\n"
+        "if 'name' in options: pathlib.Path(options['storage'], options['name']).mkdir()\n"
         "if 'fails' in words: from tunediff import cli; cli.guarded(lambda argv: cli.NO_SUCCESS)()\n"
-        "if '--name' in words: print('the last words:', *words, file=sys.stderr)\n"
+        "if 'name' in options: print('the last words:', *words, file=sys.stderr)\n"
         "print(json.dumps({'command': command, 'words': words}, indent=2))\n"
     )
     monkeypatch.setattr(mcp, "_module", lambda command: [sys.executable, str(stub), command])
@@ -68,10 +69,10 @@ def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
     refused, planned, started, again, status = session(body, server)
     assert "token: 'made up' is not allowed" in refused
     storage = str(tmp_path / "results")
-    options = ["mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]
+    options = ["--trials=4", "--budget=5s"]
     assert planned["command"] == "search"
-    assert planned["words"] == [*options, "--storage", storage, "--dry-run", "--json"]
-    ran = [*options, "--name", started["name"], "--storage", storage, "--json"]
+    assert planned["words"] == [*options, f"--storage={storage}", "--dry-run", "--json", "--", "mine.py", "lr=0.01"]
+    ran = [*options, f"--name={started['name']}", f"--storage={storage}", "--json", "--", "mine.py", "lr=0.01"]
     assert status["latest"] == [f"the last words: {' '.join(ran)}"], "the JSON is what result returns"
     assert status["exit_code"] == 0
     assert "is not allowed" in again, "a token starts one search"
@@ -165,25 +166,37 @@ def test_mcp_comparison_without_b_keeps_the_knobs_of_a(server):
     async def body(call):
         return await call("dry_run_comparison", a="digits", a_knobs=["seed=3"], b_knobs=["ema.half_life=0.1"])
 
-    assert session(body, server)["words"][:5] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
+    assert session(body, server)["words"][-5:] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
 
 
-def test_mcp_result_keeps_stdout_for_the_client(tmp_path, monkeypatch, capsys):
+def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(f"print('reads data')\n{PLAIN.read_text()}")
+    prints = "import os, pathlib\nos.system('echo by descriptor')\npathlib.Path('pid').write_text(str(os.getpid()))\n"
+    Path("mine.py").write_text(f"{prints}{PLAIN.read_text()}")
     searches.make(
         tmp_path / "results" / "night", {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
     )
-    code._imported.clear()  # as in a server, which has not read the file before
-    capsys.readouterr()
+    capfd.readouterr()
     assert mcp.Server(tmp_path / "results").result("night")["trials"] == 0
-    assert capsys.readouterr().out == ""
+    printed = capfd.readouterr()
+    assert printed.out == "", "stdout is the client's"
+    assert "runs results/night/workload/mine.py\n" in printed.err
+    assert int(Path("pid").read_text()) != os.getpid()
+
+
+def test_mcp_ends_a_command_that_does_not_answer(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp, "ANSWER_S", 0.05)
+    with pytest.raises(ConfigError, match=r"search: no answer within 0\.05 s"):
+        mcp.Server(tmp_path / "results").dry_run_search("hangs")
 
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
         ("dry_run_comparison", {"a": "digits", "a_knobs": ["seed=3"]}, "b: nothing is not allowed; allowed: a config"),
+        ("dry_run_comparison", {"a": "digits", "b_knobs": ["--comment=x"]}, "knobs: '--comment=x' is not allowed"),
+        ("dry_run_search", {"knobs": ["--force"]}, "knobs: '--force' is not allowed; allowed: knob=value"),
+        ("dry_run_search", {"search": "--storage=x"}, "knobs: '--storage=x' is not allowed"),
         ("dry_run_search", {"search": "bad"}, "Error executing tool dry_run_search: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed; there is no such search or comparison"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),

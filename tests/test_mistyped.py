@@ -68,6 +68,7 @@ train --config digit                                | digit: no such file, and n
 train --config folder                               | folder: is a folder, not a file
 train --config digits --budget 1s --out ok.yaml     | --out: ok.yaml cannot be written: File exists
 profile --config ok.yaml                            | {search_file}
+compare digits optimizer.lr=0.002 --no-check -- --comment=x | command line: --comment: no such knob
 compare digits seed 99                              | digits seed 99: needs A and B, or A and knob=value for what B changes; did you mean seed=99?
 compare digits cifar                                | cifar: no such file, and no baseline of that name; did you mean cifar10?
 compare digits ok.yaml                              | {search_file}

@@ -168,9 +168,14 @@ class _Parser(argparse.ArgumentParser):
         _complete(self)
         return super().parse_args(*args, **named)
 
-    def parse_intermixed_args(self, *args: Any, **named: Any) -> Any:
+    def parse_intermixed_args(self, args: Sequence[str] | None = None) -> Any:  # type: ignore[override]
+        """Parse options and `words` in any order; what follows `--` is no option, which argparse forgets here."""
         _complete(self)
-        return super().parse_intermixed_args(*args, **named)
+        line = list(sys.argv[1:] if args is None else args)
+        end = line.index("--") if "--" in line else len(line)
+        parsed = super().parse_intermixed_args(line[:end])
+        parsed.words += line[end + 1 :]
+        return parsed
 
     def print_help(self, file: Any = None) -> None:
         restore_stdout()

@@ -36,6 +36,8 @@ INSTRUCTIONS = (
 )
 LOG_LINES = 8
 """Of the output that `status` returns."""
+ANSWER_S = 600.0
+"""Seconds within which a command has to answer; a dry run tries a user's file, which may never end."""
 PROCESS = ".process"
 
 
@@ -45,20 +47,20 @@ class Server:
     def __init__(self, storage: Path) -> None:
         """`storage`: folder of all searches and comparisons."""
         self._storage = storage.absolute()
-        self._planned: dict[str, tuple[str, list[str]]] = {}
+        self._planned: dict[str, tuple[str, list[str], list[str]]] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     # ---- look around
     def doctor(self) -> dict[str, Any]:
         """Check this machine: what works, what does not, and what that means for a search. Takes about a minute."""
-        return self._json("doctor", "--storage", str(self._storage))
+        return self._json("doctor", self._option)
 
     def knobs(self, workload: str = "digits", prefix: str = "") -> dict[str, Any]:
         """List the knobs of a workload (a name such as digits, or mine.py): type, bounds, default, help.
 
         prefix: a knob or a section, such as optimizer.
         """
-        return self._json("knobs", *filter(None, [prefix]), "--workload", workload)
+        return self._json("knobs", f"--workload={workload}", words=[prefix] if prefix else [])
 
     # ---- plan
     def dry_run_search(
@@ -102,10 +104,10 @@ class Server:
 
         from tunediff.core.lock import identity
 
-        command, words = self._planned.pop(token)
+        command, options, words = self._planned.pop(token)
         name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
         self._storage.mkdir(parents=True, exist_ok=True)
-        line = [*_module(command), *words, "--name", name, "--storage", str(self._storage), "--json"]
+        line = [*_module(command), *options, f"--name={name}", self._option, "--json", "--", *words]
         environment = {**os.environ, cli.EXIT_CODE_FILE: str(self._exit_code_file(name))}
         with open(self._log(name), "wb") as log:  # the JSON on stdout is what `result` returns
             self._started[name] = subprocess.Popen(
@@ -138,44 +140,49 @@ class Server:
 
     def result(self, name: str) -> dict[str, Any]:
         """Return what a search or comparison has shown so far, as `tunediff search --json` or `compare --json` do."""
-        from tunediff.api.comparison import PairedComparison
-        from tunediff.api.search import Search
-
         self._check(name)
-        folder = self._storage / name
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is the client's, and a user's file may print
-            if (folder / "search.yaml").exists():
-                return Search(folder).json()
-            if folder.exists():
-                return PairedComparison(folder).json()
-        raise ConfigError(f"{name}: has not begun")
+        if not (self._storage / name).exists():
+            raise ConfigError(f"{name}: has not begun")
+        return self._json("mcp", f"--result={name}", self._option)  # a user's file runs, which may print or never end
 
     def export(self, name: str, path: str | None = None) -> dict[str, Any]:
         """Write the best configuration of a search to a YAML file, with its weights; return the paths."""
         self._check(name)
-        out = [] if path is None else ["--out", path]
-        return self._json("export", name, *out, "--storage", str(self._storage))
+        out = [] if path is None else [f"--out={path}"]
+        return self._json("export", *out, self._option, words=[name])
 
     # ---- how
     def _plan(self, command: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         """Return the dry run of a command, with a token for it."""
-        named = [word for key, value in options.items() if value is not None for word in (f"--{key}", str(value))]
-        planned = self._json(command, *words, *named, "--storage", str(self._storage), "--dry-run")
+        for word in words:
+            cli.allow(not word.startswith("-"), "knobs", word, "knob=value; options have arguments of their own")
+        named = [f"--{key}={value}" for key, value in options.items() if value is not None]
+        planned = self._json(command, *named, self._option, "--dry-run", words=words)
         token = secrets.token_hex(8)
-        self._planned[token] = command, [*words, *named]
+        self._planned[token] = command, named, list(words)
         return {**planned, "token": token}
 
-    def _json(self, command: str, *words: str) -> dict[str, Any]:
+    def _json(self, command: str, *options: str, words: Sequence[str] = ()) -> dict[str, Any]:
         """Run a command and return the JSON that it prints. Raises `ConfigError` with what it says instead."""
-        done = subprocess.run(
-            [*_module(command), *words, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        line = [*_module(command), *options, "--json", *(["--", *words] if words else [])]
+        with subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                answer, log = process.communicate(timeout=ANSWER_S)
+            except BaseException as error:
+                os.killpg(process.pid, signal.SIGKILL)  # also what it has started, which holds its output open
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                raise ConfigError(f"{command}: no answer within {ANSWER_S:g} s") from None
         try:
-            printed: dict[str, Any] = json.loads(done.stdout)
+            printed: dict[str, Any] = json.loads(answer)
         except ValueError:
             raise ConfigError(
-                done.stderr.strip().removeprefix("error: ") or f"{command}: exit code {done.returncode}"
+                log.strip().removeprefix("error: ") or f"{command}: exit code {process.returncode}"
             ) from None
+        print(log, end="", file=sys.stderr, flush=True)
         return printed
 
     def _check(self, name: str) -> None:
@@ -185,6 +192,10 @@ class Server:
             raise ConfigError(
                 f"name: {name!r} is not allowed; there is no such search or comparison in {self._storage}"
             )
+
+    @property
+    def _option(self) -> str:
+        return f"--storage={self._storage}"
 
     def _running(self, name: str) -> bool:
         process = self._started.get(name)
@@ -266,14 +277,28 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = cli.parser("mcp", __doc__ or "")
     cli.add_storage(parser, "all searches and comparisons")
+    parser.add_argument("--result", help=argparse.SUPPRESS)  # prints what the tool of that name returns
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the client closes stdin; see `--help`."""
-    serve(arguments(argv).storage).run("stdio")
+    args = arguments(argv)
+    if args.result is None:
+        serve(args.storage).run("stdio")
+    else:
+        cli.print_json(_result(args.storage / args.result))
     return cli.OK
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """Return the result so far of a search or a comparison."""
+    from tunediff.api.comparison import PairedComparison
+    from tunediff.api.search import Search
+
+    return (Search if (folder / "search.yaml").exists() else PairedComparison)(folder).json()
 
 
 if __name__ == "__main__":
