@@ -273,7 +273,7 @@ def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp
 
 
 def test_a_trial_that_goes_on_with_its_workers_keeps_their_device(tmp_path):
-    """Its driver starts again, after a pause or a kill, and attaches to the job: no other line of a worker comes."""
+    """Its driver starts again, after a kill, and attaches to the job: no other line of a worker comes."""
     Journal(tmp_path).start(toy(), {}, 20.0)
     Journal(tmp_path).write("worker", device="cpu", threads=2, environment={"cpu": "another"})
     Journal(tmp_path).start(toy(), {}, 20.0)
@@ -341,19 +341,3 @@ def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
 def test_a_line_that_is_no_event_is_skipped(tmp_path):
     (tmp_path / trial_record.JOURNAL).write_text('{"time": 1}\n[1]\n{"event": "end", "status": "ok"}\n')
     assert [event["event"] for event in trial_record.events(tmp_path)] == ["end"]
-
-
-def test_a_paused_trial_waits_until_it_starts_again_or_ends(tmp_path):
-    journal = Journal(tmp_path / "t0003")
-    journal.write("start", **START)
-    journal.point(point(1, 5.0, error=9.0))
-    assert not read_trial(journal.folder).paused
-    journal.write("paused", index=1)
-    journal.write("unread", knobs=[])  # workers may write after it
-    paused = read_trial(journal.folder)
-    assert (paused.paused, paused.finished, len(paused.points)) == (True, False, 1)
-    journal.write("start", **START)
-    assert not read_trial(journal.folder).paused
-    journal.write("paused", index=1)
-    journal.end(End("pruned"))
-    assert not read_trial(journal.folder).paused

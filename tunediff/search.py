@@ -48,8 +48,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
-    stopping = "the rule that stops trials early; pause: pauses and continues them"
-    add("--early-stopping", choices=search_space.EARLY_STOPPING, help=stopping)
+    add("--early-stopping", choices=search_space.EARLY_STOPPING, help="the rule that stops trials early")
     add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
     tried = "a workload of your own with two steps and one evaluation"
     add("--check", action="store_true", help=f"only try {tried}, then print what --dry-run does")

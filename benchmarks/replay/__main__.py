@@ -10,11 +10,9 @@ Rules, the same for all strategies:
 - What a search has found is the best *finished* trial, by its one run. The target: its mean over the seeds is not
   behind the table's best mean by more than the noise of one run (pooled over the configurations).
 - Every strategy chooses among the recorded configurations: a sampler's draw stands for the nearest one that is left.
-- A trial that failed costs what it trained. Pausing and continuing cost nothing.
+- A trial that failed costs what it trained.
 
-Random search, TPE (Optuna's defaults), TPE with Ray Tune's ASHA from half of the budget, ours with the same, «one
-point each, then the best of six» (arXiv 2307.15422), ASHA as published, which pauses and promotes, with random draws
-and ours, and `early_stopping: pause`: the same with draws by a model of curves.
+Random search, TPE (Optuna's defaults), TPE with Ray Tune's ASHA from half of the budget, and ours with the same.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,8 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from benchmarks.replay.table import Table, load
-from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
-from tunediff.tuning.allocation import Decision, Promotion, is_baseline, loss
-from tunediff.tuning.curve_model import propose
 from tunediff.tuning.sampling import default_sampler
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC
@@ -34,11 +31,11 @@ class AtRandom:
     """Draws the configurations of a table in random order."""
 
     def __init__(self, table: Table, seed: int) -> None:
-        self._random, self._table = random.Random(seed), table
+        self._random = random.Random(seed)
 
-    def draw(self, left: list[int], wanted: Values | None = None) -> int:
-        """Return one of the places that are left: the nearest one to what is wanted."""
-        return self._random.choice(left) if wanted is None else self._table.nearest(wanted, left)
+    def draw(self, left: list[int]) -> int:
+        """Return one of the places that are left."""
+        return self._random.choice(left)
 
     def report(self, trial: TrialRecord) -> None:
         """Take a new point of a trial, or its end."""
@@ -54,10 +51,10 @@ class Sampled:
         self._draw, self._trials = Draw(table.space.dimensions), list[optuna.Trial]()
         self.draw([0])  # the baseline is tried first
 
-    def draw(self, left: list[int], wanted: Values | None = None) -> int:
-        """Return one of the places that are left: the nearest one to what is wanted, or to what the sampler draws."""
-        place = left[0] if wanted is None else self._table.nearest(wanted, left)
-        if len(left) > 1 and wanted is None:
+    def draw(self, left: list[int]) -> int:
+        """Return one of the places that are left: the nearest one to what the sampler draws."""
+        place = left[0]
+        if len(left) > 1:
             place = self._table.nearest(self._draw(drawn := self._study.ask()), left)
             self._study.tell(drawn, state=TrialState.FAIL)  # it was not run
         self._study.enqueue_trial(to_params(self._table.configurations[place].knobs))
@@ -77,18 +74,12 @@ class Sampled:
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
-END = "end"
-"""What `after_point` of a rule may return beside a `Decision`: the trial ends as `pruned`."""
-
-
 class ToTheEnd:
     """Trains every trial to its end."""
 
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision | str:
-        return Decision.GO_ON
-
-    def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
-        return None
+    def goes_on(self, trial: TrialRecord) -> bool:
+        """Return whether a trial goes on after its last point."""
+        return True
 
 
 class Stopping(ToTheEnd):
@@ -99,43 +90,12 @@ class Stopping(ToTheEnd):
         self._space, self._scheduler = space, BaselineExemptScheduler(rule, space)
         self._scheduler.set_search_properties("objective", space.mode)
 
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision | str:
+    def goes_on(self, trial: TrialRecord) -> bool:
         point, points = trial.points[-1], self._space.baseline.evaluation.points
         stands_for = SimpleNamespace(config={SPEC: SimpleNamespace(name=trial.name, drawn=trial.drawn)})
         result = {"fraction": point.index / points, "objective": point[self._space.metric]}
         result |= {"index": point.index, "train_s": point.train_s}
-        decision = self._scheduler.on_trial_result(None, stands_for, result)
-        return Decision.GO_ON if decision == TrialScheduler.CONTINUE else END
-
-
-class BestOfGroup(ToTheEnd):
-    """Train every trial to its first point; then continue the best one of every `size` trials to its end.
-
-    A group is `size` trials by their numbers, the baseline's runs not counted. Those that are left over continue none,
-    unless they are all there are. A trial that was continued and failed before its second point is replaced by the next
-    best. Source of the rule: «one epoch, then the best k», arXiv 2307.15422.
-    """
-
-    def __init__(self, space: SearchSpace, size: int = 6) -> None:
-        self._space, self._size = space, size
-
-    def after_point(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> Decision:
-        """Pause every trial at its first point."""
-        return Decision.PAUSE if len(trial.points) == 1 else Decision.GO_ON
-
-    def next_trial(self, trials: Sequence[TrialRecord], may_draw: bool) -> str | None:
-        """Return the best trial of the first group that has no trial beyond its first point, and none that runs."""
-        compared = sorted(
-            (trial for trial in trials if not is_baseline(self._space, trial.drawn)), key=lambda trial: trial.number
-        )
-        for first in range(0, len(compared), self._size):
-            group = compared[first : first + self._size]
-            if len(group) < self._size and (may_draw or first):
-                return None
-            paused = [trial for trial in group if trial.paused]
-            if paused and all((trial.paused or trial.finished) and len(trial.points) <= 1 for trial in group):
-                return min(paused, key=lambda trial: loss(self._space, trial)).name
-        return None
+        return bool(self._scheduler.on_trial_result(None, stands_for, result) == TrialScheduler.CONTINUE)
 
 
 # ------------------------------------------------------------------------------------------------------------ together
@@ -143,11 +103,9 @@ class BestOfGroup(ToTheEnd):
 class Strategy:
     """A way to search."""
 
-    rule: Callable[[SearchSpace], ToTheEnd | Promotion]
+    rule: Callable[[SearchSpace], ToTheEnd]
     sampler: Callable[[int], BaseSampler] | None = None
     """Makes Optuna's sampler from a seed; None: random order."""
-    models: bool = False
-    """Whether a model of curves draws new configurations as soon as it can (`curve_model.propose`)."""
 
     def draws(self, table: Table, seed: int) -> Any:
         """Return what draws configurations."""
@@ -167,10 +125,6 @@ STRATEGIES: dict[str, Strategy] = {
     "TPE": Strategy(_rest, _tpe),
     "TPE + ASHA": Strategy(Stopping, _tpe),
     "ours + ASHA": Strategy(Stopping, default_sampler),
-    "one point each, then the best": Strategy(BestOfGroup),
-    "promotion, random": Strategy(Promotion),
-    "promotion, ours": Strategy(Promotion, default_sampler),
-    "pause": Strategy(Promotion, default_sampler, models=True),
 }
 
 
@@ -181,44 +135,37 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
     says. The baseline is trained first, to its end. One trial at a time.
     """
     space, rng = table.space, random.Random(seed)
-    seeded = dataclasses.replace(space, seed=seed)
     draws, rule = strategy.draws(table, seed), strategy.rule(space)
     places, curves = [0], [rng.choice(one.curves) for one in table.configurations]
-    left, trials = list(range(1, len(table.configurations))), [begin(table, 0, 0)]
-    spent_s, best, current = 0.0, (math.inf, math.inf), trials[0]
+    left, current = list(range(1, len(table.configurations))), begin(table, 0, 0)
+    spent_s, best = 0.0, (math.inf, math.inf)
     while True:
         # ---- one more point
         curve, before = curves[places[current.number]], current.points[-1].train_s if current.points else 0.0
-        current.paused = False
         if len(current.points) < len(curve.points):
             current.points.append(curve.points[len(current.points)])
             spent_s += current.points[-1].train_s - before
             last = len(current.points) == table.points
-            decision = Decision.GO_ON if last or current.number == 0 else rule.after_point(current, trials)
-            status = "ok" if last else "pruned" if decision == END else None
+            goes_on = last or current.number == 0 or rule.goes_on(current)
+            status = "ok" if last else None if goes_on else "pruned"
         else:
-            status, decision = curve.status, END
-        current.paused, current.end = decision is Decision.PAUSE, End(status) if status else None
+            status = curve.status
+        current.end = End(status) if status else None
         draws.report(current)
         # ---- is it found?
         if status == "ok":
-            best = min(best, (loss(space, current), table.configurations[places[current.number]].mean))
+            value = current.points[-1][space.metric]
+            loss = math.inf if not math.isfinite(value) else value if space.mode == "min" else -value
+            best = min(best, (loss, table.configurations[places[current.number]].mean))
             if best[1] <= table.target:
                 return spent_s
         # ---- which trial is next
-        if current.paused or current.finished:
-            name = rule.next_trial(trials, bool(left))
-            if name is None and not left:  # the search would end: how much longer would it have taken?
-                paused = [trial for trial in trials if trial.paused]
-                if not paused:
-                    return math.inf
-                name = min(paused, key=lambda trial: (loss(space, trial), trial.number)).name
-            if name is None:
-                wanted = propose(seeded, trials, len(trials)) if strategy.models else None
-                places.append(place := draws.draw(left, wanted))
-                left.remove(place)
-                trials.append(begin(table, len(trials), place))
-            current = next(trial for trial in trials if trial.name == (name or trials[-1].name))
+        if current.finished:
+            if not left:
+                return math.inf
+            places.append(place := draws.draw(left))
+            left.remove(place)
+            current = begin(table, len(places) - 1, place)
 
 
 def begin(table: Table, number: int, place: int) -> TrialRecord:

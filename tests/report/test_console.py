@@ -11,15 +11,15 @@ from rich.console import Console as Terminal
 
 from tests import helpers, searches
 from tests.searches import noisy
-from tunediff import analysis, search_space
 from tunediff import config as cfg
-from tunediff.analysis import Results, effects, evidence, following
+from tunediff import search_space
+from tunediff.analysis import Results, following
 from tunediff.core import progress, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import End
-from tunediff.report import console, heartbeat, live_table, plan, summary, words
+from tunediff.report import console, heartbeat, live_table, plan, words
 from tunediff.tuning import experiment
 
 CONTENT = {
@@ -165,32 +165,6 @@ def test_where_a_trial_goes_that_has_no_end(night, capsys):
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert "t0003 has lost its node and will go on from its checkpoint" in first
     assert "t0003 leaves its node, which is draining, and will go on from its checkpoint" in second
-
-
-def test_a_paused_trial_is_no_running_one_and_says_how_far_it_is(night, capsys):
-    folder, loaded = night
-    write(folder, loaded, 4, {"loader.batch_size": 128, "precision.amp": "bf16"}, [24.0])
-    Journal(folder / "trials" / "t0004").write("paused", index=1)
-    rows = [line.split() for line in shown(*night) if line][2:]
-    assert [row[0] for row in rows] == ["t0003", "1", "2", "t0004", "t0002"]  # running, ranked, paused, failed
-    assert rows[3][-3:] == ["paused", "1/4", "points"]
-    beating = heartbeat.Heartbeat(folder, print)
-    assert beating.doing().startswith("starting the workers"), "both are of an earlier session"
-    for name in ("t0003", "t0004"):
-        Journal(folder / "trials" / name).write("worker", device="cpu", threads=1)
-    assert beating.doing().startswith("t0003 ")
-    lines = console.Console(folder, loaded)
-    lines.listen("end", "t0004", {})
-    lines.listen("start", "t0004", {})
-    end, start = capsys.readouterr().out.splitlines()
-    assert "t0004 paused" in end
-    assert "t0004 continues" in start
-    results = analysis.read(folder)
-    assert results.table().status.tolist() == ["ok", "ok", "oom", "running", "paused"]
-    assert "paused" not in effects.failures_table(results).status.tolist()
-    assert not analysis.failed(results.trials[4])
-    statuses = summary.values(evidence.Evidence(results), 1.0)["statuses"]
-    assert (statuses["paused"], statuses["unfinished"]) == (1, 1)
 
 
 def test_search_events_are_json_lines_on_stderr(night, capsys):
@@ -387,15 +361,6 @@ def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path, monk
     assert told["disk_mib"] == 4 * (8 + 2 * 4) + 2 * 16
     probes = searches.make(tmp_path / "fast", searches.FILE | {"objective": "samples_per_s"})
     assert plan.values(probes, tmp_path, {"parameters": 2**20})["disk_mib"] == 0, "speed alone leaves no weights"
-
-
-def test_disk_of_paused_trials_is_counted_up_to_its_limit(tmp_path):
-    """Weights, averages and two moments of a million parameters each; 8 trials."""
-    plans = [
-        plan.values(search_space.parse(CONTENT | changes, "x.yaml"), tmp_path, {"parameters": 2**20})["disk_mib"]
-        for changes in ({}, {"early_stopping": "pause"}, {"early_stopping": "pause", "paused_gib": 2**-6})
-    ]
-    assert [round(more - plans[0]) for more in plans] == [0, 8 * 16, 16]
 
 
 def test_what_is_left_counts_judging_and_confirming(tmp_path, monkeypatch, capsys):

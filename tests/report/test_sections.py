@@ -386,15 +386,6 @@ def test_values_at_equal_seconds_have_a_difference_where_the_objective_has_no_ra
     assert "ratio or difference" in text
 
 
-def test_the_model_of_curves_is_named_where_it_draws(tmp_path):
-    wanted = make(tmp_path / "night", FILE | {"early_stopping": "pause"})
-    write(tmp_path / "night", wanted, 0)
-    text = words(reproduce.reproduce(context.read(tmp_path / "night"), Figures()))
-    assert "Configurations: drawn by Optuna's TPE, from the fourth on by a Gaussian process" in text
-    assert "; trials pause, and the best of them go on." in text
-    assert "stopped early" not in text
-
-
 @pytest.mark.parametrize(
     ("charging", "status", "budget"),
     [("free", "ok", "--samples 4000"), ("charged", "ok", "--budget 20s"), ("free", "pruned", "--budget 20s")],
@@ -415,8 +406,8 @@ def test_a_compiled_trial_is_repeated_with_as_much_training(tmp_path, charging, 
 
 def test_an_objective_may_run_upwards(night, plain, monkeypatch):
     """What is larger is better: the words follow."""
-    load = search_space.load
-    monkeypatch.setattr(search_space, "load", lambda path: dataclasses.replace(load(path), mode="max"))
+    load = search_space.load_recorded
+    monkeypatch.setattr(search_space, "load_recorded", lambda path: dataclasses.replace(load(path), mode="max"))
     text = words(written(again(night)))
     assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
     assert "1 of 2 other trials with a result ends above the baseline (mean of its 2 runs)." in text

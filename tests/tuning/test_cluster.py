@@ -194,22 +194,6 @@ def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     assert "a node has come" in one.log
 
 
-def test_trials_paused_on_a_node_that_dies_go_on_elsewhere(nodes, search):
-    """Three trials pause on two nodes of one core; one node dies, and the best continues on the other."""
-    doomed = nodes.add()
-    points = [{}, {"optimizer.lr": 3.0e-4}, {"optimizer.lr": 1.0e-7}, {"optimizer.lr": 2.0e-7}]
-    one = search("paused", budget={"per_trial": "6s"}, early_stopping="pause", trials=points)
-    process = one.start(str(one.file), "--name", "paused", "--address", nodes.address)
-    names = [f"t{number:04d}" for number in range(4)]
-    one.wait_for(lambda: any(ran_on(one, name, doomed) and one.events(name, "paused") for name in names), 600)
-    for process_of_it in [psutil.Process(doomed), *psutil.Process(doomed).children(recursive=True)]:
-        process_of_it.kill()
-    assert process.wait(600) == 0, one.log
-    assert [one.trial(name).status for name in names] == ["ok", "ok", "pruned", "pruned"], one.log
-    assert [len(one.trial(name).points) for name in names] == [2, 2, 1, 1]
-    assert all(not one.trial(name).restarts for name in names), "each went on from its checkpoint"
-
-
 def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search):
     """Two workers are one on each node; Optuna draws from all that is allowed, and one measure ranks them."""
     nodes.add()

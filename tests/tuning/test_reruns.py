@@ -85,18 +85,16 @@ def test_with_several_slots_each_rerun_is_another(make):
     assert again == [{**drawn[i], "seed": seed} for i in (1, 2) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("stopping", ["asha", "median", "pause"])
+@pytest.mark.parametrize("stopping", ["asha", "median"])
 def test_no_rule_stops_a_rerun(make, stopping):
-    from tunediff.tuning.allocation import runs_through
-    from tunediff.tuning.tuner import _scheduler
+    from tunediff.tuning.stopping import runs_through
+    from tunediff.tuning.tuner import scheduler
 
     searcher = make(**SEARCH, early_stopping=stopping)
     space = searcher.proposer.space
     assert runs_through(space, {**space.candidates[1], "seed": 1})
     assert not runs_through(space, space.candidates[1])
-    if stopping != "pause":
-        rule = _scheduler(searcher.proposer.experiment, space, searcher)
-        assert not rule._is_judged({**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
+    assert not scheduler(space)._is_judged({**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
 
 
 def test_time_is_left_for_reruns_and_confirming_runs(make):

@@ -336,7 +336,7 @@ def test_workers_stay_where_another_job_comes_soon(slot):
 
 
 def test_a_trial_that_continues_at_once_on_its_slot_is_not_freed(slot):
-    """A pause frees its slot later; by then its driver is back with the same attempt, and its workers train."""
+    """Its slot is freed later; by then its driver is back with the same attempt, and its workers train."""
 
     async def continued():
         serial = await slot.submit(job())

@@ -126,7 +126,7 @@ def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypat
 
 
 def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_path, monkeypatch):
-    """Of a search that was killed, or of the time before a pause; the heartbeat reads it."""
+    """Of a search that was killed; the heartbeat reads it."""
     doing, left = tmp_path / "trials" / "t0003" / DOING, []
     doing.parent.mkdir(parents=True)
     doing.write_text("{}")

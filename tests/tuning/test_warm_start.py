@@ -192,7 +192,6 @@ def test_a_cluster_is_compared_by_its_nodes_not_by_its_head(make, earlier):
     ]
     space = same.proposer.space
     assert warm_start.describe(space, "cuda", NODE) == "warm start: 4 of 4 results of earlier are reused"
-    assert len(warm_start.reused_trials(space, "cuda", NODE)) == 4
     for other, why in (
         (NODE | {"usable_cores": 32}, "CPU cores 64 there, 32 here"),
         ({}, "CPU AMD EPYC 9654 there, unknown here"),

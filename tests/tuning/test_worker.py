@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import gc
-import itertools
 import json
 import os
 import pickle
@@ -19,7 +18,6 @@ import numpy
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from tests.helpers import shipped_toy
 from tests.toy import train as toy_train
@@ -490,61 +488,6 @@ def test_a_warm_process_gives_the_curve_of_a_fresh_one(tmp_path):
     assert "frechet" in curves[0][0]
     assert curves[0] == curves[1]
     assert curves[0] != curves[2]
-
-
-def test_a_paused_trial_continues_with_the_weights_and_the_curve_of_one_that_ran_through(tmp_path, monkeypatch):
-    """Another trial trains in its process meanwhile; the sampler adapts, and weights are averaged."""
-    monkeypatch.setattr(worker.ray, "get", lambda answer: answer)
-    changes = {
-        "evaluation.images": 64, "evaluation.steps": 3, "evaluation.validation_images": 16, "evaluation.points": 3,
-        "evaluation.extractor": "random", "timesteps.name": "loss_second_moment", "model.dropout": 0.2,
-    }  # fmt: skip
-    mine = cfg.override(CONFIG, changes)
-    names = ("through", "paused", "other")
-    configs = (mine, mine, cfg.override(mine, {"seed": 9, "loader.batch_size": 32}))
-    through, paused, other = (
-        job_of(tmp_path / name, config, samples=192, evaluates=True, pauses=True)
-        for name, config in zip(names, configs, strict=True)
-    )
-    worker.work(through, "s1", Slot(through.folder), alone())
-    stops = Slot(paused.folder)
-    stops.answer = "stop"
-    worker.work(paused, "s2", stops, alone())
-    Journal(paused.folder).write("paused", index=1)
-    worker.work(other, "s3", Slot(other.folder), alone())
-    before = record.read_trial(paused.folder)
-    Journal(paused.folder).start(mine, {}, 1.0)
-    worker.work(paused, "s4", Slot(paused.folder), alone())
-
-    known = [record.read_trial(tmp_path / name) for name in names]
-    assert (before.status, len(before.points), (stops.heard)) == ("paused", 1, [("Point", True)])
-    assert [trial.status for trial in known] == ["ok"] * 3
-    kept = ("frechet", "loss", "validation_loss", "samples", "steps")
-    curves = [[{key: point[key] for key in kept if key in point} for point in trial.points] for trial in known]
-    assert "frechet" in curves[0][0]
-    assert curves[0] == curves[1] != curves[2]
-    learned = [load_file(tmp_path / name / weights.NAME) for name in names]
-    assert all(torch.equal(learned[0][name], tensor) for name, tensor in learned[1].items())
-    assert not all(torch.equal(learned[0][name], tensor) for name, tensor in learned[2].items())
-    parts = [point.seconds for point in known[1].points]
-    assert all(a[part] <= b[part] for a, b in itertools.pairwise(parts) for part in a)
-    assert known[1].end.seconds["train"] > before.points[0].seconds["train"]
-
-
-def test_a_worker_that_waits_for_a_decision_does_not_end_a_trial_that_goes_on_elsewhere(tmp_path, job):
-    """It was paused and continued on another slot before this one had another trial."""
-    slot = Slot(tmp_path)
-
-    def decision(serial, index):
-        Journal(tmp_path).write("paused", index=1)
-        Journal(tmp_path).start(CONFIG, {}, 1.0)
-        return "stop"
-
-    slot.decision = types.SimpleNamespace(remote=decision)
-    worker.work(dataclasses.replace(job, pauses=True), "s1", slot, alone())
-    known = record.read_trial(tmp_path)
-    assert (known.status, known.paused_at, slot.heard) == (None, 1, [("Point", True)])
-    assert (tmp_path / state.CHECKPOINT).exists()
 
 
 @pytest.mark.parametrize(("keep", "gpu"), [(True, False), (False, False), (True, True)])

@@ -23,7 +23,7 @@ from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import Unit
 from tunediff.core.point import quantities
-from tunediff.core.trial_record import PAUSED, TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
@@ -290,7 +290,7 @@ class Results:
 
 def read(folder: Path) -> Results:
     """Read the results of a search folder. Raises `ConfigError` if it is none."""
-    return Results(folder, search_space.load(search_space.of_search(folder)), trial_record.read_trials(folder))
+    return Results(folder, search_space.load_recorded(folder), trial_record.read_trials(folder))
 
 
 def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def disturbed(trial: TrialRecord) -> bool:
 
 def failed(trial: TrialRecord) -> bool:
     """Return whether a trial ran and ended without a result, unless it was only stopped early."""
-    return trial.status not in (None, PAUSED, "ok", "pruned", "skipped")
+    return trial.status not in (None, "ok", "pruned", "skipped")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

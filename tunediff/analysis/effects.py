@@ -20,7 +20,7 @@ from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
 from tunediff.core.text import knob_value, number
-from tunediff.core.trial_record import PAUSED, TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 from tunediff.search_space.model import as_param
 
@@ -133,7 +133,7 @@ def failures_table(results: Results) -> pd.DataFrame:
     """Return one row per status and reason other than ok: status, count, first reason, names of the trials."""
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for trial in results.trials:
-        if trial.status in (None, PAUSED, "ok"):
+        if trial.status in (None, "ok"):
             continue
         reason = trial.reason if trial.status != "pruned" else "stopped early"
         # Numbers differ between trials; without them, equal causes have equal reasons.

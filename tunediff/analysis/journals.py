@@ -58,7 +58,7 @@ def _space(folder: Path) -> SearchSpace:
         )
     path = search_space.of_search(folder)
     try:
-        return search_space.load(path)
+        return search_space.load_recorded(folder)
     except ConfigError:
         raise
     except _WRONG as error:

@@ -6,7 +6,6 @@ The folder, the journals and the proposals are those of `tunediff.run_search`; o
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -127,8 +126,6 @@ class AskTellStudy:
             storage = str(remote.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
             stack.enter_context(copier.copied(folder, log.warning, again, fetch=fetch))
-            if space.early_stopping == "pause":  # whoever runs the trials has no way to continue one
-                space = dataclasses.replace(space, early_stopping="none")
             self.space = space
             settings = tracking.settings(space)
             stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 from pydantic import TypeAdapter
 
+from tunediff.config import removed
 from tunediff.config.knobs import (
     ConfigError,
     Knob,
@@ -160,6 +161,8 @@ class Schema:
     def _unknown(self, name: str, where: str) -> str:
         if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
             return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
+        if gone := removed.reason(name):
+            return f"{where}: {name}: no such knob: {gone}"
         hint = nearest(name, self.knobs)
         if hint.startswith("allowed:"):  # too many to list
             hint = f"sections: {', '.join(dict.fromkeys(knob.partition('.')[0] for knob in self.knobs))}"
@@ -211,6 +214,8 @@ class Schema:
             return self._unknown(key, where)
         if name not in self.knobs:
             return f"{where}: {name}: {value!r}: {detail['msg']}"
+        if gone := removed.reason(name, value):
+            return f"{where}: {name}: {value!r} is not allowed: {gone}"
         knob = self.knobs[name]
         return f"{where}: {name}: {value!r} is not allowed; allowed: {knob.allowed}{knob.hint(value)}"
 

@@ -10,7 +10,6 @@ The journal in the experiment folder is the truth that `--resume`, the report an
   further, or had ended for a reason outside of the trial, with the reason.
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
-- `paused`: the trial waits with a checkpoint at its last point; the next `start` continues it.
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """
@@ -38,9 +37,7 @@ STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 loss or weights not finite; `timeout`: past its deadline; `error`: anything else, with a reason; `skipped`:
 never run, because another trial has shown that it would fail."""
 
-PAUSED = "paused"
-"""The status of a trial that has not ended, but waits for the search to continue it."""
-COUNTED = (*STATUSES, PAUSED, "unfinished")
+COUNTED = (*STATUSES, "unfinished")
 """What results count trials by."""
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
@@ -140,17 +137,13 @@ class TrialRecord:
     ended: float = 0.0
     last_written: float = 0.0
     """Unix time of the last line of the journal."""
-    paused: bool = False
-    """Whether it waits, with a checkpoint at its last point, for the search to continue it."""
-    paused_at: int = 0
-    """Index of the point at which it was paused last; 0: never."""
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
 
     @property
     def status(self) -> str | None:
-        """Return one of `STATUSES`, or `PAUSED`; None: not finished."""
-        return self.end.status if self.end is not None else PAUSED if self.paused else None
+        """Return one of `STATUSES`; None: not finished."""
+        return self.end.status if self.end is not None else None
 
     @property
     def reason(self) -> str:
@@ -271,7 +264,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 record.environment = event.get("environment", {})
             record.attempts += 1
             # A training by `tunediff train` goes on after an end such as `oom`.
-            record.paused, record.end, record.ended = False, None, 0.0
+            record.end, record.ended = None, 0.0
         elif record is None:
             continue  # a line before the first start belongs to no trial
         # Worker and environment
@@ -292,10 +285,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         # Final evaluation and end
         elif kind == "final":
             final = event
-        elif kind == "paused":
-            record.paused, record.paused_at = True, event["index"]
         elif kind == "end":
-            record.end, record.ended, record.paused = End.of(event), when, False
+            record.end, record.ended = End.of(event), when
     if record is not None:
         record.points = _with_final([points[index] for index in sorted(points)], final)
     return record

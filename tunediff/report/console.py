@@ -135,8 +135,7 @@ class Console:
     def _print_event(self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]) -> None:
         if event == "start":
             drawn = {knob: value for knob, value in content.items() if knob in self.space.schema.knobs}
-            word = "continues" if trial is not None and trial.status == record.PAUSED else "start"
-            line = f"{self._called(name)} {word}  {self._changed(drawn)}"
+            line = f"{self._called(name)} start  {self._changed(drawn)}"
             self.say(line, "start", trial=self._called(name), changes=self.space.changed(drawn))
         elif trial is None:
             return
@@ -216,6 +215,4 @@ class Console:
         return self._following.ended
 
     def _left(self) -> str:
-        # A paused trial counts like one that has ended: most of them are not continued.
-        paused = sum(trial.status == record.PAUSED for trial in self._following.records.values())
-        return self._remaining.words(self._done() + paused, self.results)
+        return self._remaining.words(self._done(), self.results)

@@ -23,7 +23,7 @@ from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
 from tunediff.core import text
 from tunediff.core.progress import EventLines
-from tunediff.core.trial_record import PAUSED, TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import beside, fitted, short
@@ -80,10 +80,9 @@ class LiveTable(Console):
         rest = [trial for trial in results.trials if trial.status is not None and trial.name not in ranks]
         again = {first.name: trials for first, trials in results.reruns}
         ranked = [row for trial in results.ranked for row in (trial, *again[trial.name])]
-        paused = [trial for trial in rest if trial.status == PAUSED]
-        shown = {trial.name for trial in (*ranked, *paused)}
+        shown = {trial.name for trial in ranked}
         left = [trial for trial in reversed(rest) if trial.name not in shown]
-        rows = [*running, *ranked, *paused, *left]
+        rows = [*running, *ranked, *left]
         ranks = ranks if self.space.seeds == 1 else {}  # with several seeds ranks belong to configurations
         noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}
         legend = ""
@@ -155,7 +154,7 @@ class LiveTable(Console):
         versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         reached = f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
-        status = reached if trial.status is None else f"{PAUSED} {reached}" if trial.status == PAUSED else trial.status
+        status = reached if trial.status is None else trial.status
         rates = {} if results.by_rate else {f"{results.unit}/s": f"{rate:.0f}" if rate is not None else ""}
         return {
             "trial": self._called(trial.name),

@@ -16,7 +16,6 @@ from tunediff.analysis.journals import not_begun
 from tunediff.core.environment import hardware
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
-from tunediff.core.trial_record import PAUSED
 from tunediff.report.context import ReportContext, protocol
 from tunediff.report.files import FOLDER, Figures, Files, listed
 from tunediff.report.html import Html, el, join, page
@@ -86,9 +85,8 @@ def _head(context: ReportContext) -> Html:
 def _state(context: ReportContext) -> str:
     """Return whether the search is over, how many trials ended, and when the report was written."""
     trials, planned = context.results.trials, context.results.space.budget.trials
-    begun, paused = (sum(trial.status == status for trial in trials) for status in (None, PAUSED))
-    ended = len(trials) - begun - paused
-    count = f"{ended:,} of {pluralize(planned, 'trial')} ended" + f", {paused} paused" * bool(paused)
+    ended = sum(trial.finished for trial in trials)
+    count = f"{ended:,} of {pluralize(planned, 'trial')} ended"
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if ended >= planned:
         confirmation = context.evidence.confirmation
@@ -102,7 +100,7 @@ def _state(context: ReportContext) -> str:
         return f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count}{left_out} · {written}"
     last = reproduce.latest(context)
     age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
-    return f"running, or killed · {count}, {begun} under way · {written}{age}"
+    return f"running, or killed · {count}, {len(trials) - ended} under way · {written}{age}"
 
 
 def _foot(context: ReportContext, files: Files) -> Html:

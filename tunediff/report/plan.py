@@ -41,8 +41,6 @@ def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = Tr
     # Disk: float32 weights of every run are kept. A running trial also has a checkpoint (weights, averages and two
     # moments of the optimizer), and two of them while it replaces the old one.
     disk: float = 4 * parameters * (stored_runs + 2 * 4 * share.slots) if space.evaluates else 0
-    # Paused trials keep one each, up to the limit.
-    disk += min(4 * 4 * parameters * trials, space.paused_gib * 2**30) if space.early_stopping == "pause" else 0
     above = next(path for path in [folder, *folder.parents] if path.exists())
     unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
     plan = {

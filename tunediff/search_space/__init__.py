@@ -3,11 +3,11 @@
 from tunediff.search_space.default_space import completed
 from tunediff.search_space.model import Dimension, Draw, SearchBudget, SearchSpace, size, to_params
 from tunediff.search_space.narrowing import Narrowed, narrow, without
-from tunediff.search_space.reading import SHIPPED, find, folder_of, load, of_search, parse, read, shipped
+from tunediff.search_space.reading import SHIPPED, find, folder_of, load, load_recorded, of_search, parse, read, shipped
 from tunediff.search_space.sections import EARLY_STOPPING, MOST_FINALISTS, duration_s
 
 __all__ = [
     "EARLY_STOPPING", "MOST_FINALISTS", "SHIPPED", "Dimension", "Draw", "Narrowed", "SearchBudget", "SearchSpace",
-    "completed", "duration_s", "find", "folder_of", "load", "narrow", "of_search", "parse", "read", "shipped", "size",
-    "to_params", "without",
+    "completed", "duration_s", "find", "folder_of", "load", "load_recorded", "narrow", "of_search", "parse", "read",
+    "shipped", "size", "to_params", "without",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Metric
+from tunediff.config import ConfigError, Lines, Metric, removed
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
@@ -96,6 +96,17 @@ def of_search(folder: Path) -> Path:
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
     """Read and check a search file. `words` (`knob=value`) override `fixed:`, `budget` overrides `budget:`."""
     return parse(read(path), str(path), path.parent, words, budget)
+
+
+def load_recorded(folder: Path) -> SearchSpace:
+    """Return the space of the search in a folder, which may have been recorded with keys that were removed since.
+
+    Raises `ConfigError`.
+    """
+    path = of_search(folder)
+    content = cfg.read_yaml(path)
+    space = parse(removed.without(content), str(path), folder)
+    return dataclasses.replace(space, early_stopping=content.get("early_stopping", space.early_stopping))
 
 
 def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
@@ -239,8 +250,6 @@ def _check_together(file: File, kind: str, metric: Metric, cost: str | None, sou
             cost is not None and stops,
         "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
             file.seeds is not None and drawn,
-        f"{stopping} for {RATE.name}: such trials keep no checkpoint; allowed: none, asha, median":
-            metric == RATE and file.early_stopping == "pause",
         f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
         "confirm: belongs to searches of one seed; seeds: repeats every point already":
             file.seeds is not None and file.confirm is not None,

@@ -14,14 +14,14 @@ import pydantic
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 
-from tunediff.config import ConfigError, Knob, Lines, Values
+from tunediff.config import ConfigError, Knob, Lines, Values, removed
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
 
 MAX_SEEDS = 100
 MAX_TIMES = 16
 MOST_FINALISTS = 20
 Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
-EarlyStopping = Literal["none", "asha", "median", "pause"]
+EarlyStopping = Literal["none", "asha", "median"]
 Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
 EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
 COSTS: tuple[str, ...] = get_args(Cost)
@@ -84,7 +84,6 @@ class RunOptions:
     fresh: Bool = False  # every trial runs in new worker processes
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
-    paused_gib: Annotated[Float, Gt(0.0)] = 10.0  # disk for checkpoints of paused trials; beyond it the worst one ends
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
     warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
     track: Service | None = None  # the service that shows every trial as a run
@@ -187,6 +186,8 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if path[-1:] == ("[key]",):
         return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     if kind in ("unexpected_keyword_argument", "invalid_key"):
+        if gone := removed.reason(str(path[0])):
+            return f"{where}: {path[0]}: no such key: {gone}"
         names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)  # last, as files begin with other keys
         return f"{where}: {path[0]}: no such key; allowed: {', '.join(names)}"
     if kind in ("dict_type", "dataclass_type"):
@@ -194,6 +195,8 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if kind == "value_error":
         return f"{place}: {value!r} {detail['ctx']['error']}"
     knob = keys[path[0]]
+    if gone := removed.reason(knob.name, value):
+        return f"{place}: {value!r} is not allowed: {gone}"
     if kind == "missing":
         return f"{place}: is missing; {knob.description}"
     if kind == "list_type":

@@ -112,8 +112,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def __init__(self, proposer: OptunaProposer, pool: Pool) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
-        reconsiders = proposer.pausing is not None or proposer.space.reruns > 0
-        self._dispatcher = Dispatcher(proposer, pool, reconsiders)
+        self._dispatcher = Dispatcher(proposer, pool, reconsiders=proposer.space.reruns > 0)
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
@@ -130,8 +129,6 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if self.broken is None:
             try:
                 spec = self._dispatcher.start()
-                if spec is None and self._dispatcher.over:
-                    self.proposer.end_paused()
             except self.proposer.FAULTS as error:
                 self.broken = error
         if spec is None:

@@ -20,8 +20,6 @@ from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, sessions, warm_start
-from tunediff.tuning.allocation import Decision
-from tunediff.tuning.pausing import Pausing, end_paused
 from tunediff.tuning.reruns import Reruns, is_rerun
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, open_file
@@ -60,11 +58,6 @@ class OptunaProposer:
         """
         self.space, self.experiment, self._device, self._here = space, experiment, device, here
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
-        self._before_pause_s: dict[str, float] = {}  # wall-clock of a paused trial's parts in this session, by name
-        self.pausing: Pausing | None = None
-        """The paused trials; None: this search pauses none."""
-        if space.early_stopping == "pause":
-            self.pausing = Pausing(space, experiment, priors=warm_start.reused_trials(space, device, here))
         self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
@@ -121,11 +114,7 @@ class OptunaProposer:
         config = self.space.config(point)
         if point not in self._reruns:
             self._tried.add(config, name)
-        spec = self._spec(name, trial, config, point)
-        if self.pausing is not None and trial_record is not None and trial_record.paused:
-            self.pausing.add(spec)
-        else:
-            self._unfinished.append(spec)
+        self._unfinished.append(self._spec(name, trial, config, point))
 
     def _enqueue(self) -> None:
         """Put the search file's points into the queue, unless they are there already or were run.
@@ -169,10 +158,7 @@ class OptunaProposer:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
             return self._unfinished.pop(0)
-        if self.pausing is not None:
-            spec = self._draw_or_continue(self.pausing)
-        else:
-            spec = self._draw_new() if self._may_draw() else None
+        spec = self._draw_new() if self._may_draw() else None
         if (spec := spec or self._rerun()) is None and not self._time_was_up and self._time_is_up():
             self._time_was_up = True
             sessions.note_time_is_up(self.experiment)
@@ -206,16 +192,6 @@ class OptunaProposer:
         self.study.add(point, TrialState.RUNNING, {"trial": name})
         return self._spec(name, self.study.running(self.study.trials()[-1]), self.space.config(point), point)
 
-    def _draw_or_continue(self, pausing: Pausing) -> TrialSpec | None:
-        """Return a new trial or a paused one, as the rule decides; None: neither, while no trial is told."""
-        may_draw = self._may_draw()
-        name = pausing.next_trial(may_draw)
-        if name is None and may_draw:
-            if (spec := self._draw_new()) is not None:
-                return spec
-            name = pausing.next_trial(may_draw=False)  # the space is used up
-        return None if name is None or self._time_is_up(pausing.left(name)) else pausing.take(name)
-
     def _draw_new(self) -> TrialSpec | None:
         """Return a new trial; None: the space or the number of trials is used up."""
         sampler = self.study.optuna.sampler
@@ -229,8 +205,6 @@ class OptunaProposer:
         for attempt in range(REDRAWS + RANDOM_REDRAWS):
             if self._draws_left <= 0 or (attempt == 0 and self._tried.used_up()):
                 return None
-            if attempt == 0:
-                self._enqueue_proposal()
             if attempt == REDRAWS:
                 self.study.optuna.sampler = optuna.samplers.RandomSampler(seed=self.space.seed + self._next)
             trial = self.study.optuna.ask()
@@ -248,13 +222,6 @@ class OptunaProposer:
                 return spec
             self._skip(spec, why)
         return None
-
-    def _enqueue_proposal(self) -> None:
-        """Put the point of the model of curves into the queue, if it has one and no point of the file waits."""
-        if self.pausing is None or self.study.trials(TrialState.WAITING):
-            return
-        if (point := self.pausing.propose(self._next)) is not None:
-            self.study.enqueue(point)
 
     def _new_config(self, trial: Trial, point: Values) -> Systems | None:
         """Return the configuration of a point, validated; None, after Optuna knows, if it is impossible or known."""
@@ -288,41 +255,23 @@ class OptunaProposer:
         assert trial_record is not None
         self.study.tell(self._trials.pop(spec.name), trial_record, self._records)
 
-    def _time_is_up(self, share: float = 1.0, reruns_left: int = 0) -> bool:
-        """Return whether that share of a trial does not fit into `budget: total`, less reruns and confirming runs."""
+    def _time_is_up(self, reruns_left: int = 0) -> bool:
+        """Return whether another trial does not fit into `budget: total`, less reruns and confirming runs."""
         if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.longest_s])
         # Without a second trial there is nothing to confirm; and trials get at least half of the limit.
         runs = reruns_left + (self.space.confirming_reserve if len(self._durations) > 1 else 0)
         spent = self._spent_s + (time.monotonic() - self._started)
-        return spent + share * expected > total - min(runs * expected, total / 2)
+        return spent + expected > total - min(runs * expected, total / 2)
 
     # ---- how a trial goes
-    def decide(self, spec: TrialSpec, result: Mapping[str, Any]) -> Decision:
-        """Return what a trial does after a point. Keep the point if it does not go on: Tune then reports it to nobody.
-
-        Raises `OSError` if a pause cannot be written.
-        """
-        assert self.pausing is not None
-        decision = self.pausing.after_point(spec.name, int(result.get("index", 0)))
-        if decision is not Decision.GO_ON:
-            self.report(spec, result)
-        return decision
-
     def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
         """Keep a point of a trial's curve in the study."""
         self.study.report(self._trials[spec.name], result)
 
     def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
-        """Report to Optuna how a trial ended, unless it is paused; no record: its driver died before it began."""
-        wall_s += self._before_pause_s.pop(spec.name, 0.0)
-        if self.pausing is not None and trial_record is not None and trial_record.paused:
-            self._before_pause_s[spec.name] = wall_s
-            self.pausing.add(spec)
-            for name, reason in self.pausing.beyond_disk_limit():
-                self._end_paused(self.pausing.take(name), reason)
-            return
+        """Report to Optuna how a trial ended; no record: its driver died before it began."""
         trial = self._trials[spec.name]
         if trial_record is None:
             self.study.drop(trial)
@@ -334,17 +283,3 @@ class OptunaProposer:
             self._records.append(trial_record)
         del self._trials[spec.name]  # after what a full disk refuses: it can be told again
         self._durations.append(wall_s)
-
-    def end_paused(self) -> None:
-        """End the trials that are still paused at the end of the search as `pruned`."""
-        if (pausing := self.pausing) is not None:
-            for spec in pausing.specs:
-                reason = pausing.reason_never_continued(spec.name)
-                self._end_paused(pausing.take(spec.name), reason)
-
-    def _end_paused(self, spec: TrialSpec, reason: str) -> None:
-        end_paused(spec, reason)
-        trial_record = record.read_trial(spec.folder)
-        assert trial_record is not None
-        self._records.append(trial_record)
-        self.study.tell(self._trials.pop(spec.name), trial_record, self._records)

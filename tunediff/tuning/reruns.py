@@ -14,7 +14,11 @@ from tunediff.analysis.following import Following
 from tunediff.config import Values
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import MOST_RUNS
-from tunediff.tuning.allocation import is_baseline
+
+
+def is_baseline(space: SearchSpace, drawn: Values) -> bool:
+    """Return whether drawn knobs are the baseline's, on any seed."""
+    return all(knob == "seed" for knob in space.changed(drawn))
 
 
 def is_rerun(space: SearchSpace, drawn: Values) -> bool:

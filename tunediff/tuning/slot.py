@@ -47,7 +47,7 @@ class Slot:
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: TrialSpec | None = None
         self._serial = ""  # of the current job; random, so that a restarted slot never reuses one
-        self._submits = 0  # how often a driver came: a trial that pauses and continues here keeps its serial
+        self._submits = 0  # how often a driver came: one that was restarted keeps the serial of its trial
         self._events: list[Event] = []
         self._ended = True
         self._decisions: set[int] = set()  # indices of the points after which training may go on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -14,9 +14,8 @@ from tunediff.analysis.noise import pooled
 from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.allocation import Decision, runs_through
+from tunediff.tuning.reruns import is_baseline
 from tunediff.tuning.trial import SPEC, reported
-from tunediff.tuning.trial_spec import TrialSpec
 
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
@@ -142,25 +141,10 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         self._rule.on_trial_complete(controller, trial, result)
 
 
-class PausingScheduler(FIFOScheduler):  # type: ignore[misc]
-    """Stop a trial that pauses: the searcher suggests it again when it goes on.
-
-    Tune has a PAUSE of its own. It keeps the trial's parameters, which name the slot and its devices; the trial would
-    have to go on there, and only in the same session.
-    """
-
-    def __init__(self, decide: Callable[[TrialSpec, Mapping[str, Any]], Decision]) -> None:
-        """`decide`: see `OptunaProposer.decide`."""
-        super().__init__()
-        self._decide = decide
-
-    def __getstate__(self) -> dict[str, object]:
-        return {}  # as in `BaselineExemptScheduler`
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Return whether a trial goes on after this point."""
-        goes_on = self._decide(trial.config[SPEC], result) is Decision.GO_ON
-        return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
+def runs_through(space: SearchSpace, drawn: Values) -> bool:
+    """Return whether no rule stops a trial: others are compared with the baseline, and a configuration that runs
+    again is compared by the mean of whole runs."""
+    return "seed" in drawn or is_baseline(space, drawn)
 
 
 def _name_of(trial: Any) -> TrialName:

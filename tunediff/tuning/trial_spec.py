@@ -72,8 +72,6 @@ class TrialSpec:
     keeps: bool = True
     """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again rather than
     continued, and its weights are worth nothing."""
-    pauses: bool = False
-    """Whether the search pauses trials; it alone then ends a trial that was stopped, which may go on later."""
     fresh: bool = False
     """Whether it needs processes that have trained nothing, which then train nothing else."""
     profile_steps: int = 0
@@ -108,7 +106,6 @@ class TrialSpec:
         return cls.of(
             experiment, name, config, drawn, space.budget, space.fresh, metric=space.metric, mode=space.mode,
             evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
-            pauses=space.early_stopping == "pause",
         )  # fmt: skip
 
     @functools.cached_property
@@ -132,7 +129,7 @@ class TrialSpec:
 
     def begin(self) -> Journal:
         """Write to the trial's journal that an attempt begins, and return the journal."""
-        (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed, or of the time before a pause
+        (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         journal = Journal(self.folder)
         journal.start(self.config, self.drawn, self.budget.seconds, self.number, self.unit)
         return journal

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.logs import errors_only
@@ -26,7 +26,7 @@ from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
 from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.slots import Slots
-from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler, PausingScheduler
+from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC, Driver
 
 
@@ -83,7 +83,7 @@ def _tuner(folder: Path, space: SearchSpace, searcher: Searcher, listeners: tupl
         tune.with_resources(Driver, _of_driver()),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits, and how many run at once
-            search_alg=searcher, scheduler=_scheduler(folder, space, searcher),
+            search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
             metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
@@ -93,12 +93,6 @@ def _tuner(folder: Path, space: SearchSpace, searcher: Searcher, listeners: tupl
             failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
         ),
     )  # fmt: skip
-
-
-def _scheduler(folder: Path, space: SearchSpace, searcher: Searcher) -> FIFOScheduler | None:
-    if space.early_stopping == "pause":
-        return PausingScheduler(searcher.proposer.decide)
-    return scheduler(space, read_trials(folder))
 
 
 def _of_driver() -> tune.PlacementGroupFactory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,7 +44,7 @@ def prior_trials(
     Raises `ConfigError` if the search cannot be read.
     """
     # ---- candidates: results from best to worst, then failures that say something about their configuration
-    earlier, trials = spaces.load(spaces.of_search(folder)), record.read_trials(folder)
+    earlier, trials = spaces.load_recorded(folder), record.read_trials(folder)
     metric, most = earlier.metric, earlier.mode == "max"
     done = [trial for trial in trials if trial.value(metric) is not None]
     ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
@@ -63,23 +62,6 @@ def prior_trials(
         doubts += environment.differences(trial.environment, device, here)
         priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return priors
-
-
-def reused_trials(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> list[TrialRecord]:
-    """Return the trials of the earlier search whose results are reused: named by their origin, numbered -1, -2, … from
-    the best one on, and with the knobs that this space searches as what was drawn.
-
-    Empty without an earlier search, and if it cannot be read any more: a search goes on without it.
-    """
-    if space.warm_start is None:
-        return []
-    with contextlib.suppress(ConfigError, OSError):
-        priors = [prior for prior in prior_trials(space, Path(space.warm_start), device, here) if prior.counts]
-        return [
-            dataclasses.replace(prior.trial, name=prior.origin, number=-number, drawn=prior.point)
-            for number, prior in enumerate(priors, 1)
-        ]
-    return []
 
 
 def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> str:

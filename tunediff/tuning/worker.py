@@ -187,8 +187,7 @@ def _conclude(
     if world.main and draining and result.end.status == "pruned":
         # Its checkpoint is written, and its driver continues it on other nodes.
         ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
-    elif world.main and not (job.pauses and result.end.status == "pruned"):
-        # A stopped trial of a search that pauses is paused, or goes on elsewhere by now: the search knows, and ends it.
+    elif world.main:
         _end(job, serial, slot, _with_reason_of_search(result.end, job.folder))
 
 

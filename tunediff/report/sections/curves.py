@@ -16,7 +16,7 @@ from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import knob_value, number, pluralize
-from tunediff.core.trial_record import PAUSED, TrialRecord
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import ReportContext, lead, marked, note
 from tunediff.report.files import Files
@@ -35,7 +35,6 @@ KINDS: dict[str, tuple[str, Any]] = {
     AGAIN: (BASELINE, "solid"),
     "other trials": (colors.OTHER, "solid"),
     "under way": (colors.OTHER, DOTTED),
-    PAUSED: (colors.PRUNED, DOTTED),
     "stopped early": (colors.PRUNED, style.DASHED),
     "failed": (colors.FAILED, DOTTED),
 }
@@ -117,7 +116,7 @@ def _crossing(axes: Axes, results: Results, base: Line, of: tuple[Line, str, str
 def _kind(results: Results, trial: TrialRecord) -> str:
     if trial.status == "ok" and results.repeats(trial) and not without_seed(results.changed(trial)):
         return AGAIN
-    kinds = {None: "under way", PAUSED: PAUSED, "ok": "other trials", "pruned": "stopped early"}
+    kinds = {None: "under way", "ok": "other trials", "pruned": "stopped early"}
     return kinds.get(trial.status, "failed")
 
 
@@ -149,7 +148,7 @@ def _background(axes: Axes, results: Results, lines: Mapping[str, Line], highlig
             dots = [place for line in mine for place in line]
             axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=style.GREY, zorder=2, linewidths=0)
     # Values of failed trials may be extreme, so that the other trials define the limits of the axes.
-    inside = [place for t in results.trials if t.status in ("ok", "pruned", PAUSED, None) for place in lines[t.name]]
+    inside = [place for t in results.trials if t.status in ("ok", "pruned", None) for place in lines[t.name]]
     if inside := inside or [place for line in lines.values() for place in line]:
         axes.update_datalim(inside)
         axes.autoscale_view()

@@ -107,12 +107,8 @@ def _protocol(context: ReportContext) -> list[str]:
         f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
     )
     stopping = "" if space.early_stopping == "none" else f"; stopped early by {space.early_stopping}"
-    drawn = _DRAWN[space.kind]
-    if space.early_stopping == "pause":
-        stopping = "; trials pause, and the best of them go on"
-        drawn += ", from the fourth on by a Gaussian process over knobs and training time" * (space.cost is None)
     repeats = f", {space.seeds} seeds each" if space.seeds > 1 else ""
-    return [*lines, f"Configurations: {drawn}{repeats}; seed of the search {space.seed}{stopping}."]
+    return [*lines, f"Configurations: {_DRAWN[space.kind]}{repeats}; seed of the search {space.seed}{stopping}."]
 
 
 def _seconds(context: ReportContext, files: Files) -> Html | None:

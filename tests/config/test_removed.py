@@ -1,0 +1,52 @@
+"""What earlier versions had is refused in one sentence; a search that was recorded with it can still be read."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.search_space.files import changed
+from tests.searches import make, write
+from tunediff import search, search_space
+from tunediff.config import ConfigError, removed
+from tunediff.report.__main__ import main as report
+
+FILES = {
+    "early_stopping: pause": {"early_stopping": "pause"},
+    "paused_gib": {"paused_gib": 2.0},
+}
+"""Search files with each removed key or value."""
+OPTIONS = {"early_stopping: pause": (search.arguments, ["--early-stopping", "pause"])}
+
+
+@pytest.mark.parametrize("name", removed.REMOVED)
+def test_what_was_removed_is_refused_with_the_version_that_had_it_and_what_to_use(name):
+    sentence = f"version 0.2.0 had it last; {removed.REMOVED[name]}"
+    assert name in FILES or name in OPTIONS
+    if name in FILES:
+        with pytest.raises(ConfigError) as refused:
+            search_space.parse(changed(**FILES[name]), "x.yaml")
+        assert str(refused.value).endswith(sentence)
+        assert str(refused.value).startswith("x.yaml: ")
+    if name in OPTIONS:
+        arguments, words = OPTIONS[name]
+        with pytest.raises(ConfigError, match="command line: --") as refused:
+            arguments(words)
+        assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_report_shows_a_search_recorded_with_what_was_removed(name, tmp_path, capsys):
+    space = make(tmp_path / "old")
+    recorded = tmp_path / "old" / "search.yaml"
+    recorded.write_text(yaml.safe_dump(yaml.safe_load(recorded.read_text()) | FILES[name]))
+    write(tmp_path / "old", space, 0)
+    write(tmp_path / "old", space, 1, {"loader.batch_size": 64}, status=None)
+    journal = tmp_path / "old" / "trials" / "t0001" / "journal.jsonl"
+    journal.write_text(journal.read_text() + json.dumps({"event": "paused", "time": 1200.0, "index": 1}) + "\n")
+    assert report(["old", "--storage", str(tmp_path)]) == 0
+    kind, _, value = name.partition(": ")
+    if kind == "early_stopping":
+        assert f"stopped early by {value}" in (tmp_path / "old" / "report.html").read_text()
+    with pytest.raises(ConfigError, match="had it last"):
+        search_space.load(recorded)

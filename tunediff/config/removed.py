@@ -1,0 +1,53 @@
+"""Keys, values and options that earlier versions had, with what replaces them.
+
+Whoever still writes one of them is told so in one sentence. A search that was recorded with them can still be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunediff.config.knobs import Lines
+
+LAST = "0.2.0"
+"""The last version that had them."""
+REMOVED = {
+    "early_stopping: pause": "early_stopping: asha ends searches as well",
+    "paused_gib": "no trial is paused any more; leave it out",
+}
+"""What to use instead, by key, by `key: value` or by command-line option."""
+
+
+def reason(key: str, value: object = None) -> str:
+    """Return which version had a key, a value of it or an option last, and what to use; '' if none ever had it."""
+    instead = REMOVED.get(key) or REMOVED.get(f"{key}: {value}")
+    return f"version {LAST} had it last; {instead}" if instead is not None else ""
+
+
+def without(content: Mapping[str, Any]) -> Lines:
+    """Return the content of a search file without keys and values that were removed, for a search that ran with them.
+
+    A point or a dimension that needs one of them goes as a whole; its trials are read all the same.
+    """
+    kept: Lines = {}
+    for key, value in content.items():
+        if reason(key, value if isinstance(value, str) else None):
+            continue
+        if isinstance(value, Mapping):
+            if _whole(value.get("when")):
+                kept[key] = _without_values(key, value) if "choice" in value else without(value)
+        elif isinstance(value, list):
+            kept[key] = [one for one in value if not reason(key, one) and _whole(one)]
+        else:
+            kept[key] = value
+    return kept
+
+
+def _without_values(key: str, space: Mapping[str, Any]) -> Lines:
+    return {**space, "choice": [value for value in space["choice"] if not reason(key, value)]}
+
+
+def _whole(point: object) -> bool:
+    """Return whether nothing of a point was removed."""
+    return not isinstance(point, Mapping) or without(point) == point
