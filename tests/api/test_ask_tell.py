@@ -182,9 +182,8 @@ def test_trials_end_in_any_order_and_by_any_status(study):
         assert one.ask() is None  # six trials are all
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_reports_say_when_early_stopping_would_end_a_trial(study, rule):
-    with study(f"early_stopping: {rule}\n") as one:
+def test_reports_say_when_early_stopping_would_end_a_trial(study):
+    with study("early_stopping: asha\n") as one:
         trials = [one.ask() for _ in range(6)]
         stops = [trial.report(float(number), time_s=10) for number, trial in enumerate(trials)]
         assert not any(stops[:2])  # the baseline, and the first one behind it
@@ -202,13 +201,6 @@ def test_early_stopping_judges_a_trial_that_begins_again_from_its_first_report(s
         assert not one.ask().report(0.0, time_s=15)
     with study("early_stopping: asha\n") as one:
         assert one.ask().report(9.0, time_s=10)
-
-
-def test_median_rule_lets_trials_go_on_while_too_few_have_reported(study):
-    """Tune's rule would then ask a controller, which there is none of here, whether other trials wait for a pause."""
-    with study("early_stopping: median\n") as one:
-        trials = [one.ask() for _ in range(3)]  # two of the baseline
-        assert not any(trial.report(value, time_s=10) for trial, value in zip(trials, (1.0, 1.1, 9.0), strict=True))
 
 
 def test_more_reports_than_evaluation_points_are_judged_too(study):

@@ -13,6 +13,7 @@ from tunediff.report.__main__ import main as report
 
 FILES = {
     "early_stopping: pause": {"early_stopping": "pause"},
+    "early_stopping: median": {"early_stopping": "median"},
     "paused_gib": {"paused_gib": 2.0},
 }
 """Search files with each removed key or value."""

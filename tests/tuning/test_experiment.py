@@ -168,10 +168,9 @@ def at(*values):
     return list(zip((2.0, 4.0, 6.0, 8.0), values, strict=True))
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
+def test_a_winner_whose_curve_crosses_late_is_not_stopped():
     """Compilation, warm-up and the EMA cost at first: behind all others after a quarter, ahead from the half on."""
-    scheduler = tuner.scheduler(loaded(early_stopping=rule))
+    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
     assert scheduler.set_search_properties("objective", "min")
     steady = [at(20.0, 10.0 + i / 10, 8.0, 7.0) for i in range(4)]
     crossing = at(300.0, 9.0, 5.0, 3.0)
@@ -182,18 +181,17 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped(rule):
     assert bad >= 4.0, "stopped before half of its budget"
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
 @pytest.mark.parametrize("seed", [{}, {"seed": 7}])
-def test_the_baseline_is_never_stopped_and_others_are_held_against_it(rule, seed):
+def test_the_baseline_is_never_stopped_and_others_are_held_against_it(seed):
     """With two slots others may be ahead of it from its first point on; without its end there is nothing to compare."""
-    scheduler = tuner.scheduler(loaded(early_stopping=rule))
+    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
     assert scheduler.set_search_properties("objective", "min")
     good, bad = at(9.0, 5.0, 4.0, 3.0), at(30.0, 29.0, 28.0, 27.0)
     assert stopped_at(scheduler, [good] * 4, first=1) == [None] * 4
     assert stopped_at(scheduler, [bad], first=5) == [4.0], "the rule stops nothing at all"
     assert stopped_at(scheduler, [bad], first=6, drawn={"loader.batch_size": 128} | seed) == [None]
 
-    alone = tuner.scheduler(loaded(early_stopping=rule))
+    alone = tuner.scheduler(loaded(early_stopping="asha"))
     alone.set_search_properties("objective", "min")
     baseline = {"loader.batch_size": 128}
     for number in range(3):
@@ -201,14 +199,13 @@ def test_the_baseline_is_never_stopped_and_others_are_held_against_it(rule, seed
     assert stopped_at(alone, [bad], first=3) == [4.0], "the baseline's results are not held against others"
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_early_stopping_spares_what_is_within_the_noise_of_the_best(rule):
+def test_early_stopping_spares_what_is_within_the_noise_of_the_best():
     """Runs of the baseline tell the noise at each point; before a second one has, a margin takes its place."""
     baseline = {"loader.batch_size": 128}
     behind = [at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by) for by in (1.02, 1.05, 1.08, 1.18)]
     worse = at(12.0 * 1.3, 8.0 * 1.3, 6.0 * 1.3, 4.0 * 1.3)
     for again, expected in ((), 4.0), ((1.1,), None), ((1.001,), 4.0):
-        scheduler = tuner.scheduler(loaded(early_stopping=rule))
+        scheduler = tuner.scheduler(loaded(early_stopping="asha"))
         scheduler.set_search_properties("objective", "min")
         for seed, by in enumerate((1.0, *again)):
             curve = at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by)
@@ -227,8 +224,7 @@ def test_early_stopping_spares_a_small_difference_of_an_accuracy():
     assert stopped_at(scheduler, curves, first=1) == [None, 4.0]
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_resumed_early_stopping_knows_the_noise(rule):
+def test_resumed_early_stopping_knows_the_noise():
     """The baseline ran twice in the session before."""
 
     def of_baseline(seed, by):
@@ -236,15 +232,14 @@ def test_resumed_early_stopping_knows_the_noise(rule):
         return record.TrialRecord(f"t{seed:04d}", seed, {}, {"seed": seed} if seed else {}, "", points=points)
 
     earlier = [of_baseline(0, 1.0), of_baseline(1, 1.1), of_baseline(2, 1.05)]
-    scheduler = tuner.scheduler(loaded(early_stopping=rule), earlier)
+    scheduler = tuner.scheduler(loaded(early_stopping="asha"), earlier)
     scheduler.set_search_properties("objective", "min")
     assert stopped_at(scheduler, [at(11.2, 5.6, 3.73, 2.8)], first=4) == [None]
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_early_stopping_never_ends_a_trial_at_its_last_point(rule):
+def test_early_stopping_never_ends_a_trial_at_its_last_point():
     """Its worker still writes the weights, for however long: it ends by itself, with its own end."""
-    scheduler, points = tuner.scheduler(loaded(early_stopping=rule)), 4
+    scheduler, points = tuner.scheduler(loaded(early_stopping="asha")), 4
     scheduler.set_search_properties("objective", "min")
     stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
     trial, decisions = Trial(5), []
@@ -256,8 +251,7 @@ def test_early_stopping_never_ends_a_trial_at_its_last_point(rule):
     scheduler.on_trial_complete(Controller(), trial, result)
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_a_resumed_search_remembers_what_trials_are_held_against(rule):
+def test_a_resumed_search_remembers_what_trials_are_held_against():
     """Tune forgets the curves of a session; the journals do not."""
     earlier = [
         record.TrialRecord(f"t{i:04d}", i, {}, {}, "", points=[point(j, 2.0 * j, frechet=10.0 / j) for j in range(1, 5)])
@@ -265,15 +259,14 @@ def test_a_resumed_search_remembers_what_trials_are_held_against(rule):
     ]  # fmt: skip
     bad = at(30.0, 29.0, 28.0, 27.0)
     for known, expected in ((earlier, [4.0]), ([], [None])):
-        scheduler = tuner.scheduler(loaded(early_stopping=rule), known)
+        scheduler = tuner.scheduler(loaded(early_stopping="asha"), known)
         scheduler.set_search_properties("objective", "min")
         assert stopped_at(scheduler, [bad], first=4) == expected
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again(rule):
+def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again():
     """It survived its first judgement; only what it does next is news."""
-    scheduler = tuner.scheduler(loaded(early_stopping=rule))
+    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
     scheduler.set_search_properties("objective", "min")
     restarted, curve = Trial(1), at(9.0, 8.0, 7.0, 6.0)
     scheduler.on_trial_add(Controller(), restarted)
@@ -286,13 +279,14 @@ def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again(rule):
         told = {"train_s": train_s, "fraction": train_s / 8, "objective": value}
         said.append(scheduler.on_trial_result(Controller(), restarted, told))
     assert said[:4] == [TrialScheduler.CONTINUE] * 4
-    assert said[4] == (TrialScheduler.STOP if rule == "median" else TrialScheduler.CONTINUE), "ASHA has no rung here"
+    assert said[4] == TrialScheduler.CONTINUE, "there is no rung here"
 
 
-@pytest.mark.parametrize("rule", ["asha", "median"])
-def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions(rule):
+def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions():
     """With device-seconds four workers have a quarter of the time: their half of it comes after 1 s, not after 4."""
-    scheduler = tuner.scheduler(loaded(early_stopping=rule, budget={"per_trial": "8s", "trials": 9, "unit": "device"}))
+    scheduler = tuner.scheduler(
+        loaded(early_stopping="asha", budget={"per_trial": "8s", "trials": 9, "unit": "device"})
+    )
     scheduler.set_search_properties("objective", "min")
     stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
     trial, said = Trial(5), []

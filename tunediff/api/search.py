@@ -234,7 +234,7 @@ def run_search(
         address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own.
         cpus, gpus: How much of this machine to use. Default: all.
         warm_start: An earlier search whose trials this one knows already.
-        early_stopping: `asha`, `median` or `none`; default: the search file's.
+        early_stopping: `asha` or `none`; default: the search file's.
         track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run (docs/how-to/trackers.md).
         check: Try a workload of your own with two steps and one evaluation first.
         force: Start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to

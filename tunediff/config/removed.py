@@ -13,7 +13,8 @@ from tunediff.config.knobs import Lines
 LAST = "0.2.0"
 """The last version that had them."""
 REMOVED = {
-    "early_stopping: pause": "early_stopping: asha ends searches as well",
+    "early_stopping: pause": "use early_stopping: asha, with which real searches ended level",
+    "early_stopping: median": "use early_stopping: asha",
     "paused_gib": "no trial is paused any more; leave it out",
 }
 """What to use instead, by key, by `key: value` or by command-line option."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
+from ray.tune.schedulers import ASHAScheduler
 
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.logs import errors_only
@@ -110,14 +109,10 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Baseli
     Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
     before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
     """
-    spent = {"time_attr": "fraction", "grace_period": GRACE}
-    if space.early_stopping == "asha":
-        return BaselineExemptScheduler(ASHAScheduler(max_t=1, reduction_factor=2, **spent), space, earlier)
-    if space.early_stopping == "median":
-        # With too few samples Tune's rule would pause a trial after its time slice; a driver cannot be paused.
-        rule = MedianStoppingRule(min_samples_required=3, min_time_slice=math.inf, **spent)
-        return BaselineExemptScheduler(rule, space, earlier)
-    return None
+    if space.early_stopping == "none":
+        return None
+    rule = ASHAScheduler(time_attr="fraction", grace_period=GRACE, max_t=1, reduction_factor=2)
+    return BaselineExemptScheduler(rule, space, earlier)
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
