@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tunediff.core import files
-from tunediff.core.files import write_atomically, write_text
+from tunediff.core.files import write_atomically, write_csv, write_text
 
 
 @pytest.fixture
@@ -89,3 +89,11 @@ def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fcntl.lockf", refuse)
     assert not files.has_locks(tmp_path)
+
+
+def test_cells_of_a_table_are_numbers_or_harmless_text(tmp_path):
+    rows = [(-0.5, "-0.5", True), (numpy.float32(1.23456789), "a\r=1", None), (float("nan"), "\t=1", 10**9)]
+    write_csv(tmp_path / "table.csv", ["x", "=A1", "n"], rows, digits=3)
+    assert (tmp_path / "table.csv").read_bytes().decode() == (
+        "x,'=A1,n\n-0.5,'-0.5,True\n1.23,a =1,\n,'\t=1,1000000000\n"
+    )

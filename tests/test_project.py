@@ -58,6 +58,13 @@ def test_a_file_imports_only_from_its_own_layer_and_below(path):
             assert name.split(".")[0] != "ray", f"{name_of(path)} imports {name}"
 
 
+def test_tables_are_written_where_spreadsheets_find_no_formula():
+    """By `core.files.write_csv`, which prefixes text that they would execute."""
+    assert [name_of(path) for path in MODULES if re.search(r"to_csv|\bcsv\.(writer|DictWriter)", path.read_text())] == [
+        "tunediff.core.files"
+    ]
+
+
 def test_every_package_is_packed():
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {name_of(path) for path in MODULES if path.name == "__init__.py"}

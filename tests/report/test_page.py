@@ -20,7 +20,7 @@ from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.core import colors
 from tunediff.report import __main__ as command
-from tunediff.report import context
+from tunediff.report import context, outputs
 from tunediff.report.files import Files
 from tunediff.report.html import SCRIPT
 from tunediff.report.sections.curves import of_trials
@@ -196,8 +196,9 @@ def test_a_spreadsheet_sees_no_formula(night, plain):
         write(night, wanted, number, {"loader.batch_size": 32}, curve=(), status="error", reason=f"{first}1")
     written(night)
     assert rows(night / "report" / "failures.csv")[0]["reason"] == "'=HYPERLINK(A1)"
-    reasons = [row["reason"] for row in rows(night / "report" / "trials.csv")[3:]]
-    assert reasons == ["'=HYPERLINK(A1)", "'+1", "'-1", "'@1"]
+    outputs.write_all(journals.read(night)[0])
+    for table in (night / "report" / "trials.csv", night / "trials.csv"):
+        assert [row["reason"] for row in rows(table)[3:]] == ["'=HYPERLINK(A1)", "'+1", "'-1", "'@1"]
 
 
 def test_damaged_points_are_no_values(night, plain):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
 import io
 import itertools
+import math
+import numbers
 import os
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -87,6 +90,24 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: b
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text with `write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None) -> None:
+    """Write a table with `write_atomically`, for spreadsheets too: text that they would execute gets an apostrophe.
+
+    None and NaN become empty cells. `digits`: significant ones of floats; None: all.
+    """
+
+    def cell(value: object) -> object:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        if isinstance(value, numbers.Real):
+            return value if digits is None or isinstance(value, numbers.Integral) else f"{value:.{digits}g}"
+        text = str(value).replace("\r", " ")  # else some programs begin a row there
+        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+
+    csv.writer(table := io.StringIO(), lineterminator="\n").writerows(map(cell, row) for row in (columns, *rows))
+    write_atomically(path, lambda file: file.write(table.getvalue().encode("utf-8", "replace")))
 
 
 def has_locks(folder: Path) -> bool:

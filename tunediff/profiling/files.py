@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from tunediff import cli
+from tunediff.core.files import write_csv
 from tunediff.profiling import tables
 from tunediff.profiling.result import Profile
 
@@ -21,19 +21,24 @@ def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
     names = {
         "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
     }  # fmt: skip
-    pd.DataFrame(profile["operations"]["longest"]).to_csv(folder / "operations.csv", index=False)
+    _csv(folder / "operations.csv", profile["operations"]["longest"])
     figures.step(profile, folder / "step.png")
     if (lines := profile["memory"]["timeline"]) is not None:
         names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
-        pd.DataFrame(lines).to_csv(folder / "memory.csv", index=False)
+        write_csv(folder / "memory.csv", lines, zip(*lines.values(), strict=True))
         figures.memory(profile, folder / "memory.png")
     if profile["sweep"] is not None and profile["sweep"]["rows"]:
         names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
-        pd.DataFrame(profile["sweep"]["rows"]).to_csv(folder / "batch_sweep.csv", index=False)
+        _csv(folder / "batch_sweep.csv", profile["sweep"]["rows"])
         figures.sweep(profile, profile["sweep"], folder / "batch_sweep.png")
     (folder / "profile.json").write_text(numbers(profile), encoding="utf-8")
     (folder / "profile.md").write_text(markdown(profile, list(names.values())), encoding="utf-8")
     return {kind: folder / name for kind, name in names.items()}
+
+
+def _csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows that have the same keys as a table."""
+    write_csv(path, rows[0] if rows else (), (row.values() for row in rows))
 
 
 def numbers(profile: Profile) -> str:

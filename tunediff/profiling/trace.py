@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tunediff import config as cfg
 from tunediff.config import Systems
 from tunediff.core.clock import Budget
-from tunediff.core.files import write_text
+from tunediff.core.files import write_csv
 from tunediff.distributed import World
 from tunediff.profiling.measure import Bench, Watch
 from tunediff.profiling.result import Memory, Operation, Operations, Owner, Peak, Traced
@@ -84,10 +84,12 @@ def write_operations(config: Systems, world: World, folder: Path, steps: int) ->
     torch.compiler.reset()
     if not world.main:
         return
-    names = {"calls_per_step": "calls", "self_s_per_step": "self_s", "total_s_per_step": "total_s"}
-    table = pd.DataFrame(operations(rows, steps=1, most=len(rows))["longest"], columns=list(Operation.__annotations__))
-    text = table.rename(columns=names).astype({"calls": int}).to_csv(index=False, float_format="%.6g")
-    write_text(folder / "operations.csv", text)
+    columns = ("operation", "calls", "self_s", "total_s", "share")
+    table = [
+        (row["operation"], int(row["calls_per_step"]), row["self_s_per_step"], row["total_s_per_step"], row["share"])
+        for row in operations(rows, steps=1, most=len(rows))["longest"]
+    ]
+    write_csv(folder / "operations.csv", columns, table, digits=6)
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:

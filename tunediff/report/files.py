@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tunediff.core.files import write_atomically
+from tunediff.core.files import write_atomically, write_csv
 from tunediff.report import style
 from tunediff.report.html import Html, el, join, picture
 
@@ -31,9 +30,9 @@ class Files:
         self.written: list[str] = []
 
     def csv(self, name: str, frame: pd.DataFrame) -> None:
-        """Write a table as NAME.csv; prefix text that a spreadsheet would execute as a formula with an apostrophe."""
-        safe = pd.DataFrame({_no_formula(str(name)): list(map(_no_formula, frame[name])) for name in frame.columns})
-        self.keep(f"{name}.csv", safe.to_csv(index=False).encode("utf-8", "replace"))
+        """Write a table as NAME.csv."""
+        write_csv(self.folder / f"{name}.csv", frame.columns, frame.itertuples(index=False, name=None))
+        self.written.append(f"{name}.csv")
 
     def chart(self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object) -> Html | None:
         """Draw a figure, write it as NAME.png and return it with its caption as HTML.
@@ -87,7 +86,3 @@ class Figures(Files):
 def listed(parts: Sequence[object]) -> Html:
     """Join parts with commas."""
     return join(*(piece for place, part in enumerate(parts) for piece in ((", ", part) if place else (part,))))
-
-
-def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value

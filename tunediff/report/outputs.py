@@ -13,6 +13,7 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import read as read_evidence
 from tunediff.analysis.pareto import pareto_table
 from tunediff.core.environment import hardware
+from tunediff.core.files import write_csv
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import seconds
 from tunediff.report import study_figure, study_table
@@ -96,7 +97,7 @@ def measured_on(results: Results) -> str:
 
 
 def _csv(results: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:
-    frame.to_csv(path := results.folder / name, index=False)
+    write_csv(path := results.folder / name, frame.columns, frame.itertuples(index=False, name=None))
     return {name: path}
 
 

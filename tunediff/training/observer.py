@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tunediff.core.files import write_atomically, write_text
+from tunediff.core.files import write_atomically, write_csv
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 
@@ -77,9 +77,8 @@ class Recorder(Observer):
         if isinstance(what, Tensor):
             image_grid(what, self.folder / f"{name}.png")
             return
-        rows = zip(*what.values(), strict=True)
-        lines = [",".join(what), *(",".join(f"{value:.6g}" for value in row) for row in rows)]
-        write_text(self.folder / f"{name}.csv", "\n".join([*lines, ""]))
+        rows = zip(*(map(float, column) for column in what.values()), strict=True)
+        write_csv(self.folder / f"{name}.csv", what, rows, digits=6)
 
 
 def image_grid(images: Tensor, path: Path, columns: int = 8, scale: int | None = None) -> None:
