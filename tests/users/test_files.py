@@ -244,10 +244,10 @@ def test_knobs_tell_which_of_them_were_read():
 
     knobs, read = watched(Outer())
     assert knobs.inner.heads == 3
-    assert read == {"inner.heads"}
+    assert set(read) == {"inner.heads"}
     assert isinstance(knobs, Outer)
     assert dataclasses.asdict(knobs) == {"width": 1, "inner": {"depth": 2, "heads": 3}}
-    assert read == {"inner.heads", "inner.depth", "width"}
+    assert set(read) == {"inner.heads", "inner.depth", "width"}
 
 
 def test_a_finished_model_is_judged_by_its_own_evaluation(mine):
@@ -350,19 +350,72 @@ def test_noise_is_that_of_the_whole_batch(mine):
         of_two.randn_like(torch.empty(9, 3))
 
 
-def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):
-    text = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
-    mine.write_text(text)
+def checked_space(tmp_path, text, **search):
+    """Return the space that is left of a file's own, or of `search`, once the file was tried; and what was said."""
+    Path("mine.py").write_text(text)
     content = search_space.completed(search_space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
-    wanted, said = search_space.parse(content, "mine.py"), []
-    created, found = preflight.create(tmp_path / "s", wanted, content, True, said.append)
-    assert found["evaluation_s"] > 0
+    wanted, said = search_space.parse({**content, **({"search": search} if search else {})}, "mine.py"), []
+    created, found = preflight.create(
+        tmp_path / "s", wanted, {**content, **({"search": search} if search else {})}, said.append
+    )
+    again = search_space.load(tmp_path / "s/search.yaml")
+    assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
+    return created, found, said
+
+
+OWN_LOADER = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
+
+
+def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):
+    """Knobs of a loader that the file has not, also where it reads other parts of `trial.config`."""
+    text = OWN_LOADER.replace("    net = trial", "    torch.manual_seed(trial.config.seed)\n    net = trial", 1)
+    created, found, said = checked_space(tmp_path, text)
     assert found["evaluation_s"] > 0
     assert [dimension.name for dimension in created.dimensions] == ["width", "lr", "precision.amp"]
     (told,) = (line for line in said if "never reads" in line)
     assert re.search(r"never reads .*loader\.batch_size.*: not searched$", told), "one line for all of them"
-    again = search_space.load(tmp_path / "s/search.yaml")
-    assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
+
+
+def test_a_search_file_loses_knobs_that_nobody_reads_with_what_depends_on_them(mine, tmp_path):
+    text = OWN_LOADER.replace("nn.Dropout(trial.knobs.dropout)", "nn.Identity()")
+    search = {
+        "dropout": [0.0, 0.1], "loader.batch_size": [16, 32], "lr": {"low": 0.001, "high": 0.1, "when": {"dropout": 0.0}},
+        "width": {"choice": [4, 8], "when": {"dropout": 0.1}},
+    }  # fmt: skip
+    created, _, _ = checked_space(tmp_path, text, **search)
+    assert [(dimension.name, dimension.when) for dimension in created.dimensions] == [("lr", ())]
+
+
+def test_a_knob_that_only_some_configurations_read_is_searched(mine, tmp_path):
+    """One behind a switch, and one that only forked loader processes look at."""
+    knobs = (
+        '    kind: Annotated[str, Choice("plain", "b", "smooth")] = "plain"\n'
+        "    smoothing: Annotated[float, Range(0.0, 0.5)] = 0.0\n    shift: Annotated[float, Range(0.0, 1.0)] = 0.0\n"
+        "    idle: Annotated[float, Range(0.0, 1.0)] = 0.0\n"
+    )
+    data = (
+        "class Data(torch.utils.data.Dataset):\n    def __init__(self, knobs):\n        self.knobs = knobs\n\n"
+        "    def __len__(self):\n        return 64\n\n"
+        "    def __getitem__(self, i):\n        return X[i] + self.knobs.shift, Y[i]\n\n\ndef train("
+    )
+    loader = "torch.utils.data.DataLoader(Data(trial.knobs), 8, True, num_workers=1, multiprocessing_context='fork')"
+    text = PLAIN.replace("    dropout: float = 0.0\n", f"    dropout: float = 0.0\n{knobs}").replace("def train(", data)
+    text = text.replace("trial.batches((X, Y))", f"trial.steps({loader})").replace(
+        "F.mse_loss(net(x), y)",
+        'F.mse_loss(net(x), y * (1 - trial.knobs.smoothing) if trial.knobs.kind == "smooth" else y)',
+    )
+    created, found, _ = checked_space(tmp_path, text)
+    assert {dimension.name for dimension in created.dimensions} >= {"kind", "smoothing", "shift"}
+    assert "idle" in found["unread"]
+    assert not {"smoothing", "shift"} & set(found["unread"])
+
+
+def test_a_search_of_knobs_that_nobody_reads_is_refused(mine, tmp_path):
+    """As with a parser of command lines that does not get the knobs."""
+    text = OWN_LOADER.replace("trial.knobs", "Knobs()").replace("with trial.autocast():", "if True:")
+    with pytest.raises(ConfigError, match=r"mine.py: nothing to search: train\(trial\) never reads .*lr.*width"):
+        checked_space(tmp_path, text)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_training_names_all_knobs_that_nobody_reads_in_one_line(tmp_path, monkeypatch, caplog):

@@ -23,7 +23,7 @@ from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import Unit
 from tunediff.core.point import quantities
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
@@ -122,8 +122,9 @@ class Results:
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
     def changed(self, trial: TrialRecord) -> Values:
-        """Return the knobs of a trial that differ from the baseline, as `knob=value` words would set them."""
-        return self.space.changed(trial.config)
+        """Return the knobs of a trial that differ from the baseline and that it read, as `knob=value` words."""
+        changed, why = self.space.changed(trial.config), trial.not_effective
+        return {name: value for name, value in changed.items() if why.get(name) != NEVER_READ}
 
     @property
     def groups(self) -> list[list[TrialRecord]]:

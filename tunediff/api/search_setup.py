@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 NODE_CORES = 9
 """CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are searched."""
-UNREAD = "knobs that train(trial) never reads are dropped from these when the search starts"
+UNREAD = "knobs that train(trial) never reads are not searched; --check names them"
 
 
 @dataclasses.dataclass
@@ -127,7 +127,7 @@ def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
 def planned(request: SearchRequest, options: SearchOptions, measured: Measured | None = None) -> dict[str, Any]:
     """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run has measured."""
     values = plan.values(request.space, request.folder, measured or {}, here=options.address is None)
-    if request.inferred and not options.no_check:
+    if request.content is not None and request.space.workload.file is not None and not options.no_check:
         values["notes"].append(UNREAD)
     return values
 
@@ -178,7 +178,7 @@ def plan_of_checked(request: SearchRequest, options: SearchOptions, say: Callabl
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
         space = dataclasses.replace(space, source=request.space.source)
-        return planned(dataclasses.replace(request, space=space, inferred=False), options, measured)
+        return planned(dataclasses.replace(request, space=space, content=None), options, measured)
 
 
 def _create_checked(
@@ -187,7 +187,7 @@ def _create_checked(
     from tunediff.tuning import preflight  # imports torch
 
     assert request.content is not None
-    space, report = preflight.create(folder, request.space, request.content, request.inferred, say)
+    space, report = preflight.create(folder, request.space, request.content, say)
     keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
 

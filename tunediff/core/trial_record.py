@@ -39,6 +39,8 @@ never run, because another trial has shown that it would fail."""
 
 COUNTED = (*STATUSES, "unfinished")
 """What results count trials by."""
+NEVER_READ = "train(trial) never reads it"
+"""Why a knob of a user's workload has no effect."""
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
@@ -277,7 +279,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
         elif kind == "unread":
-            record.not_effective |= dict.fromkeys(event["knobs"], "train(trial) never reads it")
+            record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
         elif kind == "restarted":
             points, final = {}, {}
             record.end, record.ended = None, 0.0

@@ -58,7 +58,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         }  # fmt: skip
         same = {} if config.compile.active else {"dynamo_backend": ("no",)}
         options = refuse_settings(trial, options, _SET_BY, made, Accelerator, same)
-        refuse_knobs(trial, "accelerate", ["accumulation"])
+        refuse_knobs(trial, "accelerate")
         self._trial, self._schedule_steps = trial, schedule_steps
         self._loader: EpochLoader | None = None
         self._budget_schedulers: list[BudgetScheduler] = []

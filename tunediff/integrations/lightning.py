@@ -75,7 +75,7 @@ def fit(
         raise trial.engine.mistake(
             f"{type(model).__name__} is no pytorch_lightning.LightningModule; import it from there"
         )
-    refuse_knobs(trial, "Lightning", ["accumulation"])
+    refuse_knobs(trial, "Lightning")
     made = {
         "strategy": _strategy(trial), "devices": 1, "num_nodes": trial.world.size,
         "accelerator": "gpu" if trial.device.type == "cuda" else "cpu", "use_distributed_sampler": True,

@@ -64,19 +64,14 @@ class Attributes:
             setattr(self._owner, name, value.to(now.device) if isinstance(now, torch.Tensor) else value)
 
 
-def refuse_knobs(trial: Trial, framework: str, loader: Iterable[str]) -> None:
-    """Raise `WorkloadError` for knobs whose meaning the framework cannot have.
-
-    Notes which ones it follows, `loader` among those of that section, and which it does not.
-    """
+def refuse_knobs(trial: Trial, framework: str) -> None:
+    """Raise `WorkloadError` for knobs whose meaning the framework cannot have; notes which it does not follow."""
     config, mistake, engine = trial.config, trial.engine.mistake, trial.engine
     strategy, several = config.parallel.strategy, config.parallel.workers > 1
     if several and strategy != "ddp":
         raise mistake(f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp")
     if config.compile.active and config.compile.scope == "blocks":
         raise mistake(f"compile.scope: blocks is not allowed with {framework}; allowed: model")
-    engine.autocast_entered = True
-    engine.followed.update(f"loader.{name}" for name in loader)
     if several and config.parallel.gradients != "float32":
         engine.not_followed.add("parallel.gradients")
 

@@ -48,7 +48,6 @@ _SHARDING = ("fsdp", "deepspeed", "parallelism_config")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that step by evaluations."""
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
-_LOADER = ("batch_size", "accumulation", "workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
 def fit(
@@ -61,7 +60,7 @@ def fit(
     such as `eval_loss`. `max_steps` and `num_train_epochs` end nothing: they are the length of the learning rate's
     schedule, which the budget stands for.
     """
-    refuse_knobs(trial, "transformers", _LOADER)
+    refuse_knobs(trial, "transformers")
     begin_accelerate(trial)
     args = _with_knobs(trial, args)
     if model is None:
@@ -183,7 +182,7 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     values = {
         "per_device_train_batch_size": trial.shard.count, "gradient_accumulation_steps": loader.accumulation,
         "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",
-        "dataloader_prefetch_factor": loader.prefetch_factor if loader.workers else None,
+        "dataloader_prefetch_factor": (loader.prefetch_factor, None)[loader.workers == 0],
         "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
         "dataloader_pin_memory": loader.pin_memory and trial.device.type == "cuda",
         "torch_compile": compiled.active, "torch_compile_mode": compiled.mode if compiled.active else None,

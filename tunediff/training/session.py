@@ -25,7 +25,7 @@ from tunediff.training.observer import Observer
 from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
 from tunediff.training.precision import Amp
-from tunediff.training.read_tracking import watched
+from tunediff.training.read_tracking import Reads, watched
 
 Facts = Callable[[], Mapping[str, Any]]
 """What a workload gives to be called at every point: it returns values by name."""
@@ -65,7 +65,8 @@ class Session:
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.program = program or Program()
         self.observer, self.folder, self.evaluates, self.initial = observer, folder, evaluates, initial
-        self.knobs, self.read_knobs = watched(config.knobs) if config.schema.version else (config.knobs, set[str]())
+        self.shown_config, self.read_knobs = watched(config) if config.schema.version else (config, Reads(()))
+        self.knobs = self.shown_config.knobs
         self.clock, self.phases = clock or Clock(budget, world.synchronize), Phases(world.device)
         self.pace, self.state = Pace(budget, self.clock, world), state.State(world)
         self.strategy, self.amp = strategies.build(config, world), Amp(config.precision, world.device)
@@ -89,8 +90,8 @@ class Session:
 
         self.adopted = False
         """Whether a framework moves, wraps, calls and compiles the model."""
-        self.followed, self.not_followed = set[str](), set[str]()
-        """Knobs that loaders of the workload's own, or its framework, follow; and those that they cannot."""
+        self.not_followed = set[str]()
+        """Knobs that the workload's framework cannot follow."""
 
         # ---- how far it is
         self.points: list[Point] = []
@@ -101,7 +102,6 @@ class Session:
         self.warming_up = False
         """Whether steps are made that will be undone: for kernels, autotuning and compilation."""
         self.evaluating = False
-        self.autocast_entered = False
         self.seeded = True
         """Whether torch's generator had the configuration's seed when the model was prepared."""
 
@@ -126,7 +126,7 @@ class Session:
         """
         if self.evaluating:
             return contextlib.nullcontext()
-        self.autocast_entered = True
+        self.read_knobs.add("precision.amp")
         return self.amp.autocast()
 
 

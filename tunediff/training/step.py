@@ -99,6 +99,7 @@ class OptimizerStep:
         session.phases.switch(None)
 
     def _add_loss(self, share: Tensor) -> None:
+        self.session.read_knobs.add("loader.accumulation")
         self.loss = share if self.loss is None else self.loss + share
 
     # -------------------------------------------------------------------------------------------------------- updates

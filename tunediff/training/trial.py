@@ -60,7 +60,7 @@ class Trial:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         """What runs the training; a workload rarely needs it."""
-        self.config: Systems = engine.config
+        self.config: Systems = engine.shown_config
         """Every knob, those of the system included."""
         self.knobs: Any = engine.knobs
         """The workload's own `Knobs`."""
@@ -107,8 +107,12 @@ class Trial:
     @property
     def shard(self) -> Shard:
         """Return this rank's part of every micro-batch."""
-        count = self.config.loader.batch_size // (self.config.loader.accumulation * self.replicas.size)
-        return Shard(self.replicas.rank * count, count, count * self.replicas.size)
+        return self._shard(self.config)
+
+    def _shard(self, config: Systems) -> Shard:
+        loader, replicas = config.loader, self.replicas
+        count = loader.batch_size // (loader.accumulation * replicas.size)
+        return Shard(replicas.rank * count, count, count * replicas.size)
 
     @property
     def replicas(self) -> World:
@@ -148,7 +152,7 @@ class Trial:
         return engine.model
 
     def _keep_made_before(self, model: nn.Module, kept: dict[str, state.Stateful]) -> None:
-        strategy = self.config.parallel.strategy
+        strategy = self.engine.config.parallel.strategy
         if self.world.size > 1 and strategy in ("fsdp", "pipeline"):
             raise self.engine.mistake(
                 f"parallel.strategy: {strategy} is not allowed with an optimizer made before trial.prepare, which "
@@ -303,7 +307,7 @@ class Trial:
         They are drawn for the whole batch from `rng`, so that the number of ranks does not change them. Raises
         `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a rank.
         """
-        shard = self.shard
+        shard = self._shard(self.engine.config)  # what a workload reads itself counts as read
         if len(mine) > shard.count:
             many, part = text.pluralize(len(mine), "row"), "this rank's part of loader.batch_size"
             loader = "a loader of your own takes trial.loader_options"
@@ -324,7 +328,7 @@ class Trial:
         what the loop gets, with random numbers that no way of dividing the batch changes. `samples_each`: what one item
         counts as in `UNIT`, such as the tokens of a sequence.
         """
-        engine, section, world = self.engine, self.config.loader, self.replicas
+        engine, section, world = self.engine, self.engine.config.loader, self.replicas
         about = {"prepare": prepare, "collate": collate, "samples_each": samples_each}
         engine.program.on_source(engine, source, about)
         engine.samples_per_step = section.batch_size * samples_each
@@ -350,7 +354,7 @@ class Trial:
         def build(start: int, position: Position | None) -> RepeatingLoader:
             feed = RepeatingLoader(batches, self.device, position=position)
             batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
-            engine.samples_per_step = batch_samples * self.replicas.size * self.config.loader.accumulation
+            engine.samples_per_step = batch_samples * self.replicas.size * engine.config.loader.accumulation
             return feed
 
         engine.own_loader = True
@@ -370,8 +374,6 @@ class Trial:
     def loader_options(self) -> dict[str, Any]:
         """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is that of one rank."""
         section = self.config.loader
-        names = "batch_size", "workers", "pin_memory", "prefetch_factor", "persistent_workers"
-        self.engine.followed.update(f"loader.{name}" for name in names)
         of_processes = {"prefetch_factor": section.prefetch_factor, "persistent_workers": section.persistent_workers}
         pin_memory = section.pin_memory and self.device.type == "cuda"
         options = {"batch_size": self.shard.count, "num_workers": section.workers, "pin_memory": pin_memory}

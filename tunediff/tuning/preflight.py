@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Systems
+from tunediff.config import ConfigError, Lines, Systems, Values
 from tunediff.core.text import number
-from tunediff.search_space import SearchSpace, without
-from tunediff.training import check
+from tunediff.search_space import Dimension, SearchSpace, without
+from tunediff.training import check, read_probe
 from tunediff.tuning import experiment
+
+MOST_OTHERS = 4
+"""Configurations besides the baseline in which it is looked whether a knob is read."""
 
 
 def create(
-    folder: Path, space: SearchSpace, content: Lines, own: bool, say: Callable[[str], None]
+    folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:  # fmt: skip
     """Call `experiment.create` and check the copy of the workload there; return the space and the check's report.
 
-    `own`: the space is not of a search file; it loses the knobs that turn out to change nothing.
-    Raises `ConfigError` with what is wrong with the workload; the folder is gone then.
+    The space loses the knobs that the training never reads. Raises `ConfigError` with what is wrong with the workload,
+    or where nothing is left to search; the folder is gone then.
     """
     created = experiment.create(folder, space, content)
     copy, original = created.workload.file, space.workload.file
@@ -30,6 +35,7 @@ def create(
     assert original is not None
     try:
         report = check.before_search(_tried(created), say)
+        useless = _useless(created, report, say)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
         if isinstance(error, ConfigError):  # the user knows the original
@@ -40,18 +46,67 @@ def create(
     for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}
-    useless = searched & set(report["unread"]) if own else set()
     effects = collections.defaultdict[str, list[str]](list)
     for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
-            effect = "not searched" if knob in useless else "searched" if knob in searched else "not effective"
+            effect = "not searched" if knob in useless else "not effective"
             effects[effect].append(knob)
     for effect, knobs in effects.items():
         say(f"WARNING: {title}: train(trial) never reads {', '.join(knobs)}: {effect}")
-    if not useless or useless == searched:
+    if not useless:
         return created, report
     shutil.rmtree(folder)
     return experiment.create(folder, *without(space, content, useless)), report
+
+
+def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None]) -> set[str]:
+    """Return the searched knobs that the training never reads; those that it reads after all leave the report.
+
+    Raises `ConfigError` where nothing else is searched.
+    """
+    searched = {dimension.name for dimension in space.dimensions} - {"seed"}
+    title, own = space.workload.title, {field.name for field in dataclasses.fields(space.schema.own)}
+    if doubtful := {knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in own}:
+        say(f"{title}: looking whether {', '.join(sorted(doubtful))} are read in other configurations")
+        others = [cfg.override(one, {"parallel.workers": 1}, check=False) for one in _others(space, own)]
+        doubtful &= read_probe.knobs_read(others)
+        report["unread"] = [knob for knob in report["unread"] if knob not in doubtful]
+    useless = searched & set(report["unread"])
+    if useless and useless == searched:
+        raise ConfigError(
+            f"{title}: nothing to search: train(trial) never reads {', '.join(sorted(useless))}; use trial.knobs, "
+            "trial.loader_options and trial.autocast() where they should act (of command line parsers, argparse and "
+            "absl get the knobs; others, such as tyro, keep their defaults)"
+        )
+    return useless if space.kind in ("search", "grid") else set()
+
+
+def _others(space: SearchSpace, own: set[str]) -> Iterator[Systems]:
+    """Yield configurations in which knobs of the workload's sections `own` have other values than the baseline's.
+
+    Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has a certain value.
+    """
+    baseline = cfg.flat(space.baseline)
+    dimensions = [one for one in space.dimensions if one.name.partition(".")[0] in own]
+    count = max(1, min(MOST_OTHERS, max(len(one.choices or ()) for one in dimensions) - 1))
+    for index in range(1, count + 1):
+        changed: Values = {}
+        for dimension in dimensions:
+            name = dimension.name
+            if dimension.active(baseline | changed):
+                changed[name] = _other_value(dimension, baseline.get(name), index / (count + 1), index)
+        with contextlib.suppress(ConfigError):  # knobs that contradict each other
+            yield space.config(changed)
+
+
+def _other_value(dimension: Dimension, value: Any, share: float, index: int) -> Any:
+    """Return the choice `index` places behind `value`, or the number at this share of a range."""
+    if (choices := dimension.choices) is not None:
+        return choices[((choices.index(value) if value in choices else 0) + index) % len(choices)]
+    low, high, step = dimension.low, dimension.high, dimension.step or int(dimension.whole)
+    number = low * (high / low) ** share if dimension.log else low + (high - low) * share
+    number = low + step * round((number - low) / step) if step else number
+    return int(number) if dimension.whole else number
 
 
 def _tried(space: SearchSpace) -> Systems:
