@@ -138,3 +138,18 @@ def test_loader_processes_of_a_prepared_loader_wait_while_the_clock_stands_still
     batches = list(twin)
     assert len(batches) == len(loader)
     assert gate.batches == len(batches), "each batch has come through the gate"
+
+
+def test_checkpoints_and_logs_lie_in_the_folder_of_their_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = accelerate.utils.ProjectConfiguration("out", automatic_checkpoint_naming=True)
+    for name, options in {"own": {}, "given": {"project_dir": "out"}, "whole": {"project_config": project}}.items():
+
+        def body(trial, options=options):
+            accelerator = TrialAccelerator(trial, **options)
+            trial.evaluate_with(lambda: {"error": 0.0})
+            learn(accelerator, network(trial.knobs), accelerator.epochs)
+            assert accelerator.project_dir == str(trial.folder / ("out" if options else ""))
+            assert accelerator.logging_dir == accelerator.project_dir
+
+        train(config(), samples=8, body=body, evaluates=True, folder=tmp_path / name)

@@ -190,3 +190,18 @@ def test_a_schedule_that_follows_evaluations_is_refused(tmp_path):
     )
     with pytest.raises(WorkloadError, match="lr_scheduler_type: .* is not allowed: it follows evaluations"):
         train(config(), samples=16, body=lambda trial: fit(trial, args, model_init=Model, train_dataset=DATA))
+
+
+def test_what_a_script_saves_lies_in_the_folder_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def body(trial):
+        args = transformers.TrainingArguments("out", max_steps=STEPS, label_names=["targets"])
+        trainer = fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
+        trainer.save_model()
+        trainer.save_model(f"{args.output_dir}/last")
+
+    train(config(), samples=8, body=body, evaluates=True, folder=tmp_path / "run")
+    assert not (tmp_path / "out").exists()
+    assert any((tmp_path / "run/files/out").glob("*.safetensors"))
+    assert (tmp_path / "run/files/out/last").is_dir()

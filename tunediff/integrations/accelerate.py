@@ -25,6 +25,7 @@ from tunediff.integrations.seam import (
     BudgetScheduler,
     begin_accelerate,
     in_float32,
+    in_folder,
     refuse_knobs,
     refuse_settings,
 )
@@ -73,6 +74,10 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         if config.compile.active:
             mode, dynamic = config.compile.mode, config.compile.dynamic or None
             options["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=mode, dynamic=dynamic)
+        options["project_dir"] = str(in_folder(trial, options.get("project_dir")))
+        if (project := options.get("project_config")) is not None:
+            project.project_dir = str(in_folder(trial, project.project_dir or options["project_dir"]))
+            project.logging_dir = str(in_folder(trial, project.logging_dir or project.project_dir))
         begin_accelerate(trial)
         super().__init__(kwargs_handlers=handlers, **made, **options)
 

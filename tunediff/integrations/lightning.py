@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
-from tunediff.integrations.seam import BudgetScheduler, check_finished, refuse_knobs, refuse_settings
+from tunediff.integrations.seam import BudgetScheduler, check_finished, in_folder, refuse_knobs, refuse_settings
 from tunediff.training.epochs import EpochLoader, divided
 from tunediff.training.state import copied
 from tunediff.training.trial import Trial
@@ -93,8 +93,12 @@ def fit(
     )
     options = {
         "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
-        "enable_checkpointing": checkpoints, "default_root_dir": trial.engine.folder, **trainer_options,
+        "enable_checkpointing": checkpoints, **trainer_options,
+        "default_root_dir": in_folder(trial, trainer_options.get("default_root_dir")),
     }  # fmt: skip
+    for callback in callbacks:
+        if getattr(callback, "dirpath", None) is not None:
+            callback.dirpath = str(in_folder(trial, callback.dirpath))
     trainer = pl.Trainer(**options, **made, callbacks=callbacks)
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,15 @@ class BudgetScheduler:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_scheduler"], name)
+
+
+def in_folder(trial: Trial, path: str | os.PathLike[str] | None) -> Path:
+    """Return where a run writes what the user's file would write to `path`: below the working directory, each run in
+    the same place of its own folder. None: that folder."""
+    place, here = Path(path or "").absolute(), Path.cwd()
+    if place.is_relative_to(here) and not place.is_relative_to(trial.folder):
+        return trial.folder / place.relative_to(here)
+    return place
 
 
 class Attributes:

@@ -23,6 +23,7 @@ from tunediff.integrations.seam import (
     begin_accelerate,
     check_finished,
     in_float32,
+    in_folder,
     refuse_knobs,
     refuse_settings,
 )
@@ -194,6 +195,7 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     own = {name: getattr(args, name) for name in {*values, *_SHARDING} if name in defaults}
     refuse_settings(trial, {name: value for name, value in own.items() if value}, _SET_BY, values, TrainingArguments)
+    args.output_dir = str(in_folder(trial, args.output_dir))  # the user's own object: save_model(args.output_dir)
     ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
     args = dataclasses.replace(args, **values, **ended)
     args._n_gpu = min(args.n_gpu, 1)  # of several visible ones, a trial has one in each process

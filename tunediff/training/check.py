@@ -27,7 +27,7 @@ from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, processes, text
 from tunediff.core.clock import Budget
 from tunediff.distributed import World, from_environment, share_of_cores
-from tunediff.training import hardware, memory, rerun, state, weights
+from tunediff.training import hardware, memory, rerun, state, weights, write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import Record
@@ -110,8 +110,10 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 
     `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this returns.
     """
-    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as own:
-        return _check(config, world, folder or Path(own))
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as own, write_watch.watching() as writes:
+        report = _check(config, world, folder or Path(own))
+    report["warnings"] += writes.clean()
+    return report
 
 
 def _check(config: Systems, world: World, folder: Path) -> Report:

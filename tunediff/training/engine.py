@@ -48,6 +48,13 @@ class Outcome:
     """Knobs that a user's workload never looked at, by dotted name: they change nothing."""
 
 
+class NotTrainedError(BaseException):
+    """Leaves `train(trial)` where nothing is trained: what follows its loop, such as saving, belongs to a training.
+
+    No `Exception`, which workloads and frameworks may catch.
+    """
+
+
 class Engine(Session):
     """Trains until the budget is spent. A workload sees it through `Trial`."""
 
@@ -89,7 +96,7 @@ class Engine(Session):
             self.own_step.watch(losses=True)
         if not self.program.begin(self):
             self.done = True
-            return
+            raise NotTrainedError
         if reseed:
             torch.manual_seed(self.config.seed + 1 + self.world.rank)
             randomness.seed_libraries(self.config.seed + 1 + self.world.rank)

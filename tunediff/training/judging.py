@@ -26,7 +26,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone, share_of_cores
-from tunediff.training import hardware
+from tunediff.training import hardware, write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -62,7 +62,8 @@ def judged(
     Raises what the workload's evaluation raises.
     """
     program = Judge(weights)
-    run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
+    with write_watch.watching():
+        run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
     return program.values
 
 

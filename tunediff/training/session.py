@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ class Session:
         self.seeded = True
         """Whether torch's generator had the configuration's seed when the model was prepared."""
 
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -114,6 +116,22 @@ class Session:
         torch.manual_seed(self.config.seed)
         randomness.seed_libraries(self.config.seed)
         self.state.rng.manual_seed(self.config.seed)
+
+    @property
+    def user_folder(self) -> Path:
+        """Return where the workload writes files of its own; without `folder`, one of this rank that goes with the
+        run."""
+        if self.folder is None:
+            self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="tunediff-files-")
+            return Path(self._temporary.name)
+        path = self.folder.absolute() / "files"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def remove_temporary(self) -> None:
+        """Remove the files that the workload wrote where the run has no `folder`."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def mistake(self, message: str) -> WorkloadError:
         """Return the error that names the workload and what is wrong in it."""

@@ -30,8 +30,8 @@ from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import hardware, losses, memory, state
-from tunediff.training.engine import Engine, Outcome
+from tunediff.training import hardware, losses, memory, state, write_watch
+from tunediff.training.engine import Engine, NotTrainedError, Outcome
 from tunediff.training.epochs import EpochLoader, divided
 from tunediff.training.feed import Position, RepeatingLoader
 from tunediff.training.observer import Shown
@@ -70,6 +70,11 @@ class Trial:
         """Whether the model will be judged; where it is not, nothing for that need be built."""
 
     # ---------------------------------------------------------------------------------------------------- what it has
+    @property
+    def folder(self) -> Path:
+        """Return the folder for files that the workload writes: no other run has it, and it stays with the run."""
+        return self.engine.user_folder
+
     @property
     def rng(self) -> torch.Generator:
         """Return a generator on the device, of equal state on all ranks.
@@ -389,11 +394,17 @@ def run(engine: Engine) -> Outcome:
     workload = of(engine.config)
     path, seed = workload.file.file if workload.file is not None else Path(workload.title), engine.config.seed
     try:
-        with described_in_environment(engine.world), script_arguments(path, engine.knobs, seed=seed):
+        with (
+            described_in_environment(engine.world),
+            script_arguments(path, engine.knobs, seed=seed),
+            write_watch.run_of(engine.folder),
+            contextlib.suppress(NotTrainedError),
+        ):
             workload.code.train(Trial(engine))
     except RuntimeError as error:
         engine.strategy.explain(error)
         raise
     finally:
         engine.close()
+        engine.remove_temporary()
     return engine.outcome()
