@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-import multiprocessing
 import os
 import signal
 import sys
@@ -15,13 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.data.items import Uniform, mix, to_device, with_values
-from tunediff.training.feed import RepeatingLoader
 
 
 def numbered(count: int = 23) -> Tensor:
@@ -244,101 +241,6 @@ class Squares(Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"number": index, "square": torch.full((2,), float(index * index))}
-
-
-class Slow(Dataset[Any]):
-    """Counts the items that were asked for, each of which takes a while."""
-
-    def __init__(self) -> None:
-        self.asked = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Tensor:
-        self.asked += 1
-        time.sleep(0.02)
-        return torch.tensor(index)
-
-
-class SlowStream(IterableDataset[Any]):
-    """The same without an end."""
-
-    def __init__(self) -> None:
-        self.items = Slow()
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.items[index % 64] for index in itertools.count())
-
-
-def settled(count: Tensor) -> int:
-    """What it is when it does not change any more."""
-    before = -1
-    while before != (now := int(count)):
-        before = now
-        time.sleep(0.3)
-    return before
-
-
-@pytest.mark.parametrize("source", [Slow, SlowStream])
-def test_loader_process_at_a_closed_gate_begins_no_other_item(source: type) -> None:
-    made = source()
-    asked = made.asked if isinstance(made, Slow) else made.items.asked
-    order, others = loader.Order(64, 4, 1, 0, 1, 0), multiprocessing.active_children()
-    section = config(loader__workers=1, loader__prefetch_factor=16, loader__batch_size=4).loader
-    with loader.build(made, section, order, torch.device("cpu")) as batches:
-        batches.fetch()
-        gate = batches.gate
-        assert gate is not None
-        gate.close()
-        at_once = int(asked)
-        assert settled(asked) <= at_once + 2, "the item in hand, and one that was begun meanwhile"
-        finished = gate.batches
-        gate.open()
-        for _ in range(3):
-            batches.fetch()
-        assert gate.batches >= max(4, finished)
-        gate.close()
-    assert set(multiprocessing.active_children()) <= set(others), "a process at a closed gate ends with the loader"
-
-
-def test_loader_processes_that_wait_at_the_gate_end_in_order_when_the_loader_is_closed() -> None:
-    """Otherwise each would be waited for in vain, seconds long, and then killed."""
-    made, order, others = Slow(), loader.Order(64, 4, 1, 0, 1, 0), multiprocessing.active_children()
-    section = config(loader__workers=1, loader__prefetch_factor=16, loader__batch_size=4).loader
-    batches = loader.build(made, section, order, torch.device("cpu"))
-    batches.fetch()
-    assert batches.gate is not None
-    batches.gate.close()
-    settled(made.asked)
-    own = [process for process in multiprocessing.active_children() if process not in others]
-    batches.close()
-    assert [process.exitcode for process in own] == [0]
-
-
-def test_loader_of_a_user_waits_at_the_gate_as_well() -> None:
-    own = Slow()
-    given = torch.utils.data.DataLoader(own, batch_size=2, num_workers=1, prefetch_factor=16)
-    feed = RepeatingLoader(given, torch.device("cpu"))
-    assert feed.gate is not None
-    feed.fetch()
-    feed.gate.close()
-    at_once = int(own.asked)
-    assert settled(own.asked) <= at_once + 3, "the batch in hand, and an item that was begun meanwhile"
-    feed.close()
-    assert [len(feed.fetch()) for _ in range(3)] == [2, 2, 2]
-    assert RepeatingLoader([1, 2], torch.device("cpu")).gate is None
-    assert given.collate_fn is torch.utils.data.default_collate, "what is the user's stays as it is"
-
-
-def test_loader_that_was_iterated_before_waits_at_the_gate_as_well() -> None:
-    given = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, persistent_workers=True)
-    next(iter(given))
-    feed = RepeatingLoader(given, torch.device("cpu"))
-    assert feed.gate is not None
-    feed.fetch()
-    assert feed.gate.batches > 0
-    feed.close()
 
 
 def untouched(batch: Any, uniform: Uniform) -> Any:

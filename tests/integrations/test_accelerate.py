@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff.config.code import WorkloadError
-from tunediff.data import gate as gate_of
 from tunediff.training.epochs import EpochLoader
 
 accelerate = pytest.importorskip("accelerate")
@@ -129,15 +128,6 @@ def test_a_plateau_steps_with_what_the_loop_finds():
 
     train(config(), samples=8 * STEPS, body=body, evaluates=True)
     assert found[-1] < found[0]
-
-
-def test_loader_processes_of_a_prepared_loader_wait_while_the_clock_stands_still():
-    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(TensorDataset(INPUTS, TARGETS), 4, num_workers=1))
-    twin, gate = gate_of.gated(loader)
-    gate.open()
-    batches = list(twin)
-    assert len(batches) == len(loader)
-    assert gate.batches == len(batches), "each batch has come through the gate"
 
 
 def test_checkpoints_and_logs_lie_in_the_folder_of_their_run(tmp_path, monkeypatch):

@@ -87,7 +87,9 @@ class Clock:
         now: Callable[[], float] = time.monotonic,
         on_part: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.budget, self._synchronize, self._now, self._on_part = budget, synchronize, now, on_part
+        self.budget, self._synchronize, self.now, self._on_part = budget, synchronize, now, on_part
+        self.on_read: Callable[[], object] = lambda: None
+        """Called when the clock is read and the device has been waited for; it may add seconds."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._running: list[tuple[str, float]] = []  # parts nest: the innermost one counts
 
@@ -98,7 +100,7 @@ class Clock:
             raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
         self._switch(synchronize)
         self._on_part(name)
-        self._running.append((name, self._now()))
+        self._running.append((name, self.now()))
         try:
             yield
         finally:
@@ -106,7 +108,7 @@ class Clock:
             self._running.pop()
             if self._running:
                 self._on_part(self._running[-1][0])
-                self._running[-1] = (self._running[-1][0], self._now())
+                self._running[-1] = (self._running[-1][0], self.now())
 
     def _switch(self, synchronize: bool) -> None:
         """Add the time until now to the running part."""
@@ -114,17 +116,23 @@ class Clock:
             self._synchronize()
         if self._running:
             name, since = self._running[-1]
-            self.seconds[name] += self._now() - since
-            self._running[-1] = (name, self._now())
+            self.seconds[name] += self.now() - since
+            self._running[-1] = (name, self.now())
 
     def move(self, seconds: float, of: str, to: str) -> None:
         """Move seconds to the part `to`, for work that is attributed only later."""
         self.seconds[of] -= seconds
         self.seconds[to] += seconds
 
+    def add(self, part: str, seconds: float) -> None:
+        """Add seconds to a part that were not spent there."""
+        self.seconds[part] += seconds
+
     def read(self, synchronize: bool = True) -> float:
         """Return `train_s` until now; without `synchronize` the device may still work on these seconds."""
         self._switch(synchronize)
+        if synchronize:
+            self.on_read()
         return self.train_s
 
     @property

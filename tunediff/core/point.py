@@ -67,7 +67,10 @@ class Point:
     batches_ahead: int | None = _measured(
         "batches ahead",
         "",
-        "batches that loader processes finished while the clock stood still, since the evaluation before",
+        "batches made while the clock stood still that the training would have waited for, since the evaluation before",
+    )
+    batches_ahead_s: float | None = _measured(
+        "charged for them", "s", "training seconds charged for these batches, as if they had been waited for"
     )
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")

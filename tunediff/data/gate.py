@@ -1,7 +1,11 @@
-"""A gate for loader processes: while the clock of a training is stopped, they load nothing."""
+"""A gate for loader processes: while the clock of a training stands still, they begin no batch.
+
+They finish the one in hand, and note how long they worked on it meanwhile; `training.prefetched` charges these seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import time
@@ -9,46 +13,114 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, _DatasetKind
 
 POLL_S = 0.002
 """Interval at which a waiting process checks the gate. It is no lock: a killed process would never release one."""
 
 
 class Gate:
-    """Open or closed, for all loader processes of a training; it is sent to them with the data set.
+    """Holds the processes of all DataLoaders that begin within `over_loaders`, whatever iterates them.
 
-    Without it they would fill their queues while a model is evaluated or saved, and the training would get these
-    batches without their time being counted: the more, the larger `loader.prefetch_factor` is.
+    The clock of a training stands still when its gate is made.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._closed = torch.zeros((), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        self._batches = torch.zeros(workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._owner = os.getpid()
+    def __init__(self) -> None:
+        self._still = _shared(1)  # see `_still_s`
+        self._still.fill_(-time.monotonic())
+        self._closed = _shared(1)
+        self._worked: list[Tensor] = []  # one for each loader, an entry for each process
+        self._twins: list[tuple[DataLoader[Any], DataLoader[Any]]] = []
 
     def close(self) -> None:
-        """Let each process finish the item that it is loading, and start no other."""
+        """Let each process finish the batch in hand, and begin no other; the clock stands still from now on."""
         self._closed.fill_(1)
+        if self._still.item() >= 0:
+            self._still.fill_(self._still.item() - time.monotonic())
 
     def open(self) -> None:
-        """Let the processes load."""
+        """Let the processes load; the clock runs."""
+        self._still.fill_(_still_s(self._still))
         self._closed.fill_(0)
 
     @property
-    def batches(self) -> int:
-        """Return how many batches the loader processes have finished."""
-        return int(self._batches.sum())
+    def worked_s(self) -> float | None:
+        """Return the seconds for which the processes have worked while the clock stood still, as noted at the end of
+        each batch; None where there are no processes that note it. It is the mean over the processes of a loader, which
+        work at the same time.
+        """
+        return max((float(worked.mean()) for worked in self._worked), default=None)
 
-    def wait(self) -> None:
-        """Return when the gate is open, or when the process that would open it has ended."""
-        while self._closed.item() and _lives(self._owner):
-            time.sleep(POLL_S)
+    @contextlib.contextmanager
+    def over_loaders(self) -> Iterator[None]:
+        """Hold the processes of each DataLoader whose iteration begins inside, of those that others wrap as well."""
+        begin = DataLoader.__iter__
+        DataLoader.__iter__ = lambda loader: begin(self._twin(loader))  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
-    def count(self) -> None:
-        """Count a batch, in the loader process that has finished it."""
-        if (info := get_worker_info()) is not None:
-            self._batches[info.id] += 1
+    def _twin(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Return a copy whose processes wait at the gate. Those that the user's loader has, or gets, do not."""
+        if not loader.num_workers:
+            return loader
+        for known, twin in self._twins:
+            if known is loader:
+                return twin
+        twin = copy.copy(loader)
+        twin._iterator = None
+        self._worked.append(_shared(loader.num_workers))
+        twin.worker_init_fn = _HeldProcess(self._still, self._closed, self._worked[-1], loader.worker_init_fn)
+        self._twins.append((loader, twin))
+        return twin
+
+
+class _HeldProcess:
+    """Makes a loader process wait at a gate before each batch, and note its work while the clock stands still."""
+
+    def __init__(self, still: Tensor, closed: Tensor, worked: Tensor, init: Callable[[int], None] | None) -> None:
+        self._still, self._closed, self._worked, self._init = still, closed, worked, init
+        self._owner = os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        """Begin in the process itself, which has no fetcher yet."""
+        create: Callable[..., Any] = _DatasetKind.create_fetcher
+
+        def create_held(*args: Any) -> Any:
+            fetcher = create(*args)
+            fetch = fetcher.fetch
+
+            def held_fetch(index: Any) -> Any:
+                while self._closed.item() and _lives(self._owner):
+                    time.sleep(POLL_S)
+                still_s = _still_s(self._still)
+                try:
+                    return fetch(index)
+                finally:
+                    self._worked[worker] += _still_s(self._still) - still_s
+
+            fetcher.fetch = held_fetch
+            return fetcher
+
+        _DatasetKind.create_fetcher = staticmethod(create_held)  # type: ignore[method-assign]
+        if self._init is not None:
+            self._init(worker)
+
+
+def _shared(size: int) -> Tensor:
+    """Return zeros in memory that loader processes share."""
+    return torch.zeros(size, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _still_s(still: Tensor) -> float:
+    """Return the seconds for which the clock has stood still so far.
+
+    They are one number, which a process reads whole: while the clock stands still, the seconds before less the moment
+    at which that began, which is negative.
+    """
+    return value if (value := still.item()) >= 0 else value + time.monotonic()
 
 
 def _lives(process: int) -> bool:
@@ -58,46 +130,3 @@ def _lives(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-class GatedItems:
-    """The items of a data set, each of which is loaded only while the gate is open."""
-
-    def __init__(self, gate: Gate, source: Any) -> None:
-        self._gate, self._source = gate, source
-
-    def __getitem__(self, index: int) -> Any:
-        self._gate.wait()
-        return self._source[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._source:
-            self._gate.wait()
-            yield item
-
-
-class GatedCollate:
-    """Makes a batch while the gate is open, and counts it."""
-
-    def __init__(self, gate: Gate, collate: Callable[[Any], Any]) -> None:
-        self._gate, self._collate = gate, collate
-
-    def __call__(self, items: Any) -> Any:
-        self._gate.wait()
-        batch = self._collate(items)
-        self._gate.count()
-        return batch
-
-
-def gated(loader: Any) -> tuple[Any, Gate | None]:
-    """Return a loader of a user's with a gate before its batches; itself and None where it has no loader processes."""
-    if not isinstance(loader, DataLoader) or not loader.num_workers:
-        return loader, None
-    twin = copy.copy(loader)
-    twin._iterator = None  # persistent processes of a loader that was iterated before know no gate
-    if (inner := vars(loader).get("base_dataloader")) is not None:  # accelerate iterates the loader that it wraps
-        twin.base_dataloader, gate = gated(inner)
-        return twin, gate
-    gate = Gate(loader.num_workers)
-    twin.collate_fn = GatedCollate(gate, loader.collate_fn)
-    return twin, gate

@@ -32,7 +32,6 @@ from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import Loader
 from tunediff.data import randomness
-from tunediff.data.gate import Gate, GatedCollate, GatedItems
 from tunediff.data.items import Collate, columns, mix, select, tensors, to_device, with_parts
 from tunediff.data.items import Order as Order
 from tunediff.data.items import Prepare as Prepare
@@ -74,8 +73,6 @@ class Batches:
     ) -> None:  # fmt: skip
         self._source, self._order, self._device, self._next = source, order, device, start
         self._non_blocking, self._prepare = non_blocking, prepare
-        self.gate: Gate | None = source.gate if isinstance(source, _Loaded) else None
-        """What loader processes wait at; None without any."""
         self.position = None
         """The number of the next batch says it all."""
 
@@ -111,10 +108,8 @@ class _Loaded:
         self, source: Source, loader: Loader, order: Order, device: torch.device, start: int, collate: Collate | None
     ) -> None:
         parallel: dict[str, Any] = {}
-        self.gate: Gate | None = None
         if loader.workers:
             _share(source, loader)
-            self.gate = Gate(loader.workers)
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and may hang. The fork
             # server has no such threads, and torch is imported there once for all workers to come.
             context = multiprocessing.get_context("forkserver")
@@ -126,17 +121,14 @@ class _Loaded:
             }
         # The iteration is endless; it ends with a pass over the set only where loader processes must not persist.
         pass_length = None if loader.persistent_workers else max(1, order.count // (order.micro * order.world))
-        items = GatedItems(self.gate, source) if self.gate is not None and tensors(source) is None else source
         if length(source) is None:
-            stream = _Stream(cast(Any, items), order, start, collate)
+            stream = _Stream(cast(Any, source), order, start, collate)
             dataset_options: dict[str, Any] = {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
         else:
             dataset_options = {
                 "dataset": _Places(), "batch_sampler": _Numbers(order, start, pass_length),
-                "collate_fn": functools.partial(_items, items, loader.transfer == "float32", collate, order.seed),
+                "collate_fn": functools.partial(_items, source, loader.transfer == "float32", collate, order.seed),
             }  # fmt: skip
-        if self.gate is not None:
-            dataset_options["collate_fn"] = GatedCollate(self.gate, dataset_options["collate_fn"] or default_collate)
         self._loader = DataLoader(
             **dataset_options,
             num_workers=loader.workers,
@@ -186,8 +178,6 @@ class _Loaded:
         return batch
 
     def close(self) -> None:
-        if self.gate is not None:
-            self.gate.open()  # a process that waits there would not notice the shutdown
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
 

@@ -19,10 +19,12 @@ from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
+from tunediff.data.gate import Gate
 from tunediff.training import checkpoints, evaluation, hardware, memory, read_tracking
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
+from tunediff.training.prefetched import Prefetched
 from tunediff.training.session import Session
 from tunediff.training.step import OptimizerStep
 
@@ -75,10 +77,7 @@ class Engine(Session):
         self.done = False
         self.batches_left_out = 0
         """Batches in a row, up to the last one, that the loop took and did not train."""
-        self.batches_ahead = 0
-        """Batches that loader processes have finished while the clock stood still, since the last point."""
-        self.batches_loaded = 0
-        """Batches that loader processes had finished in all when they were held."""
+        self.prefetched = Prefetched(self.clock, self.phases, Gate())
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
 
@@ -116,7 +115,7 @@ class Engine(Session):
         for index in itertools.count(len(self.points) + 1):
             if not self.training or (index > total and not self.budget.open_ended):
                 break
-            with self.clock.part("train"), self.loaders_at_work():
+            with self.clock.part("train"), self.prefetched.at_work():
                 self.pace.aim(index / total)
                 while self.training and not self.pace.reached:
                     yield from self.passes()
@@ -140,7 +139,7 @@ class Engine(Session):
             self.phases.switch("data_wait")
             host = not self.phases.of_device
             with self.clock.part("data_wait", synchronize=False) if host else contextlib.nullcontext():
-                fetched = self.feed.fetch()
+                fetched = self.prefetched.fetch(self.feed)
             self.phases.switch("host_to_device")
             batch = self.feed.move(fetched)
 
@@ -202,31 +201,10 @@ class Engine(Session):
         if self.world.any(self.observer.asks_to_stop()):
             self.training = False
         elif pace.train_s - self.saved_s > self.checkpoint_every_s and not pace.reached:
-            self.hold_loaders()
+            self.prefetched.hold()
             checkpoints.save(self)
-            self.release_loaders()
+            self.prefetched.release()
             self.saved_s = pace.train_s
-
-    @contextlib.contextmanager
-    def loaders_at_work(self) -> Iterator[None]:
-        """Let loader processes load inside, while the clock runs, and not outside: that would be training for free."""
-        self.release_loaders()
-        try:
-            yield
-        finally:
-            self.hold_loaders()
-
-    def hold_loaders(self) -> None:
-        """Let loader processes finish what they have in hand, and begin nothing else."""
-        if self.feed is not None and (gate := self.feed.gate) is not None:
-            gate.close()
-            self.batches_loaded = gate.batches
-
-    def release_loaders(self) -> None:
-        """Let loader processes go on."""
-        if self.feed is not None and (gate := self.feed.gate) is not None:
-            self.batches_ahead += gate.batches - self.batches_loaded
-            gate.open()
 
     # ------------------------------------------------------------------------------------------------- before the loop
     def restore(self, build: Callable[[int, Position | None], Feed]) -> Mapping[str, Any] | None:
@@ -240,9 +218,10 @@ class Engine(Session):
             self.warm_ups = self.compilation.warm_ups(self.device.type)
             if checkpoint is not None:
                 self.state.put_generators(checkpoint)
-            feed = build(steps * self.step.accumulation, checkpoints.position_in(self, checkpoint))
-            self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
-            self.hold_loaders()
+            with self.prefetched.gate.over_loaders():
+                feed = build(steps * self.step.accumulation, checkpoints.position_in(self, checkpoint))
+                self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
+            self.prefetched.hold()
         if checkpoint is None and self.world.main:
             checkpoints.remove_files(self)
             self.observer.restarted(self.restart_reason)
@@ -291,8 +270,7 @@ class Engine(Session):
         described = evaluation.finite_findings(
             evaluation.plain_findings(self.description(), "describe_with", self.config.schema.title)
         )
-        point = dataclasses.replace(point, **self.compilation.facts(), batches_ahead=self.batches_ahead)
-        self.batches_ahead = 0
+        point = dataclasses.replace(point, **self.compilation.facts(), **self.prefetched.facts())
         pending = self.pending
         if pending is not None and (pending.index, pending.steps) == (index, point.steps):  # nothing was trained since
             point, described = pending, {}
@@ -332,6 +310,7 @@ class Engine(Session):
         self.setup.close()
         self.own_step.close()
         self.phases.switch(None)
+        self.prefetched.gate.open()  # a process that waits there would not hear that it shall end
         if self.feed is not None:
             self.feed.close()
 

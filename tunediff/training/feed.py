@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tunediff.data import randomness
-from tunediff.data.gate import Gate, gated
 from tunediff.data.items import to_device
 
 
@@ -26,9 +25,6 @@ class Feed(Protocol):
     def move(self, fetched: Any) -> Any:
         """Return a fetched batch on the device, as the training gets it; may be called again for the same batch."""
         ...
-
-    gate: Gate | None
-    """What loader processes wait at while the clock stands still; None without any."""
 
     @property
     def position(self) -> Position | None:
@@ -65,8 +61,7 @@ class RepeatingLoader:
     def __init__(
         self, batches: Iterable[Any], device: torch.device, group: int | None = None, position: Position | None = None
     ) -> None:
-        self._batches, self.gate = gated(batches)
-        self._device, self._group = device, group
+        self._batches, self._device, self._group = batches, device, group
         self._now: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
         self.position = self.current = self._fetched = position or Position()
@@ -129,8 +124,7 @@ class RepeatingLoader:
         self.position = dataclasses.replace(self.position, ended=True)
 
     def close(self) -> None:
-        if self.gate is not None:
-            self.gate.open()  # a process that waits there would not hear that it shall end
+        """The loader is the user's."""
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -175,7 +169,7 @@ class WarmupReplay:
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
-        self.gate, self._start = feed.gate, feed.position
+        self._start = feed.position
         # Copies: whoever trains may write into a batch.
         self._ahead = [*(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)), *first]
         self._replays = warm_ups * count

@@ -66,13 +66,17 @@ class Phases:
         finally:
             self.switch(before)
 
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to a phase that were not spent in it."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
     def read(self) -> dict[str, float]:
         """Return the seconds per phase so far. Call it when the device has finished all but the end of a step."""
         if self._open:
             self._open[-1][2].synchronize()  # averaging the weights was queued after the clock was read
         used = set()
         for name, begin, end in self._open:
-            self._seconds[name] = self._seconds.get(name, 0.0) + begin.elapsed_time(end) / 1000
+            self.add(name, begin.elapsed_time(end) / 1000)
             used |= {begin, end}  # an end may be the next one's begin
         self._spare += [event for event in used if event is not self._begin]
         self._open.clear()
@@ -90,4 +94,4 @@ class Phases:
         if self._cuda:
             self._open.append((name, begin, end))
         else:
-            self._seconds[name] = self._seconds.get(name, 0.0) + end - begin
+            self.add(name, end - begin)
