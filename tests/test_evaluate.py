@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -378,6 +379,22 @@ def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys,
             bar.step()
     out, error = capsys.readouterr()
     assert (out, [json.loads(line)["text"] for line in error.splitlines()]) == ("", ["sampling: 0 of 4 images"])
+
+
+def test_work_that_goes_on_says_so_until_it_ends(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0.001)
+    said, twice = [], threading.Event()
+
+    def say(line):
+        said.append(line)
+        if len(said) > 2:
+            twice.set()
+
+    with progress.announced("writing the report", say):
+        assert twice.wait(60)
+    begun, *more = said
+    assert begun == "writing the report"
+    assert all(line.startswith("writing the report for ") for line in more)
 
 
 # ------------------------------------------------------------------------------------------------------------ refused

@@ -49,6 +49,19 @@ def test_sigterm_ends_a_command_before_ray_starts(command, setup):
     assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
 
 
+def test_a_command_begins_with_its_process_and_a_call_when_it_is_made():
+    """Between the two a module is imported that takes its time, as torch does."""
+    code = (
+        "import sys, time, psutil; sys.argv[0] = {name!r}; time.sleep(1); from tunediff.core import signals\n"
+        "print(time.monotonic() - signals.command_began(), time.time() - psutil.Process().create_time())"
+    )
+    for name, is_command in (("/bin/tunediff", True), ("mine.py", False)):
+        words = [sys.executable, "-c", code.format(name=name)]
+        age_s, process_s = map(float, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+        assert process_s >= 1
+        assert (0.9 < age_s <= process_s) if is_command else age_s < process_s / 2
+
+
 def test_an_import_by_somebody_else_leaves_the_signal_alone():
     code = "import signal, tunediff; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert subprocess.run([*HEARING, sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"

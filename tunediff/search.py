@@ -69,6 +69,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a search; see `--help`."""
     options = arguments(argv)
+    lines = EventLines.of(options)
     request = search_setup.prepare(options)
     if options.check:
         own = request.space.workload.file is not None
@@ -76,21 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("resume", "no_check"):
             cli.allow(not getattr(options, name), f"--{name.replace('_', '-')}", True, "not with --check")
     if options.dry_run:
-        _print_plan(request, options)
+        _print_plan(request, options, lines)
         return cli.OK
-    search_run.run(request, options, EventLines.of(options))
+    command_time = search_run.run(request, options, lines)
     from tunediff.report import page, summary  # imports matplotlib, which no search waits for before its first trial
 
     evidence = search_run.read(request.folder)
+    command_time.charge()
     cli.print_json(summary.as_json(evidence)) if options.json else print("\n".join(summary.lines(evidence)))
     if options.open and not webbrowser.open((request.folder / page.PAGE).as_uri()):
         print(f"--open: there is no browser; the report is {request.folder / page.PAGE}", file=sys.stderr)
     return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS
 
 
-def _print_plan(request: SearchRequest, options: CommandOptions) -> None:
+def _print_plan(request: SearchRequest, options: CommandOptions, lines: EventLines) -> None:
     """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take too long."""
-    say = functools.partial(EventLines.of(options).aside.say, timed=False)
+    say = functools.partial(lines.aside.say, timed=False)
     if options.check:
         planned = search_setup.plan_of_checked(request, options, say)
     else:

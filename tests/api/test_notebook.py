@@ -273,4 +273,4 @@ def test_a_name_has_the_meaning_of_its_place(main, tmp_path, cell):
 @pytest.mark.parametrize(("progress", "kind"), [(True, display.NotebookTable), (False, Console)])
 def test_a_notebook_shows_no_table_unless_asked_to(monkeypatch, progress, kind):
     monkeypatch.setattr(display, "in_notebook", lambda: True)
-    assert display.display_of(progress).func is kind
+    assert display.display_of(display.lines_of(progress)).func is kind

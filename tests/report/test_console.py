@@ -638,7 +638,7 @@ def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
     experiment.create(folder, loaded, content)
     for number, point in enumerate(loaded.candidates[:3]):
         write(folder, loaded, number, point, [8.0, 4.0 - number], "ok")
-    lines = console.Console(folder, loaded, started=time.monotonic() - 440)
+    lines = console.Console(folder, loaded, EventLines(begun=time.monotonic() - 440))
     lines.listen("start", "t0002", loaded.candidates[2])
     lines.listen("end", "t0001", {})
     start, end = capsys.readouterr().out.splitlines()

@@ -1,5 +1,6 @@
 """What a search leaves on disk before its first trial, and when it stops one."""
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from tests.helpers import point
 from tunediff import search_space
+from tunediff.analysis import journals
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.tuning import experiment, sessions, tuner
@@ -106,6 +108,24 @@ def spent(folder, lines, heard=()):
 )
 def test_the_time_that_sessions_took_survives_a_clock_that_is_set(tmp_path, lines, heard, seconds):
     assert spent(tmp_path / "night", lines, heard) == seconds
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+def test_a_search_is_charged_for_all_that_its_commands_took(tmp_path, monkeypatch, confirms):
+    """Two commands of 100 s, whose sessions are 30 s of each: from the start of the process to the last charge."""
+    now = [1000.0]
+    monkeypatch.setattr(sessions, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    experiment.create(night := tmp_path / "night", loaded(), CONTENT)
+    experiment.create(again := night / "confirm", loaded(), CONTENT)
+    for number in (1, 2):
+        command_time = sessions.CommandTime(night, begun=now[0])
+        for part_s, folder in ((50, None), (30, night), (4, None), (6, again if confirms else None), (10, None)):
+            with contextlib.nullcontext() if folder is None else sessions.noted(folder, "search"):
+                now[0] += part_s
+            command_time.charge()
+        assert sessions.all_spent_s(night) == 100 * number
+        assert [period.spent_s for period in journals.sessions(night)] == [30] * number
+    assert sessions.spent_s(again) == 12 * confirms
 
 
 def test_a_running_session_notes_that_it_goes_on(tmp_path):

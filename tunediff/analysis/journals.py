@@ -137,6 +137,8 @@ def _are_seconds(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------ sessions
 TIME_IS_UP = "time is up"
 """The event of `sessions.jsonl` after which no further trial begins: it would not end within `budget: total`."""
+OUTSIDE = "outside"
+"""The event of `sessions.jsonl` with the seconds of a command that no session has: before it, after it, between two."""
 
 
 @dataclasses.dataclass
@@ -161,7 +163,7 @@ def sessions(folder: Path) -> list[Session]:
     """Return the periods for which the search ran, as far as they were recorded."""
     periods, first = list[Session](), Line()
     for line in lines(folder / "sessions.jsonl"):
-        if not is_number(line.get("time")):
+        if not is_number(line.get("time")) or line.get("event") == OUTSIDE:
             continue
         if line.get("event") == "begin" or not periods:
             command, environment = line.get("command"), line.get("environment")

@@ -19,7 +19,7 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
 from tunediff.core.lock import alone
-from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.core.progress import EventLines, announced, log_exceptions
 from tunediff.integrations import copier, tracking
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
@@ -44,10 +44,17 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
         copier.copied(folder, lines.aside.say, again, options.force, lambda: new or compare_setup.resume(options)),
         tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
     ):
-        with alone(folder):
-            repeat_lost(folder)
-            _run_shown(folder, options, lines)
-        report.write_all(pairs.read(folder))
+        command_time = sessions.CommandTime(folder, lines.begun)
+        try:
+            with alone(folder):
+                repeat_lost(folder)
+                if not pairs.read(folder).over:
+                    command_time.charge()
+                _run_shown(folder, options, lines)
+            with announced("writing the report", lines.say):
+                report.write_all(pairs.read(folder))
+        finally:
+            command_time.charge()
         if tracked is not None:
             tracked.finish(tracking.values(as_json(folder)))
     return folder

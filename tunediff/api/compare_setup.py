@@ -23,6 +23,7 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.core.progress import announced
 from tunediff.data.knobs import Data
 from tunediff.integrations import tracking
 from tunediff.report import pair_plan
@@ -321,9 +322,9 @@ def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:
 
     Raises `ConfigError` for data that cannot be used.
     """
-    if not dry_run:
-        say("looking at the data and timing one evaluation")
-    return {**probe.before_search(config, evaluates=True, prepare=not dry_run)}
+    silent = contextlib.nullcontext()
+    with silent if dry_run else announced("looking at the data and timing one evaluation", say):
+        return {**probe.before_search(config, evaluates=True, prepare=not dry_run)}
 
 
 def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

@@ -44,12 +44,12 @@ def lines_of(progress: bool) -> EventLines:
     return EventLines(quiet=not progress, on_stderr=terminal, logged=not terminal)
 
 
-def display_of(progress: bool) -> Display:
-    """Return what shows the progress of a search."""
-    lines, kind = lines_of(progress), Console
-    if progress and in_notebook():
+def display_of(lines: EventLines) -> Display:
+    """Return what shows the progress of a search, with these lines."""
+    kind = Console
+    if not lines.quiet and in_notebook():
         kind = NotebookTable
-    elif progress and lines.on_stderr:
+    elif not lines.quiet and lines.on_stderr:
         kind = LiveTable
     return functools.partial(kind, lines=lines)
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,7 @@ def _profile(config: Systems, workers: int, folder: Path, options: ProfileOption
         if cfg.of(config).file is not None and not isinstance(error, TunediffError):
             raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's own lines
         raise
+    profile["wall_s"] = time.monotonic() - lines.begun
     result = ProfileResult(folder, profile, files.write_all(profile, folder))
     remote.push_or_warn(folder)
     return result

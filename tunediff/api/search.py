@@ -271,6 +271,7 @@ def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
 
 
 def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
+    lines = lines_of(progress)
     options = with_plain_numbers(options)
     # The loss of a cluster's head ends the process that waits for Ray.
     if background or options.address is not None:
@@ -282,7 +283,7 @@ def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
             raise
     with called(cluster=True):
         request = search_setup.prepare(options)
-        search_run.run(request, options, lines_of(progress), display_of(progress))
+        search_run.run(request, options, lines, display_of(lines))
     return Search(request.folder)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.core import text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.lock import alone
-from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.core.progress import EventLines, announced, log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.integrations import copier, tracking
 from tunediff.integrations.companion import Companion
@@ -28,20 +27,23 @@ from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
+from tunediff.tuning.sessions import CommandTime
 
 if TYPE_CHECKING:
     from tunediff.tuning.slots import Slots
 
 NO_TIME = "no further confirming runs: another round would not end within --total"
 Display = Callable[..., Console]
-"""Makes the console of the runs in a folder; takes folder, space, `planned` and `started` of `Console`."""
+"""Makes the console of the runs in a folder; takes folder, space and `planned` of `Console`."""
 
 
-def run(request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None) -> None:
+def run(
+    request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None
+) -> CommandTime:
     """Make the folder of a new search and run what is not finished, confirming runs included.
 
-    Leaves tables, figures and report.html in the folder. Raises `ConfigError`, and `StoppedError` or
-    `KeyboardInterrupt` that say how to resume it.
+    Leaves tables, figures and report.html in the folder. Returns what charges the search for whatever follows. Raises
+    `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
     space, planned, new = request.space, None, request.content is not None
     if new:
@@ -62,11 +64,18 @@ def run(request: SearchRequest, options: SearchOptions, lines: EventLines, displ
         ) as tracked,
     ):
         beside = [process for process in (copying, tracked) if process is not None]
-        _run(request.folder, space, options, display or console(lines), planned, beside)
-        _write_tables(read(request.folder))
-        log_exceptions("the report", _report, request.folder)
+        command_time = sessions.CommandTime(request.folder, lines.begun)
+        try:
+            _run(request.folder, space, options, display or console(lines), planned, beside, command_time)
+            command_time.charge()
+            with announced("writing the report", lines.say):
+                _write_tables(read(request.folder))
+                log_exceptions("the report", _report, request.folder)
+        finally:
+            command_time.charge()
         if tracked is not None:
             log_exceptions("the verdict", _send_verdict, request.folder, tracked)
+    return command_time
 
 
 def _write_tables(evidence: Evidence) -> None:
@@ -112,10 +121,9 @@ def console(lines: EventLines) -> Display:
 
 def _run(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
-    beside: Sequence[Companion],
+    beside: Sequence[Companion], command_time: CommandTime,
 ) -> None:  # fmt: skip
     share = functools.partial(resources.share, space)
-    begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(alone(folder))
         # Other points that were lost may be drawn again
@@ -123,6 +131,7 @@ def _run(
         searched = confirming.complete(folder, space)
         if searched and not confirming.pending(folder, space):
             return
+        command_time.charge()
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(sessions.noted(folder, options.command()))
@@ -144,7 +153,7 @@ def _run(
             shown.say(f"nothing to confirm: {why}")
         session.close()
         if confirming.pending(folder, space):
-            _run_again(folder, slots, functools.partial(display, started=begun))
+            _run_again(folder, slots, display)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(NO_TIME)
 

@@ -18,6 +18,7 @@ from tunediff.analysis import journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import lock, machine_options, remote, text
 from tunediff.core import trial_record as record
+from tunediff.core.progress import announced
 from tunediff.integrations import tracking
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
@@ -138,10 +139,10 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
     `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run does not.
     """
     evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
-    say(f"looking at the data{' and timing one evaluation' if evaluates else ''}")
     protocols = {"final_s": space.final, "confirming_final_s": space.confirm.final if space.confirm is not None else {}}
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
-    return probe.before_search(space.baseline, evaluates, prepare, finals)
+    with announced(f"looking at the data{' and timing one evaluation' if evaluates else ''}", say):
+        return probe.before_search(space.baseline, evaluates, prepare, finals)
 
 
 def create(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,11 @@ def _end_all(processes: list[Process]) -> None:
         process.wait()
 
 
-def answer(
-    module: str, *words: str, ranks: int = 1, within_s: float, meanwhile: Callable[[float], None] = lambda spent_s: None
-) -> dict[str, Any]:
+def answer(module: str, *words: str, ranks: int = 1, within_s: float) -> dict[str, Any]:
     """Return the JSON that `python -m MODULE WORDS FILE` writes into FILE, atomically, and end its processes.
 
-    `meanwhile` is called with the seconds spent, again and again. Raises TimeoutError, and RuntimeError with the last
-    line that the processes wrote, if one of them has failed or all have ended without an answer.
+    Raises TimeoutError, and RuntimeError with the last line that the processes wrote, if one of them has failed or all
+    have ended without an answer.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-answer-", ignore_cleanup_errors=True) as folder:
         path, output, begin = Path(folder) / "answer.json", Path(folder) / "output.txt", time.monotonic()
@@ -78,10 +76,8 @@ def answer(
             while not path.exists() and None in codes and not any(codes):
                 time.sleep(0.05)
                 codes = [process.poll() for process in processes]
-                spent_s = time.monotonic() - begin
-                if spent_s > within_s:
+                if time.monotonic() - begin > within_s:
                     raise TimeoutError(f"no answer within {within_s:.0f} s")
-                meanwhile(spent_s)
         if not path.exists():
             raise RuntimeError(last_line(output) or f"exit code {next(filter(None, codes), 0)}")
         return read_answer(path)

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from tunediff.core import text
 from tunediff.core.files import write_text
+from tunediff.core.signals import command_began
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +159,13 @@ class EventLines:
     as_json: bool = False
     logged: bool = False
     begun: float = dataclasses.field(default_factory=time.monotonic)
-    """Monotonic time from which `elapsed_s` counts."""
+    """Monotonic time from which `elapsed_s` counts: that at which the command or the call began."""
 
     @classmethod
     def of(cls, args: PrintingOptions) -> EventLines:
         """Return what the options of `cli.add_printing` ask for."""
         as_json = args.progress == "jsonl"
-        return cls(args.quiet, args.json or as_json, as_json)
+        return cls(args.quiet, args.json or as_json, as_json, begun=command_began())
 
     @property
     def aside(self) -> EventLines:
@@ -209,6 +211,25 @@ class EventLines:
         bars = sys.stderr.isatty() and not (self.logged or self.as_json)
         with subscribe(_Bar() if bars else _Lines(lambda line: self.aside.say(line, timed=False))):
             yield
+
+
+@contextlib.contextmanager
+def announced(what: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Say what begins, and every 30 s that it goes on: `writing the report for 30s`."""
+    begin, over = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(EVERY_S):
+            log_exceptions(what, say, f"{what} for {text.seconds(time.monotonic() - begin)}")
+
+    say(what)
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 DOING = "doing.json"

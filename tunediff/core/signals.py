@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,15 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def command_began() -> float:
+    """Return the monotonic time at which this process began, if it is that of a command; else now, for a call."""
+    if not started:
+        return time.monotonic()
+    import psutil  # after the handler below is set
+
+    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
 
 
 # With `python -m tunediff.search`, argv begins with -m only while its packages are imported; `tunediff` is a script.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tunediff import cli
 from tunediff.core import environment, text
 from tunediff.core.machine import use_one_model
-from tunediff.core.signals import terminable
+from tunediff.core.signals import command_began, terminable
 from tunediff.doctor import finding
 from tunediff.doctor.finding import Finding, Site
 
@@ -37,7 +37,7 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     from tunediff.doctor import machine, software
 
     use_one_model()  # before torch looks at the GPUs: those that a search uses
-    begin, site, findings = time.monotonic(), Site(args.storage, alone().device.type), list[Finding]()
+    begun, site, findings = command_began(), Site(args.storage, alone().device.type), list[Finding]()
     for check in (*machine.CHECKS, *software.CHECKS):
         findings.append(check(site))
         if not args.json:
@@ -45,7 +45,7 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     whole = {
         "can_search": not any(result.stops for result in findings), "verdict": finding.verdict(findings),
         "command": command,
-        "wall_s": time.monotonic() - begin, "device": site.device, "environment": environment.describe(),
+        "wall_s": time.monotonic() - begun, "device": site.device, "environment": environment.describe(),
         "findings": [dataclasses.asdict(result) for result in findings],
     }  # fmt: skip
     if args.json:

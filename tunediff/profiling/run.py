@@ -31,7 +31,7 @@ def profile(
     `say` is called with what is measured next; `steps` to measure, None: about five seconds of them; `compile_too`: the
     break-even of torch.compile, None: on a GPU; `attempt`: measure each piece of advice as well.
     """
-    began, bench, workload = time.monotonic(), measure.Bench.of(config), cfg.of(config)
+    bench, workload = measure.Bench.of(config), cfg.of(config)
     device, gains = measure.device(bench.world), measure.format_gains(bench.world)
     say(f"{device['name']}: first steps")
     first = bench.speed(config, 2, segments=1)
@@ -64,7 +64,6 @@ def profile(
         advice.tried = bench.attempt(config, advice.change, steps)
     for advice in result["advice"]:
         advice.change = of_all_workers(advice.change, workers, config.parallel.strategy)
-    result["wall_s"] = time.monotonic() - began
     return result
 
 

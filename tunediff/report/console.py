@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,18 +28,17 @@ class Console:
     """Print one line per event."""
 
     def __init__(
-        self, folder: Path, space: SearchSpace, lines: EventLines | None = None, started: float | None = None,
+        self, folder: Path, space: SearchSpace, lines: EventLines | None = None,
         planned: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Read the trials that the folder already has.
 
-        lines: formats and prints events. started: monotonic time at which the command began, if it did other work
-        first. planned: the plan of the search, as `plan.values` returns it; the first estimate of the remaining time.
+        lines: formats and prints events. planned: the plan of the search, as `plan.values` returns it; the first
+        estimate of the remaining time.
         """
         self.folder, self.space = folder, space
         begun = time.monotonic()
-        self.started = begun if started is None else started
-        self._lines = dataclasses.replace(lines or EventLines(), begun=self.started)
+        self._lines = lines or EventLines(begun=begun)
         self.quiet = self._lines.quiet
         self._heartbeat = Heartbeat(folder, self.say, self._called)
         self.confirming = confirmation.folder_within(folder)

@@ -38,10 +38,10 @@ class LiveTable(Console):
     """Show one live table of the whole search; failures and messages are printed above it."""
 
     def __init__(
-        self, folder: Path, space: SearchSpace, lines: EventLines | None = None, started: float | None = None,
+        self, folder: Path, space: SearchSpace, lines: EventLines | None = None,
         planned: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(folder, space, lines, started, planned)
+        super().__init__(folder, space, lines, planned)
         file = sys.stderr if self._lines.on_stderr else sys.stdout
         self._terminal = Terminal(file=file, highlight=False)
         self._draw_throttle = Throttle()
@@ -138,7 +138,7 @@ class LiveTable(Console):
         search = self.folder.parents[self.confirming.count("/")].name
         name = f"{search}: confirming runs ({self.confirming})" if self.confirming else self.folder.name
         words = [name, f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}"]
-        words += [text.seconds(time.monotonic() - self.started), self._left(), self._best()]
+        words += [text.seconds(time.monotonic() - self._lines.begun), self._left(), self._best()]
         if isinstance(faster, Estimate):
             least = "at least " if faster.at_least else ""
             words.append(f"{least}{text.number(faster.bound or faster.mean)}× as fast as the baseline")

@@ -26,7 +26,7 @@ class RemainingTime:
         decided before all runs have run, as confirming runs are.
         """
         self.planned, self._space, self._begun, self._may_end_earlier = planned, space, begun, may_end_earlier
-        self._spent_s = sessions.spent_s(folder)
+        self._spent_s = sessions.all_spent_s(folder)
         self._before, self._first_start = 0, 0.0
         self._last_end = 0, begun
         """How many trials have ended, and the monotonic time at which the last end was noticed."""

@@ -26,6 +26,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, processes, text
 from tunediff.core.clock import Budget
+from tunediff.core.progress import announced
 from tunediff.distributed import World, from_environment, share_of_cores
 from tunediff.training import hardware, memory, rerun, state, weights, write_watch
 from tunediff.training.engine import Engine
@@ -188,21 +189,13 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     if config.parallel.workers < workers:
         here = text.pluralize(config.parallel.workers, "GPU")
         say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
-    say(f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}")
-    next_message_s = 30.0
-
-    def meanwhile(spent_s: float) -> None:
-        nonlocal next_message_s
-        if spent_s > next_message_s:
-            say(f"still checking {title}: {spent_s:.0f} s")
-            next_message_s *= 2
-
-    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
+    doing = f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}"
+    with announced(doing, say), tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(cfg.dump(config), encoding="utf-8")
         module = "tunediff.training.check"
         try:
-            report = processes.answer(module, str(path), ranks=ranks, within_s=LONGEST_S, meanwhile=meanwhile)
+            report = processes.answer(module, str(path), ranks=ranks, within_s=LONGEST_S)
         except TimeoutError:
             raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
                               "--no-check starts the search all the same") from None  # fmt: skip

@@ -15,6 +15,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 
+SESSIONS = "sessions.jsonl"
 ASKED = "tunediff.open_study"
 """Begins the command of sessions whose trials were run by whoever asked for them."""
 
@@ -28,14 +29,15 @@ class NotStartedError(StoppedError):
 
 
 def spent_s(folder: Path) -> float:
-    """Return the wall-clock of the sessions so far, in seconds; a session that was killed lasted until its last line.
+    """Return the wall-clock of the commands so far, in seconds; a session that was killed lasted until its last line.
 
     Where a session has no line but its first, the last line of the trials' journals counts.
     """
     periods = journals.sessions(folder)
     times = (event.get("time") for trial in (folder / "trials").glob("t*") for event in record.events(trial))
     stamps = [time for time in times if is_number(time)]
-    total = 0.0
+    outside = (line for line in journals.lines(folder / SESSIONS) if line.get("event") == journals.OUTSIDE)
+    total: float = sum(line["seconds"] for line in outside if is_number(line.get("seconds")))
     ends = [*(period.begin for period in periods[1:]), math.inf]
     for period, until in zip(periods, ends, strict=False):
         own = (stamp - period.begin for stamp in stamps if period.begin <= stamp < until)
@@ -50,8 +52,26 @@ def confirming_folders(folder: Path) -> list[Path]:
 
 
 def all_spent_s(folder: Path) -> float:
-    """Return the wall-clock of a search's sessions so far, confirming runs included."""
+    """Return the wall-clock of a search's commands so far, confirming runs included."""
     return sum(map(spent_s, [folder, *confirming_folders(folder)]))
+
+
+class CommandTime:
+    """Charges a search or comparison for what its command takes outside of sessions.
+
+    That is all from the start of its process on: imports, checks, Ray's end, the report.
+    """
+
+    def __init__(self, folder: Path, begun: float) -> None:
+        """`begun`: monotonic time at which the command began."""
+        self._folder, self._begun, self._before_s = folder, begun, all_spent_s(folder)
+
+    def charge(self) -> None:
+        """Charge for all seconds until now that are not charged yet; no session is open."""
+        charged_s = all_spent_s(self._folder) - self._before_s
+        if (outside_s := time.monotonic() - self._begun - charged_s) > 0:
+            with contextlib.suppress(OSError):  # the trials report a full disk
+                _note(self._folder, journals.OUTSIDE, seconds=outside_s)
 
 
 def alive(folder: Path) -> None:
@@ -69,7 +89,7 @@ def note_time_is_up(folder: Path) -> None:
 def _note(folder: Path, event: str, **content: Any) -> None:
     """Append a line to `sessions.jsonl`. Raises `OSError`."""
     now = {"time": time.time(), "monotonic_s": time.monotonic()}
-    with open(folder / "sessions.jsonl", "a") as file:
+    with open(folder / SESSIONS, "a") as file:
         file.write(json.dumps({"event": event, **now, **content}) + "\n")
 
 
