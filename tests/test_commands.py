@@ -608,16 +608,27 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert "has shape" in refused(capsys, train.main, *wider)
 
 
+WAITS_AFTER_A_POINT = """
+import sys, time
+from tunediff import train
+from tunediff.training.console import Console
+point = Console.point
+Console.point = lambda self, found: point(self, found) and time.sleep(3600)
+sys.exit(train.main(sys.argv[1:]))
+"""
+"""The command `train`, which waits after its first evaluation until it is killed."""
+
+
 def test_train_resumes_after_kill_which_leaves_no_process_behind(config, tmp_path, capsys):
     """Fork server, resource tracker and loader processes end with the training."""
-    words = ["--config", config, "--budget", "4s", "--out", "out", "loader.workers=2"]
-    process = subprocess.Popen([sys.executable, "-m", "tunediff.train", *words], start_new_session=True)
+    words = ["--config", config, "--budget", "1s", "--out", "out", "loader.workers=2"]
+    process = subprocess.Popen([sys.executable, "-c", WAITS_AFTER_A_POINT, *words], start_new_session=True)
     until_points(process, tmp_path / "out", 1)
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 4
     process.kill()
     process.wait()
-    _, left = psutil.wait_procs(started, timeout=30)
+    _, left = psutil.wait_procs(started, timeout=1200)
     for child in left:
         child.kill()
     assert left == []
@@ -625,7 +636,7 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(config, tmp_pat
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, len(trial.points)) == ("ok", 2, 2)
     assert capsys.readouterr().out.count("images/s") == 1  # only the second half was trained
-    assert 4.0 <= trial.points[-1]["train_s"] < 6.0
+    assert 0.5 <= trial.points[0]["train_s"] < 1.0 <= trial.points[1]["train_s"]
 
 
 def until_points(process, folder, count):
@@ -674,7 +685,7 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
         )
         until_points(process, tmp_path / "out", count)
         os.killpg(process.pid, stop)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=1200)
         assert process.returncode == 130, errors
         return errors
 
@@ -902,7 +913,7 @@ def test_train_refuses_a_missing_configuration(capsys):
 def test_train_runs_under_torchrun(config, tmp_path):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tunediff.train"]
     words += ["--config", config, "--samples", "1280", "--out", "two", "parallel.workers=2"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("steps: 10") == 1  # one rank speaks
 

@@ -208,7 +208,6 @@ def test_mcp_says_what_is_not_allowed(server, tool, arguments, message):
 
 @pytest.mark.nightly
 @pytest.mark.cluster
-@pytest.mark.timeout(1200)
 def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
     """Doctor, dry run, search, compare, export, over stdio."""
     shutil.copy(PLAIN, tmp_path / "mine.py")

@@ -68,5 +68,5 @@ def test_notebook_of_the_documentation_runs(tmp_path):
     notebook = nbformat.read(ROOT / "docs" / "tutorials" / "search.ipynb", 4)
     assert all(not cell.get("outputs") for cell in notebook.cells)
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=280, resources=resources).execute()
+    nbclient.NotebookClient(notebook, resources=resources).execute()
     assert (tmp_path / "ray_results" / "notebook" / "search.yaml").is_file()

@@ -8,7 +8,7 @@ import pytest
 
 import tunediff
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 SCRIPT = """
 import signal, types

@@ -196,10 +196,8 @@ def test_close_stops_the_workers_and_may_be_repeated() -> None:
     batches = build(config(loader__workers=1))
     batches.fetch()
     workers = batches._source._batches._workers  # type: ignore[union-attr]
-    started = time.perf_counter()
     batches.close()
     batches.close()
-    assert time.perf_counter() - started < 3
     assert not any(worker.is_alive() for worker in workers)
 
 

@@ -257,7 +257,7 @@ def test_weights_are_never_fetched_and_their_source_is_named(site, tmp_path, mon
 # -------------------------------------------------------------------------------------------- in processes of their own
 def test_two_processes_agree_and_one_that_is_wrong_is_noticed(monkeypatch):
     """Really two processes; then a world whose mean is wrong."""
-    found = software.ask("group", ranks=2, within_s=120)
+    found = software.ask("group", ranks=2, within_s=1200)
     assert found["right"]
     assert found["backend"] == "gloo"
     assert found["mean_s"] > 0
@@ -289,7 +289,7 @@ def test_who_dies_or_says_nothing_is_told(tmp_path, monkeypatch):
         subprocess, "Popen", lambda line, **how: popen([sys.executable, str(tmp_path / "one.py"), *line[3:]], **how)
     )
     with pytest.raises(RuntimeError, match="broken pipe"):
-        software.ask("0", within_s=60)
+        software.ask("0", within_s=1200)
     (tmp_path / "one.py").write_text("import sys, time; time.sleep(int(sys.argv[1]))")
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
         software.ask("60", within_s=1)
@@ -297,7 +297,6 @@ def test_who_dies_or_says_nothing_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_here_all_that_a_search_needs_is_there(tmp_path):
     line = [sys.executable, "-m", "tunediff.doctor", "--json", "--storage", str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 
 import pytest
 import torch
@@ -191,7 +190,5 @@ def test_sweep_measures_for_as_long_as_it_is_told(bench, monkeypatch):
 
     monkeypatch.setattr(bench, "speed", speed)
     monkeypatch.setattr(sweeping, "batch_sizes", lambda config, samples: [16])
-    begin = time.monotonic()
     sweep(bench, tiny(), 0.1, lambda batch: None)
     assert next(counter) == 1
-    assert time.monotonic() - begin < 2

@@ -462,7 +462,7 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     def next_line():
         said.clear()
         beating.beat()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 1200
         while not said and time.monotonic() < until:
             time.sleep(0.01)
         return said[0]
@@ -470,18 +470,18 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     with beating:
         assert next_line().startswith("starting the workers for ")
         place = searches.write(folder, wanted, 0, status=None)
-        assert re.fullmatch("t0000 waits for its workers for .s: they start", next_line())
+        assert re.fullmatch(r"t0000 waits for its workers for \d.*s: they start", next_line())
         doing = progress.ProgressFile(place)
         doing.part("evaluation")
-        assert re.fullmatch(r"t0000 evaluating for \ds", next_line())
+        assert re.fullmatch(r"t0000 evaluating for \d.*s", next_line())
         with progress.subscribe(doing), progress.Progress("sampling 64 images", 640, "steps") as work:
             work.more(120)
             doing._due = 0.0
             work.step()
             assert re.fullmatch(
-                r"t0000 evaluating for \ds: sampling 64 images: 121 of 640 steps, about \ds left", next_line()
+                r"t0000 evaluating for \d.*s: sampling 64 images: 121 of 640 steps, about \d.*s left", next_line()
             )
-        assert re.fullmatch(r"t0000 evaluating for \d+s", next_line())
+        assert re.fullmatch(r"t0000 evaluating for \d.*s", next_line())
         (place / progress.DOING).write_text('{"part": "a new one", "since": 0, "work": ""}')
         beating.beat()
         time.sleep(0.3)  # what it does not understand is no end of it

@@ -250,7 +250,7 @@ def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path, rendered):
         f"--disable-component-update --user-data-dir={tmp_path / 'profile'} --dump-dom"
     ).split()
     run = [CHROMIUM, *switches, f"file://{tmp_path / 'outer.html'}"]
-    out = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True).stdout
+    out = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     page, widest, pictures = map(float, re.search("<title>(.*?)</title>", out)[1].split())
     assert page == 400
     assert pictures > 4

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import time
+import types
 
 import pytest
 import torch
@@ -225,18 +225,18 @@ def test_channels_last_as_measured(monkeypatch, gain, chosen):
 
 
 def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypatch):
-    seen, conv2d = [], F.conv2d
+    seen, conv2d, now = [], F.conv2d, [0.0]
+    monkeypatch.setattr(hardware, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slower_in_rows(x, weight, *others, **named):
         seen.append((tuple(weight.shape), named["groups"]))
-        if weight.is_contiguous():
-            time.sleep(0.02)
+        now[0] += 0.03 if weight.is_contiguous() else 0.01
         return conv2d(x, weight, *others, **named)
 
     monkeypatch.setattr(F, "conv2d", slower_in_rows)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), *(nn.Conv2d(4, 8, 3, groups=2) for _ in range(3)))
     before = torch.get_rng_state()
-    assert hardware.channels_last_gain(model, CPU, None) > 2
+    assert hardware.channels_last_gain(model, CPU, None) == pytest.approx(3.0)
     assert set(seen) == {((8, 2, 3, 3), 2)}
     assert torch.equal(before, torch.get_rng_state()), "what is drawn afterwards is as without the measurement"
     assert hardware.channels_last_gain(nn.Linear(2, 2), CPU, None) == 0

@@ -18,6 +18,8 @@ from tests.tuning.asked import FILE, pool
 from tunediff import search_space
 from tunediff.core import trial_record as record
 
+WAIT_S = 1200
+"""Seconds until something that is waited for is taken for a hang: under the limit of pytest, whose reason says less."""
 FIXED = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
     "evaluation.images": 64, "evaluation.steps": 5, "evaluation.points": 2, "optimizer.warmup": 0.2,
@@ -48,9 +50,9 @@ class Search:
         )
         return self.process
 
-    def run(self, *words, timeout=500):
+    def run(self, *words):
         process = self.start(*(words or (str(self.file), "--name", self.name)))
-        code = process.wait(timeout)
+        code = process.wait()
         assert code in (0, 3), self.log
         return code
 
@@ -58,7 +60,7 @@ class Search:
         """Interrupt it as Ctrl-C does: it ends with all its processes and says how it is resumed."""
         family = of_search(self.process)
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(60) == 130
+        assert self.process.wait(WAIT_S) == 130
         assert f"resume: python -m tunediff.search --resume {self.name}" in self.log
         assert "Traceback" not in self.log
         assert all_gone(family) == []
@@ -73,15 +75,15 @@ class Search:
     def events(self, name, kind):
         return [event for event in record.events(self.folder / "trials" / name) if event["event"] == kind]
 
-    def wait_for(self, ready, timeout=240):
+    def wait_for(self, ready):
         """The first true answer of `ready`; fails when the search ends or the time is over."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             if answer := ready():
                 return answer
             assert self.process.poll() is None, self.log
             time.sleep(0.05)
-        raise AssertionError(f"not ready after {timeout} s\n{self.log}")
+        raise AssertionError(f"not ready after {WAIT_S} s\n{self.log}")
 
     @property
     def study(self):
@@ -101,7 +103,7 @@ def of_search(process):
 
 def ray_process(process, prefix):
     """The search's process whose title begins so; waits for it, since Ray writes titles anew at every call of an actor."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         seen = []
         for found in of_search(process):
@@ -113,7 +115,7 @@ def ray_process(process, prefix):
     raise AssertionError(f"no process {prefix} among {seen}")
 
 
-def all_gone(processes, timeout=30):
+def all_gone(processes):
     """Command lines of those that still run. Ray's two agents look for their dead cluster for a minute, then leave."""
     leaving = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     waited_for = []
@@ -121,7 +123,7 @@ def all_gone(processes, timeout=30):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.cmdline()[:1] not in [[name] for name in leaving]:
                 waited_for.append(process)
-    _, alive = psutil.wait_procs(waited_for, timeout=timeout)
+    _, alive = psutil.wait_procs(waited_for, timeout=WAIT_S)
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 

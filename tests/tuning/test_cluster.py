@@ -10,7 +10,9 @@ import time
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(1800)]
+from tests.tuning.conftest import WAIT_S
+
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 CLUSTER = """
 import socket, sys
@@ -78,7 +80,7 @@ class Apart:
         with open(self.folder / f"node{len(self.others)}.log", "w") as log:
             node = subprocess.Popen([*ray, *words.split()], stdout=log, stderr=log, start_new_session=True)
         self.others.append(node)
-        until = time.monotonic() + 300
+        until = time.monotonic() + WAIT_S
         while "Ray runtime started" not in (told := (self.folder / log.name).read_text()):
             assert node.poll() is None and time.monotonic() < until, told  # noqa: PT018
             time.sleep(0.2)
@@ -112,7 +114,7 @@ def end(processes):
     for process in [*processes, *family]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(family, timeout=20)
+    psutil.wait_procs(family, timeout=WAIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +162,7 @@ def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_
     nodes.add_without(one.storage)
     two = search("apart", **(GRID | {"budget": {"per_trial": "60s", "trials": 6}}))  # until the node has come
     process = two.start(str(two.file), "--name", "apart", "--address", nodes.address)
-    until = time.monotonic() + 600  # the node may join before the search looks, which ends it, or after that
+    until = time.monotonic() + WAIT_S  # the node may join before the search looks, which ends it, or after that
     while process.poll() is None and "a node has come and is not used" not in two.log and time.monotonic() < until:
         if nodes.others[-1].poll() is not None:  # beside other load a raylet may end as it starts
             nodes.add_without(one.storage)
@@ -183,7 +185,7 @@ def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     for process_of_it in [psutil.Process(doomed), *psutil.Process(doomed).children(recursive=True)]:
         process_of_it.kill()  # as a machine dies: workers that outlive their raylet end their trial
     new = nodes.add()
-    one.wait_for(lambda: next((n for n in names if ran_on(one, n, new)), None), 600)
+    one.wait_for(lambda: next((n for n in names if ran_on(one, n, new)), None))
     assert process.wait(600) == 0, one.log
     assert [one.trial(name).status for name in names] == ["ok"] * 6
     ran = [one.trial(name) for name in names]
@@ -230,7 +232,7 @@ def test_a_bad_network(apart, search, fault):
         worker = one.events(name, "worker")
         return worker and apart.behind_it(worker[-1]["pid"]) and one.events(name, "point")
 
-    victim = one.wait_for(lambda: next((name for name in names if there(name)), None), 600)
+    victim = one.wait_for(lambda: next((name for name in names if there(name)), None))
     if fault != "slow":
         apart.cable("down")
         time.sleep(60)
@@ -247,7 +249,7 @@ def test_the_head_dies_and_another_cluster_goes_on(nodes, search):
     nodes.add()
     one = search("headless", **GRID)
     process = one.start(str(one.file), "--name", "headless", "--address", nodes.address)
-    one.wait_for(lambda: (found := one.trial("t0002")) is not None and found.points, 600)
+    one.wait_for(lambda: (found := one.trial("t0002")) is not None and found.points)
     end([nodes.process])
     assert process.wait(300) == 1
     assert "error: the head of the cluster does not answer any more; everything measured is in" in one.log
@@ -267,8 +269,8 @@ def test_a_draining_node_lets_its_trial_go_with_a_checkpoint(nodes, search):
     leaving = nodes.add()
     one = search("spot", budget={"per_trial": "15s", "trials": 2}, grid={"loader.batch_size": [16, 128]})
     process = one.start(str(one.file), "--name", "spot", "--address", nodes.address)
-    victim = one.wait_for(lambda: next((n for n in ("t0000", "t0001") if ran_on(one, n, leaving)), None), 600)
-    steps = one.wait_for(lambda: [line["steps"] for line in one.events(victim, "point")], 600)
+    victim = one.wait_for(lambda: next((n for n in ("t0000", "t0001") if ran_on(one, n, leaving)), None))
+    steps = one.wait_for(lambda: [line["steps"] for line in one.events(victim, "point")])
     ray = os.path.join(os.path.dirname(sys.executable), "ray")
     (node,) = [word.partition("=")[2] for word in psutil.Process(leaving).cmdline() if word.startswith("--node_id=")]
     notice = "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot --deadline-remaining-seconds 30".split()

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from tests.tuning.conftest import all_gone, block, of_search, pids, ray_process
+from tests.tuning.conftest import WAIT_S, all_gone, block, of_search, pids
 from tunediff import search_space
 from tunediff.tuning import experiment, resources
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 TRIALS = {
     "budget": {"per_trial": "3s"},
@@ -27,93 +28,105 @@ def has(search, name, points):
     return lambda: (found := search.trial(name)) is not None and len(found.points) >= points
 
 
+WAITS = '''
+"""Learns numbers, goes wrong in the way it is told to, or waits after the first evaluation of its process."""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from tunediff import Metric
+
+
+@dataclass(frozen=True)
+class Knobs:
+    fault: Literal["none", "nan", "oom", "waits"] = "none"
+
+
+OBJECTIVE = Metric("error", "min")
+BASELINE = {"loader.batch_size": 16, "loader.workers": 0, "evaluation.points": 2}
+X = torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+def train(trial):
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer, evaluations = torch.optim.AdamW(net.parameters(), 0.01), []
+    trial.keep(net=net, optimizer=optimizer)
+
+    @torch.no_grad()
+    def judge():
+        evaluations.append(float((net(X) - Y).square().mean()))
+        return {"error": evaluations[-1]}
+
+    trial.evaluate_with(judge)
+    for x, y in trial.batches((X, Y)):
+        if trial.knobs.fault == "waits" and evaluations:
+            time.sleep(10_000)
+        if trial.knobs.fault == "oom":
+            torch.empty(2**50)
+        loss = (net(x) - y).square().mean()
+        trial.step(loss * float("nan") if trial.knobs.fault == "nan" else loss, optimizer)
+'''
+
+
 @pytest.mark.usefixtures("another_cluster_was_here")
-def test_faults_become_statuses_and_kills_lose_nothing(search):
-    """Out of memory, not finite; kill -9 of a worker, of a trial driver, of a slot, and of the search; then resume."""
-    one = search(
-        "faults",
-        budget={"per_trial": "3s"},
-        fixed={"data.image_size": 16},
-        trials=[
-            {},
-            {"loader.batch_size": 65536, "model.channels": 512},  # 32 GiB in one tensor
-            {"precision.amp": "fp16", "model.dropout": 0.99999, "model.channels": 16},  # 1e5 overflows fp16
-            {"loader.batch_size": 64},
-            {"loader.batch_size": 32},
-            {"loader.batch_size": 16},
-        ],
-    )
+def test_faults_become_statuses_and_kills_lose_nothing(search, tmp_path):
+    """Out of memory, not finite; kill -9 of a worker and of the search; then resume. What is killed waits for that."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    one = search("faults")
+    trials = [{}, *({"fault": fault} for fault in ("oom", "nan", "waits")), {"fault": "waits", "loader.batch_size": 32}]
+    content = {"workload": "waits.py", "budget": {"per_trial": "1s"}, "trials": trials}
+    one.file.write_text(yaml.safe_dump(content))
     process = one.start(str(one.file), "--name", "faults")
 
     # A worker dies after its first point: a fresh group goes on from the checkpoint.
-    one.wait_for(has(one, "t0000", 1))
-    os.kill(pids(one, "t0000")[1], signal.SIGKILL)
-    one.wait_for(lambda: one.trial("t0000").finished)
-    killed = one.trial("t0000")
-    assert (killed.status, len(killed.points), killed.attempts) == ("ok", 2, 2)
-    assert len(one.events("t0000", "point")) == 2  # the first point was not measured again
-
-    # A driver dies: Tune starts another, which finds the workers still training.
     one.wait_for(has(one, "t0003", 1))
     assert [one.trial(f"t000{i}").status for i in (1, 2)] == ["oom", "nan"], one.log
-    assert "allocate memory" in one.trial("t0001").reason
     assert "finite" in one.trial("t0002").reason
-    assert len({pids(one, f"t000{i}")[0] for i in range(4)}) == 1  # one driver process for all
-    os.kill(pids(one, "t0003")[0], signal.SIGKILL)
+    os.kill(pids(one, "t0003")[1], signal.SIGKILL)
     one.wait_for(lambda: one.trial("t0003").finished)
-    orphaned = one.trial("t0003")
-    assert (orphaned.status, len(orphaned.points)) == ("ok", 2)
-    assert len(one.events("t0003", "worker")) == 1
+    killed = one.trial("t0003")
+    assert (killed.status, len(killed.points), killed.attempts) == ("ok", 2, 2)
+    assert len(one.events("t0003", "point")) == 2  # the first point was not measured again
 
-    # A slot, which trials and workers meet at, dies.
+    # The search dies, and its worker with it, as in a power cut.
     one.wait_for(has(one, "t0004", 1))
-    ray_process(process, "ray::Slot").kill()
-    one.wait_for(lambda: one.trial("t0004").finished)
-    assert (one.trial("t0004").status, len(one.events("t0004", "point"))) == ("ok", 2)
-
-    # The search dies, and its worker with it, as in a power cut: alone it could finish the trial before it notices.
-    one.wait_for(has(one, "t0005", 1))
     family = of_search(process)
-    for pid in (pids(one, "t0005")[1], process.pid):
+    for pid in (pids(one, "t0004")[1], process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     assert all_gone(family) == []
     before = one.journals
-    assert not one.trial("t0005").finished
-    assert [t.state.name for t in one.study] == ["COMPLETE"] * 5 + ["RUNNING"]
+    assert [t.state.name for t in one.study] == ["COMPLETE"] * 4 + ["RUNNING"]
 
     # Resume measures what is left; again, it does nothing twice, and a name is never overwritten.
     one.run("--resume", "faults")
     after = one.journals
-    finished = [f"t000{i}" for i in range(5)]
-    assert {name: after[name] for name in finished} == {name: before[name] for name in finished}
-    assert after["t0005"].startswith(before["t0005"])
-    resumed = one.trial("t0005")
-    assert (resumed.status, len(resumed.points)) == ("ok", 2)
-    assert len(one.events("t0005", "point")) == 2
+    assert {name: after[name] for name in before if name != "t0004"} == {
+        name: before[name] for name in before if name != "t0004"
+    }
+    assert after["t0004"].startswith(before["t0004"])
+    assert (one.trial("t0004").status, len(one.events("t0004", "point"))) == ("ok", 2)
     one.run("--resume", "faults")
     assert one.journals == after
-    assert one.start(str(one.file), "--name", "faults").wait(60) == 2
+    assert one.start(str(one.file), "--name", "faults").wait(WAIT_S) == 2
     assert "--name: 'faults' exists" in one.log
 
     # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
     study = one.study
-    assert [t.state.name for t in study] == ["COMPLETE"] * 6
-    assert [t.user_attrs["status"] for t in study] == ["ok", "oom", "nan", "ok", "ok", "ok"]
-    ended = (0, 3, 4, 5)
-    assert [study[i].value for i in ended] == [one.trial(f"t000{i}").points[-1]["frechet"] for i in ended]
+    assert [t.state.name for t in study] == ["COMPLETE"] * 5
+    assert [t.user_attrs["status"] for t in study] == ["ok", "oom", "nan", "ok", "ok"]
+    ended = (0, 3, 4)
+    assert [study[i].value for i in ended] == [one.trial(f"t000{i}").points[-1]["error"] for i in ended]
     assert min(study[1].value, study[2].value) > max(study[i].value for i in ended)
 
     # What a user reads and browses.
     summary = block(one.log)
-    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("6", "4", "1", "1")
-    best = min((one.trial(f"t000{i}") for i in ended), key=lambda t: t.points[-1]["frechet"])
-    assert summary["best_trial"] == best.name
-    assert float(summary["training_s"]) + float(summary["compile_s"]) >= 12.0
-    assert (one.folder / "trials" / best.name / "samples.png").stat().st_size > 500
-    assert (one.folder / "trials" / best.name / "weights.safetensors").exists()
+    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("5", "3", "1", "1")
     assert not list(one.folder.glob("trials/*/checkpoint.pt"))
-    assert any(path.name.startswith("t0003_batch_size=64") for path in one.folder.glob("tune/*/*"))
+    assert any(path.name.startswith("t0003_fault=waits") for path in one.folder.glob("tune/*/*"))
 
 
 @pytest.fixture
