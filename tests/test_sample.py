@@ -274,9 +274,13 @@ def test_weights_of_another_workload_are_refused_before_its_file_is_run(tmp_path
     assert "runs " not in error
 
 
-def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("inside", ["workload", "workload/parts"])
+def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, monkeypatch, inside):
     monkeypatch.setattr(sys, "path", [*sys.path])
     name = stored(tmp_path / "sent", "weights")
+    (tmp_path / "sent" / inside).mkdir(exist_ok=True)
+    program = (tmp_path / "sent/workload/mine.py").rename(tmp_path / "sent" / inside / "mine.py")
+    (tmp_path / "sent" / "config.yaml").write_text(f"workload: {inside}/mine.py\n")
     assert evaluate.main([str(name)]) == 2
-    assert f"runs {tmp_path / 'sent' / 'workload' / 'mine.py'}\n" in capsys.readouterr().err
-    assert (tmp_path / "sent" / "workload" / "ran").exists()
+    assert f"runs {program}\n" in capsys.readouterr().err
+    assert program.with_name("ran").exists()

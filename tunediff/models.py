@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems, code
+from tunediff.config import ConfigError, Systems, recorded
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 
@@ -223,7 +223,7 @@ def _name_of_run(folder: Path) -> str:
 
 def _of_checkpoint(path: Path) -> Saved:
     content = _inside(path, "config")
-    content["workload"] = code.near(content["workload"], path.absolute().parent)
+    content["workload"] = recorded.trained_by(content["workload"], path.absolute().parent)
     config = cfg.from_dict(content, str(path))
     return Saved(config, path, "run", _name_of_run(path.parent), path.parent)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import searches
 from tests.helpers import CPU
-from tunediff import cli, search, search_space, train
+from tunediff import cli, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.api import search_setup, train_run
 from tunediff.api.calls import words
@@ -24,6 +25,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
+from tunediff.report import __main__ as report
 from tunediff.search_space import default_space
 from tunediff.training import check, weights
 from tunediff.training.engine import Engine
@@ -182,6 +184,51 @@ def test_a_journal_is_read_where_its_search_lies_now(mine, tmp_path):
     (tmp_path / "night").rename(tmp_path / "moved")
     known = record.read_trial(tmp_path / "moved/trials/t0000")
     assert known.configuration.schema.workload == str(tmp_path / "moved/workload/mine.py")
+
+
+@pytest.fixture
+def gift(tmp_path):
+    """A search of a shipped workload by somebody else, with files that leave a trace where they are run."""
+    space = searches.make(tmp_path / "gift")
+    places = [searches.write(tmp_path / "gift", space, number) for number in range(2)]
+    for place in (tmp_path, tmp_path / "gift", tmp_path / "gift/workload", places[1] / "workload"):
+        place.mkdir(exist_ok=True)
+        (place / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    (tmp_path / "gift/workload/link.py").symlink_to(tmp_path / "evil.py")
+    (places[1] / "config.yaml").write_text("workload: workload/evil.py\n")
+    return tmp_path / "gift"
+
+
+def answers(gift, capsys):
+    """Exit codes and messages of the commands that read a search; none has run a file."""
+    codes = [command.main(["gift", "--storage", str(gift.parent)]) for command in (report, export)]
+    assert not (gift.parent / "ran").exists()
+    return codes, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x/workload/../evil.py", "{}/workload/evil.py", "{}/trials/t0001/workload/evil.py", "{}/evil.py", "tests.evil"],
+)
+def test_no_file_is_run_because_a_journal_names_it(gift, capsys, name):
+    journal = gift / "trials/t0001/journal.jsonl"
+    lines = journal.read_text()
+    assert '"workload": "diffusion"' in lines
+    journal.write_text(lines.replace('"workload": "diffusion"', f'"workload": "{name.format(gift)}"'))
+    codes, errors = answers(gift, capsys)
+    assert codes == [cli.OK, cli.BAD_INPUT]
+    assert "1 journal was not readable and left out" in (gift / "report.html").read_text()
+    assert f"t0001: workload: {name.format(gift)} is not allowed; allowed: the file of its own search" in errors
+
+
+@pytest.mark.parametrize("name", ["evil.py", "../evil.py", "workload/link.py", "workload/../evil.py", "tests.evil"])
+@pytest.mark.parametrize("file", ["baseline.yaml", "search.yaml"])
+def test_no_file_is_run_that_is_not_the_copy_of_a_search(gift, capsys, name, file):
+    lines = [line for line in (gift / file).read_text().splitlines() if not line.startswith(("workload:", "base:"))]
+    (gift / file).write_text("\n".join([*lines, f"workload: {name}", ""]))
+    codes, errors = answers(gift, capsys)
+    assert codes == [cli.BAD_INPUT] * 2
+    assert errors.count(f"{gift / file}: workload: {name} is not allowed; allowed: a file in {gift / 'workload'}") == 2
 
 
 # ------------------------------------------------------------------------------------------------------- what is searched

@@ -12,14 +12,14 @@ from tunediff import config as cfg
 from tunediff.analysis import failed
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
-from tunediff.config import ConfigError, Metric, Values
+from tunediff.config import ConfigError, Metric, Values, recorded
 from tunediff.core import trial_record
 from tunediff.core.clock import Unit, UnitName
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchBudget
 
 FILE = "compare.yaml"
-SIDES = ("A", "B")
+SIDES = recorded.SIDES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +153,11 @@ def read(folder: Path) -> Pairs:
     first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
     if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - content.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
+    files = [folder / side / recorded.CONFIG for side in SIDES]
+    for file in files:
+        recorded.own_file(file, file.parent)
     return Pairs(
-        folder, (content["a"], content["b"]), tuple(cfg.load(folder / side / "config.yaml") for side in SIDES),
+        folder, (content["a"], content["b"]), tuple(map(cfg.load, files)),
         content["budget_s"], content["pairs"], content["within"], content["compile"] == "charged",
         [(runs.get(number), runs.get(number + 1)) for number in first], content.get("unit", "wall"),
     )  # fmt: skip

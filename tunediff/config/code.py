@@ -178,7 +178,7 @@ def load(code: Code) -> ModuleType:
     modules = _imported.get(code.version)
     if modules is None:
         _check_name(code)
-        if announces and code.root.name == FOLDER:
+        if announces and FOLDER in code.file.parts:
             print(f"runs {shown(code.file)}", file=sys.stderr)
         _put_first(code)
         module = _import(code)
@@ -228,16 +228,6 @@ def _check_name(code: Code) -> None:
 
 def _name(relative: Path) -> str:
     return ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-
-
-def near(name: str, folder: Path) -> str:
-    """Return the current path of the user's file that a journal in `folder` names; the folder may have moved."""
-    if name.endswith(".py"):
-        inside = Path(name.rpartition(f"/{FOLDER}/")[2])
-        for parent in (folder, folder.parent.parent):
-            if not inside.is_absolute() and (parent / FOLDER / inside).is_file():
-                return str((parent / FOLDER / inside).absolute())
-    return name
 
 
 # -------------------------------------------------------------------------------------------------- what went wrong

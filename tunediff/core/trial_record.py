@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Values, code
+from tunediff.config import ConfigError, Values, recorded
 from tunediff.core.clock import UNITS, UnitName
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import naming_file
@@ -261,7 +261,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
                 record = TrialRecord(**own, unit=unit, started=when, last_written=when)
                 # The folder of the search, with its copy of the workload, may have moved
-                record.config["workload"] = code.near(str(record.config.get("workload")), folder)
+                record.config["workload"] = recorded.trained_by(str(record.config.get("workload")), folder)
             if "device" not in record.environment:  # else the workers that it names may still train the trial
                 record.environment = event.get("environment", {})
             record.attempts += 1

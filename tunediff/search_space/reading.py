@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Metric, removed
+from tunediff.config import ConfigError, Lines, Metric, recorded, removed
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
@@ -90,6 +90,7 @@ def of_search(folder: Path) -> Path:
     why = "does not say of which workload its knobs are; use that version, or search again"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
     refuse(earlier, f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml {why}")
+    recorded.check_search(folder)
     return folder / "search.yaml"
 
 
