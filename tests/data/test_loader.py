@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import types
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Iterator, MutableMapping
