@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers import Hands, timed, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin, loss_of
+from tunediff.core.clock import Budget, Clock
 from tunediff.training import state
 from tunediff.training.prefetched import Prefetched
 
@@ -108,6 +109,7 @@ KINDS = {
     "4 processes": {"processes": 4, "batch_s": 1.0, "held": True},
     "4 processes, prefetch 8": {"processes": 4, "batch_s": 1.0, "room": 32, "held": True},
     "8 processes": {"processes": 8, "batch_s": 2.0, "room": 16, "held": True},
+    "8 processes, few batches": {"processes": 8, "batch_s": 1.0, "room": 16, "held": True, "budget_s": 12.0},
     "batches longer than the time between evaluations": {"processes": 4, "batch_s": 10.0, "held": True, "budget_s": 480.0, "points": 60},
 }  # fmt: skip
 
@@ -210,3 +212,40 @@ def test_loader_processes_wait_while_any_checkpoint_is_written(tmp_path, monkeyp
     train(config, seconds=60.0, clock=timed(60.0, hands), folder=tmp_path, checkpoint_every_s=10.0, body=body)
     assert len(closed) > config.evaluation.points
     assert all(closed)
+
+
+# --------------------------------------------------------------------------------------------------------- on a device
+def on_device(evaluation_s, step_s, **how):
+    """Train on a device that works on while the host fetches; the clock is read every second step."""
+    hands, free_s = Hands(), 0.0
+
+    def synchronize():
+        hands.s = max(hands.s, free_s)
+
+    loader, phases = Loader(hands, **how), Phases()
+    phases.of_device = True
+    clock = Clock(Budget(48.0), synchronize, hands)
+    prefetched, steps, charged_s = Prefetched(clock, phases, loader), 0, 0.0
+    prefetched.fetch(loader)
+    prefetched.hold()
+    for point in range(1, 7):
+        with clock.part("train"), prefetched.at_work():
+            while clock.read() < 48.0 * point / 6:
+                for _ in range(2):
+                    prefetched.fetch(loader)
+                    hands.s, steps = hands.s + 0.001, steps + 1
+                    free_s = max(free_s, hands.s) + step_s
+        charged_s += prefetched.facts()["batches_ahead_s"]
+        hands.s += evaluation_s
+    assert clock.seconds["data_wait"] == 0.0, "`Meter.read` moves there what the device waits"
+    return steps, charged_s
+
+
+@pytest.mark.parametrize("how", [{}, {"processes": 4, "batch_s": 1.0, "held": True}])
+def test_a_device_that_works_while_the_host_waits_is_charged_what_it_would_have_waited(how):
+    steps, _ = on_device(0.0, 0.1, **how)
+    assert steps == pytest.approx(192, rel=0.03)
+    assert on_device(9.0, 0.1, **how)[0] == pytest.approx(steps, rel=0.03)
+    slow, charged_s = on_device(0.0, 0.5, **how)
+    assert charged_s == 0.0
+    assert on_device(9.0, 0.5, **how) == (slow, 0.0), "the device is what the loop waits for"

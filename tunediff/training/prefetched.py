@@ -18,6 +18,8 @@ WINDOW = 256
 """Batches up to the last one by which a loader's speed is known."""
 
 
+SURE = 3
+"""Waits of the loop from which on the speed is no longer that of processes which began one after the other."""
 STALL = 0.3
 """A batch was waited for, and did not only take its time to be handed over, from this part of a usual wait on."""
 
@@ -41,6 +43,8 @@ class Speed(NamedTuple):
     """Part of it for which the loop waits."""
     stall_s: float
     """How long it waits where no batch is ready: several intervals, if several come at once."""
+    stalls: int
+    """How often the loop waited so, as far as it was measured."""
     burst: float
     """Batches that come at once then: about as many as there are processes, if these are in step."""
 
@@ -99,10 +103,10 @@ class Prefetched:
         self.gate.close()
         now_s = self._clock.now()
         self._measure()
-        if self._runs and self._speed is not None:
+        if self._runs and (speed := self._sure) is not None:
             # What a loader was ahead is lost where the loop was slower than the loader
             spent_s = self._clock.train_s - self._began_s
-            slower_s = spent_s - (self._taken + self._ready) * self._speed.interval_s
+            slower_s = spent_s - (self._taken + self._ready) * speed.interval_s
             self._lead_s = max(0.0, self._lead_s - max(0.0, slower_s))
         if self._runs:
             self._ran_s += now_s - self._changed_s
@@ -114,7 +118,7 @@ class Prefetched:
         now_s = self._clock.now()
         if self.gate.worked_s is None:
             self._lead_s += now_s - self._changed_s
-        if self._speed is not None or not self._taken:
+        if self._sure is not None or not self._taken:
             self._taken, self._waited_s, self._charged_s = -self._ready, 0.0, 0.0
             self._began_s = self._clock.train_s
         self._runs, self._changed_s = True, now_s
@@ -129,7 +133,7 @@ class Prefetched:
             self._lead_s, self._noted_s = self._lead_s + noted_s - self._noted_s, noted_s
         if self._lead_s <= 0.0:
             return
-        if self._speed is None:
+        if self._sure is None:
             self._measure()
         if (speed := self._speed) is None:
             return
@@ -145,15 +149,20 @@ class Prefetched:
             self._charged_s += seconds
             self._point_s += seconds
             self._point_batches += seconds / speed.wait_s
-        if self._waited_s >= 0.9 * speed.stall_s:
+        if self._sure is not None and self._waited_s >= 0.9 * speed.stall_s:
             self._lead_s = 0.0  # no batch was ready: none is left that was made meanwhile
 
+    @property
+    def _sure(self) -> Speed | None:
+        """Return the speed if it is known well enough to forget what was before."""
+        return self._speed if self._speed is not None and self._speed.stalls >= SURE else None
+
     def _measure(self) -> None:
-        """Measure the loader's speed over the last batches; keep it where there were too few."""
+        """Measure the loader's speed over the last batches; keep it where the loop waited for too few of them."""
         speed = _speed(self._takes, across=False)
         if speed is None and self.gate.worked_s is not None:
             speed = _speed(self._takes, across=True)
-        if speed is not None:
+        if speed is not None and (self._sure is None or speed[0].stalls >= SURE):
             self._speed, self._ready = speed
 
     def facts(self) -> dict[str, Any]:
@@ -191,5 +200,5 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, 
         last, count, waited_s = take, 0, 0.0
     if not stalls:
         return None
-    speed = Speed(interval_s / batches, wait_s / batches, stall_s, batches / stalls)
+    speed = Speed(interval_s / batches, wait_s / batches, stall_s, stalls, batches / stalls)
     return speed, max(0.0, speed.burst - 1 - count)
