@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.print_json(compare_run.as_json(folder))
         else:
             print("\n".join(compare_run.lines(folder)), flush=True)
-    return EXITS[pairs.read(folder).verdict]
+    return EXITS.get(pairs.read(folder).verdict or "", cli.FAILED)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ Rules:
 - Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.candidates` chooses, until
   `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
   `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
+- Equal: configurations that are equal, in noise that differs, of coarse metrics, and confirmed again (`equal.py`).
 - Reruns: searches of 18 to 40 trials, the baseline twice among them, without and with the reruns that
   `tuning.reruns.next_rerun` chooses; these replace trials. "one": one configuration is better, and drawn before the
   reruns; "tenth": each is with one chance in ten, so that what is not drawn any more may have been one. Any that is
   better may be named.
 
-Writes believe.csv. About ten minutes on one core.
+Writes believe.csv and equal.csv. About a quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
+from benchmarks.believe import equal
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli, search_space
 from tunediff import config as cfg
-from tunediff.analysis import Results, noise, statistics
+from tunediff.analysis import Results, confirmation, noise, statistics
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.sequential import Look, look
@@ -215,7 +217,7 @@ def finalists(source: Measured | Drawn, gain: float, of: int, rng: np.random.Gen
 def confirm(values: Numbers) -> tuple[Look, Numbers]:
     """Rounds of [configurations, MOST] until it is over: the last look, and the rounds that were run."""
     for many in range(1, values.shape[1] + 1):
-        if (test := look(values[:, :many], values.shape[1])).over:
+        if (test := look(values[:, :many], values.shape[1], level=confirmation.level(Path("confirm")))).over:
             break
     return test, values[:, :many]
 
@@ -224,17 +226,20 @@ def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers)
     """The place of the winner among the finalists, as a search names it; None: none is."""
     groups = []
     for row, (trial, one) in enumerate(zip([None, *again], [Difference(), *test.differences], strict=True)):
-        runs = [Trial(f"c{seed}", seed, {}, {}, "").reach(float(value)) for seed, value in enumerate(values[row])]
+        runs = [
+            Trial(f"c{seed}", seed, {"seed": seed}, {}, "").reach(float(value))
+            for seed, value in enumerate(values[row])
+        ]
         changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
         groups.append(Group(dict(changed), dict(changed), [*runs], [*runs], one))
-    compared_ = Comparison(results, results.metric, groups, test.ratios, test.resolution)
+    compared_ = Comparison(results, results.metric, groups, test.ratios)
     winner = Confirmation(results, compared_, test).winner
     return None if winner is None else next(place for place, one in enumerate(groups[1:]) if one is winner)
 
 
 def three_seeds(values: Numbers) -> int | None:
     """The rule before: three seeds each, Holm's correction, the best of those that are better."""
-    against, _, _ = statistics.differences(values[:, :3])
+    against, _ = statistics.differences(values[:, :3])
     better = [place for place, one in enumerate(against) if one.verdict == BETTER]
     return min(better, key=lambda place: float(values[1 + place, :3].mean()), default=None)
 
@@ -403,7 +408,7 @@ SEARCHED = ["among", "named_among", "named", "other", "refused"]
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=2000, help="per noise and gain (default: %(default)s)")
+    parser.add_argument("--comparisons", type=int, default=3000, help="per noise and gain (default: %(default)s)")
     parser.add_argument("--searches", type=int, default=1000, help="per noise, gain, finalists (default: %(default)s)")
     parser.add_argument("--races", type=int, default=300, help="per noise, trials, reruns (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -419,6 +424,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.allow(args.searches >= 1, "--searches", args.searches, "a whole number of at least 1")
     cli.allow(args.races >= 1, "--races", args.races, "a whole number of at least 1")
     rng, noise_sources, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
+    of_equal = pd.DataFrame(list(equal.rows(args.comparisons, args.seed)))
+    with cli.writing("--out", args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+        of_equal.to_csv(args.out / "equal.csv", index=False, float_format="%.4g")
+    for part, table in of_equal.groupby("part", sort=False):
+        print(f"{part}\n{table.dropna(axis=1, how='all').to_string(index=False)}\n", flush=True)
     for name, source in noise_sources.items():
         rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
         if name != "confirmed":  # its seeds have three configurations at most
@@ -431,7 +442,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
     with cli.writing("--out", args.out):
-        args.out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
     print(f"seed {args.seed}; numpy {np.__version__}; at most {MOST} rounds")
     print("\n".join(tables(frame, noise_sources)))

@@ -85,17 +85,32 @@ def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
     assert confirmation.latest(found) == folder
 
 
-def test_other_finalists_get_another_folder(tmp_path):
+def test_other_finalists_get_another_folder_and_other_seeds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
-    confirming.prepare(found)
+    confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
     better = Journal(found.folder / "trials" / "t0004")
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=0.1, seconds={})
     folder, wanted = confirming.prepare(analysis.read(found.folder))
     assert folder.name == "confirm-2"
     assert [point["loader.batch_size"] for point in wanted.candidates[:3]] == [128, 512, 64]
+    assert {point["seed"] for point in wanted.candidates} == {2000, 2001, 2002, 2003}, "none that the first ones had"
+    write_trials(folder, wanted, lambda size, seed: 2.0 + 0.01 * (-1) ** (seed * size // 64))
+    shown = evidence.read(analysis.read(found.folder))
+    (other,) = summary.values(shown, 1.0)["other_confirmations"]
+    assert (other["name"], other["winner"]) == ("confirm", {"loader.batch_size": 64})
+    assert f"confirm, with other finalists: {other['verdict']}" in sentences(shown.confirmation)
+    assert sentences(context.read(found.folder).evidence.confirmation) == sentences(shown.confirmation)
     assert confirmation.latest(analysis.read(found.folder)) == folder
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=9.0, seconds={})
     assert confirmation.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
+
+
+def test_finalists_in_another_order_are_no_other_finalists(tmp_path):
+    found = searched(tmp_path, lambda size, seed: {32: 3.0, 64: 1.0, 128: 2.0, 256: 1.5, 512: 4.0}[size])
+    folder, _ = confirming.prepare(found)
+    better = Journal(found.folder / "trials" / "t0003")
+    better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=0.1, seconds={})
+    assert confirming.prepare(analysis.read(found.folder))[0] == folder
 
 
 def test_a_search_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
@@ -242,7 +257,7 @@ def test_planted_noise_is_refused(tmp_path):
     first, why, _ = sentences(told)
     assert first.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds")
     assert re.fullmatch(
-        r"4 seeds can detect differences of about \d+ %; all 4 seeds have been run.", why.replace("\xa0", " ")
+        r"4 seeds can detect differences of about \d+ % to \d+ %; all 4 seeds have been run.", why.replace("\xa0", " ")
     )
     bias = told.bias(next(group for group in told.compared.others if group.changed["loader.batch_size"] == 256))
     assert bias[0] == pytest.approx(1.4)

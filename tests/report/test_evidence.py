@@ -290,16 +290,6 @@ def test_without_a_known_noise_nothing_is_claimed(tmp_path, capsys, plain):
     assert "Whether there is a difference to explain is not known: one run each" in page
 
 
-def test_equal_runs_are_not_called_one_run_each(tmp_path, capsys, plain):
-    """They were paid for and are in the table; they do not show the noise."""
-    equal = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0), 32: (4, 3, 3, 3)}, repeats=(2.0,))
-    output, block = told(equal, capsys)
-    assert block["speedup_unknown"] == "the runs of one configuration are equal, which does not show their noise"
-    page = words(written(equal.folder))
-    assert "The runs of one configuration are equal: how much of that is chance is unknown" in page
-    assert "one run each" not in (page + output + str(block)).lower()
-
-
 def test_more_than_the_noise_is_told_with_its_reasons(tmp_path, capsys, plain):
     ahead = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)})
     block = evidence.read(ahead)

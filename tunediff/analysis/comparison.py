@@ -80,9 +80,6 @@ class Comparison:
     groups: list[Group]
     ratios: bool = True
     """Whether differences are ratios to the baseline."""
-    resolution: float | None = None
-    """The smallest difference from the baseline that would be significant: a ratio − 1, or in units of the
-    metric; None: not known."""
 
     @property
     def values(self) -> NDArray[np.float64]:
@@ -105,6 +102,14 @@ class Comparison:
             return self.results.label
         labels = (last(trial, "final_label") for group in self.groups for trial in group.done)
         return str(next(filter(None, labels), f"final {self.results.label}"))
+
+    @property
+    def resolutions(self) -> list[float]:
+        """Return the smallest differences from the baseline that would be significant, of every tested configuration.
+
+        A ratio − 1, or in units of the metric. They differ as the noise of configurations does.
+        """
+        return [least for group in self.others if (least := group.difference.resolution) is not None]
 
     @property
     def effect(self) -> str:
@@ -209,12 +214,12 @@ def compare(results: Results, metric: str | None = None) -> Comparison:
     compared = Comparison(results, metric, groups)
     if compared.baseline is None:
         return compared
-    against, resolution, ratios = differences(compared.values, results.falls, results.ratios)
+    against, ratios = differences(compared.values, results.falls, results.ratios)
     verdicts = [Difference(verdict=BASELINE), *against]
     judged = [
         dataclasses.replace(group, difference=difference) for group, difference in zip(groups, verdicts, strict=True)
     ]
-    return Comparison(results, metric, judged, ratios, resolution)
+    return Comparison(results, metric, judged, ratios)
 
 
 def _rates(group: Group) -> list[float]:

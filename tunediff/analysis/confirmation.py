@@ -6,11 +6,16 @@ The confirming runs are made after it was chosen, on seeds that had no part in c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,13 +25,26 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, failed, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
-from tunediff.analysis.statistics import BASELINE, BETTER, Difference, mean, sd
+from tunediff.analysis.statistics import BASELINE, BETTER, LEVEL, WORSE, Difference, mean, sd
+from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
 
 
 def folder_name(number: int) -> str:
     """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2, …"""
     return "confirm" if number == 1 else f"confirm-{number}"
+
+
+FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
+"""Share of the error that the first confirmation of a search spends, and that each further one spends of what the one
+before it had: together no more than all of it. Halves would leave the first one less than 92 % of chances to find 2 sd
+of a run in one of three finalists."""
+
+
+def level(folder: Path) -> float:
+    """Return the probability of any wrong verdict that the confirming runs in a folder may have."""
+    number = re.fullmatch(r"confirm-(\d+)", folder.name)
+    return LEVEL * FIRST_SHARE * FURTHER_SHARE ** (int(number[1]) - 1 if number else 0)
 
 
 def folder_within(folder: Path) -> str:
@@ -68,6 +86,8 @@ class Confirmation:
     compared: Comparison
     look: Look
     """The sequential test of the rounds so far, with the groups except the baseline in their order."""
+    others: Sequence[Confirmation] = ()
+    """The other confirmations of the search, of other finalists."""
 
     @property
     def metric(self) -> str:
@@ -77,6 +97,11 @@ class Confirmation:
     @property
     def label(self) -> str:
         return self.compared.label
+
+    @property
+    def name(self) -> str:
+        """Return the folder of the runs, inside that of the search."""
+        return self.compared.results.folder.name
 
     @property
     def over(self) -> bool:
@@ -114,11 +139,13 @@ class Confirmation:
         return primary if primary in better and not self._beyond(best, primary) else best
 
     def _beyond(self, group: Group | None, other: Group | None) -> bool:
-        """Return whether two groups differ significantly, by the standard error of a difference to the baseline."""
-        groups = (group, other)
-        first, second = (math.nan if entry is None else entry.difference.estimate or math.nan for entry in groups)
-        distance = abs(math.expm1(abs(math.log(first / second)))) if self.look.ratios else abs(first - second)
-        return self.look.resolution is not None and distance > self.look.resolution
+        """Return whether two groups differ significantly, tested as a finalist and the baseline are."""
+        if group is None or other is None or group is other:
+            return False
+        rows = [self.compared.groups.index(entry) for entry in (other, group)]
+        share, falls = level(self.compared.results.folder) / len(self.compared.others), self.search.falls
+        test = look(self.compared.values[rows], self.look.most, falls, self.search.ratios, level=share)
+        return test.differences[0].verdict in (BETTER, WORSE)
 
     @property
     def leader(self) -> Group | None:
@@ -181,10 +208,10 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     for row, group in enumerate(compared.groups):
         if group.changed and any(map(failed, group.runs)):
             values[row] = math.nan  # it is out, and the others' rounds count without it
-    test = look(values, runs.space.seeds, search.falls, search.ratios)
+    test = look(values, runs.space.seeds, search.falls, search.ratios, level=level(runs.folder))
     against = [Difference(verdict=BASELINE), *test.differences]
     groups = [replace(group, difference=difference) for group, difference in zip(compared.groups, against, strict=True)]
-    return Confirmation(search, replace(compared, groups=groups, ratios=test.ratios, resolution=test.resolution), test)
+    return Confirmation(search, replace(compared, groups=groups, ratios=test.ratios), test)
 
 
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
@@ -198,20 +225,45 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
     return [comparison for comparison in compared if any(group.done for group in comparison.groups)]
 
 
+def folders(search: Path) -> list[Path]:
+    """Return the folders of the confirming runs of a search, in the order in which they were made."""
+    numbered = (search / folder_name(number) for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
+
+
+def of_finalists(search: Path, trials: object) -> Path | None:
+    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever order; else None."""
+
+    def unordered(points: Any) -> list[str]:
+        return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
+
+    wanted = unordered(trials)
+    same = (path for path in folders(search) if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == wanted)
+    return next(same, None)
+
+
 def latest(results: Results) -> Path | None:
     """Return the folder of the confirming runs of the present finalists, else of the newest; None: there are none."""
-    newest, number, settings = None, 1, results.space.confirm
+    settings = results.space.confirm
     present = content(results, settings.of, settings.seeds, {})["trials"] if settings is not None else None
-    while (folder := results.folder / folder_name(number)).exists():
-        newest, number = folder, number + 1
-        if cfg.read_yaml(folder / "search.yaml").get("trials") == present:
-            break
-    return newest
+    return of_finalists(results.folder, present) or next(reversed(folders(results.folder)), None)
 
 
 def read(results: Results) -> Confirmation | None:
-    """Read the newest confirming runs of a search; None if there are none."""
-    if results.space.confirm is None or (folder := latest(results)) is None:
+    """Read the confirming runs of the present finalists, else the newest, and the others; None if there are none."""
+    if results.space.confirm is None or (chosen := latest(results)) is None:
         return None
-    runs = analysis.read(folder)
-    return confirm(results, runs) if runs.trials else None  # `budget: total` may leave no time for them
+    runs = analysis.read(chosen)
+    if not runs.trials:  # `budget: total` may leave no time for them
+        return None
+    return replace(confirm(results, runs), others=others(results, chosen, analysis.read))
+
+
+def others(results: Results, chosen: Path, read: Callable[[Path], Results]) -> list[Confirmation]:
+    """Return the confirmations of a search except the one in the folder `chosen`; `read` reads a folder's results."""
+    confirmations = []
+    for folder in folders(results.folder):
+        with contextlib.suppress(ConfigError):  # it is damaged
+            if folder != chosen and (runs := read(folder)).trials:
+                confirmations.append(confirm(results, runs))
+    return confirmations

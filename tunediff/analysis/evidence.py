@@ -21,7 +21,6 @@ from tunediff.core.trial_record import TrialRecord
 
 NOT_SIGNIFICANT = "no significant difference from the baseline by one run each"
 UNKNOWN = "one run each, and their noise is not known"
-UNKNOWN_EQUAL = "the runs of one configuration are equal, which does not show their noise"
 NEAR = "within_noise_of_best"
 
 
@@ -46,12 +45,6 @@ class Evidence:
         """Return the noise of one run; None: not known, or every configuration has several runs."""
         confirming = self.confirmation.compared.results if self.confirmation is not None else None
         return noise.measured(self.results, confirming) if self.compared is None else None
-
-    @property
-    def equal_runs(self) -> bool:
-        """Return whether the noise is not known although a configuration ran more than once: its runs are equal."""
-        runs = [values for _, values in self.results.values_of_runs if len(values) > 1]
-        return self.noise is None and any(len(set(values)) == 1 for values in runs)
 
     @functools.cached_property
     def best(self) -> TrialRecord | None:
@@ -147,7 +140,7 @@ class Evidence:
         if reason := self.results.no_baseline(trial):
             return reason
         if not (better := self.better(trial)):
-            return NOT_SIGNIFICANT if better is False else UNKNOWN_EQUAL if self.equal_runs else UNKNOWN
+            return NOT_SIGNIFICANT if better is False else UNKNOWN
         ratio = self.results.time_to_target_speedup(trial)
         if ratio is None or ratio <= 1:
             return "its curve is not ahead"

@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import special
 
 from tunediff.analysis import RATE, Results, curve, without_seed
-from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile
+from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
@@ -34,6 +35,11 @@ class Noise:
     ratios: bool
     falls: bool
     """Whether a smaller value is better."""
+    least: float | None = None
+    """Standard deviation of the configuration with the least noise, where configurations measurably differ in it."""
+    largest: float | None = None
+    """That of the one with the most, which then counts for all."""
+    largest_freedom: int = 0
 
     @property
     def rough(self) -> bool:
@@ -43,14 +49,15 @@ class Noise:
     @property
     def limit(self) -> float:
         """Return the difference that runs of two equal configurations exceed once in ten times: t·√2·sd."""
-        return quantile(CONFIDENCE, self.freedom) * math.sqrt(2) * self.sd
+        sd, freedom = (self.sd, self.freedom) if self.largest is None else (self.largest, self.largest_freedom)
+        return quantile(CONFIDENCE, freedom) * math.sqrt(2) * sd
 
     def differ(self, first: float, second: float) -> bool:
         """Return whether two values differ by more than the noise, in either direction."""
         return not (self.within(first, second) and self.within(second, first))
 
     def within(self, value: float, best: float) -> bool:
-        """Return whether `value` is behind `best` by no more than the noise; without noise, not at all.
+        """Return whether `value` is behind `best` by no more than the noise.
 
         If a value that is compared by ratios is not positive, return whether both are equal.
         """
@@ -61,30 +68,54 @@ class Noise:
 
 
 def measured(results: Results, confirming: Results | None = None, metric: str | None = None) -> Noise | None:
-    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice, or see `pooled`.
+    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice.
 
     `metric`: the objective by default, or `RATE`.
     """
     metric = metric or results.metric
     sets = [runs for runs in (results, confirming) if runs is not None]
-    groups = [values for part in sets for runs in part.groups if len(values := _unselected(part, runs, metric)) > 1]
+    groups = [_unselected(part, runs, metric) for part in sets for runs in part.groups]
     ratios = (results.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
     return pooled(groups, ratios, results.falls and metric != RATE)
 
 
 def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Noise | None:
-    """Return the noise of one run from the values of configurations that ran more than once; None: not known.
+    """Return the noise of one run from the values of configurations; None: none ran more than once.
 
-    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is better. A few runs
-    that are equal do not show that there is no noise: accuracies of a small test set are often equal by chance.
+    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is better. It is at
+    least that of rounding: accuracies of a small test set are often equal by chance.
     """
-    samples = [np.log(values) if ratios else np.array(values) for values in groups if len(values) > 1]
-    if (freedom := sum(len(sample) - 1 for sample in samples)) < 1:
+    rounding = value_step(np.array([value for values in groups for value in values])) / math.sqrt(12)
+    variances, freedoms = list[float](), list[int]()
+    for values in groups:
+        if len(values) > 1:
+            sample = np.log(values) if ratios else np.array(values)
+            floor = rounding / math.exp(sample.mean()) if ratios else rounding
+            variances.append(max(float(sample.var(ddof=1)), floor**2))
+            freedoms.append(len(values) - 1)
+    if not freedoms:
         return None
-    if freedom < ROUGH_FREEDOM and all(len(set(sample)) == 1 for sample in samples):
-        return None
-    squares = sum(float(((sample - sample.mean()) ** 2).sum()) for sample in samples)
-    return Noise(math.sqrt(squares / freedom), freedom, sum(map(len, samples)), len(samples), ratios, falls)
+    freedom = sum(freedoms)
+    sd = math.sqrt(float(np.dot(variances, freedoms)) / freedom)
+    noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, falls)
+    if not differ_in_variance(variances, freedoms):
+        return noise
+    most = int(np.argmax(variances))
+    least, largest = math.sqrt(min(variances)), math.sqrt(variances[most])
+    return dataclasses.replace(noise, least=least, largest=largest, largest_freedom=freedoms[most])
+
+
+def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:
+    """Return whether the variance of any sample differs significantly from that of the others, by F tests."""
+    squares, freedom = float(np.dot(variances, freedoms)), sum(freedoms)
+    for variance, own in zip(variances, freedoms, strict=True):
+        others = freedom - own
+        rest = (squares - own * variance) / max(1, others)
+        if others and rest > 0 and variance > 0:
+            tail = float(special.fdtrc(own, others, variance / rest))
+            if 2 * min(tail, 1 - tail) * len(variances) < LEVEL:
+                return True
+    return False
 
 
 def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> list[float]:

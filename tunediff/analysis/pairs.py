@@ -97,10 +97,15 @@ class Pairs:
         return self.failure is not None or self.look.over
 
     @property
-    def verdict(self) -> str:
-        """Return how B compares with A: `better`, `worse`, `no significant difference`, or `failed`."""
+    def verdict(self) -> str | None:
+        """Return how B compares with A: `better`, `worse`, `no significant difference`, or `failed`.
+
+        None: the comparison is not over.
+        """
         if self.failure is not None:
             return "failed"
+        if not self.over:
+            return None
         verdict = self.look.differences[0].verdict
         return verdict if verdict in (BETTER, WORSE) else "no significant difference"
 
@@ -108,14 +113,15 @@ class Pairs:
     def one_run_tells(self) -> float | None:
         """Return the smallest significant difference of one run each: a ratio − 1, or in units; None while `rough`.
 
-        It is Student's bound for the noise of these pairs. That of `resolution` also allows for every look: after few
-        pairs it is so much wider that several pairs would seem to detect less than one run each.
+        It is Student's bound for the noise of these pairs. That of `resolution` also allows for every look: None
+        as long as it is so much wider that several pairs would seem to detect less than one run each.
         """
-        test = self.look
-        if test.sd is None or self.rough:
+        test, difference = self.look, self.look.differences[0]
+        if difference.sd is None or difference.resolution is None or self.rough:
             return None
         wide = quantile(0.975, test.rounds - 1)
-        return float(np.expm1(wide * np.log1p(test.sd))) if test.ratios else wide * test.sd
+        least = float(np.expm1(wide * np.log1p(difference.sd))) if test.ratios else wide * difference.sd
+        return least if least > difference.resolution else None
 
     @property
     def rough(self) -> bool:

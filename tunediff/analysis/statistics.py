@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,13 @@ ROUGH_FREEDOM = 8
 beyond twice its value."""
 WIDEST = 10.0
 """Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
+
+
+def back_from(ratios: bool) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return what makes estimates of differences, and sizes, of a model that is one of logarithms for `ratios`."""
+    if not ratios:
+        return float, float
+    return lambda offset: math.exp(min(offset, 700.0)), lambda size: math.expm1(min(size, 700.0))
 
 
 def is_wide(low: float | None, high: float | None) -> bool:
@@ -85,8 +92,7 @@ class Difference:
     estimate: float | None = None
     """Ratio of the geometric means, or difference of the means if a value is not positive; None: no common seed."""
     low: float | None = None
-    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds, or a
-    few with equal differences."""
+    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value of this comparison alone."""
@@ -94,94 +100,91 @@ class Difference:
     """The p-value after Holm's correction over all configurations compared with the baseline."""
     verdict: str = TOO_FEW
     """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`."""
+    sd: float | None = None
+    """Standard deviation of the difference of two single runs on one seed, a ratio − 1 or in units."""
+    resolution: float | None = None
+    """The smallest difference that would be significant now, whatever the other configurations do: a ratio − 1 or in
+    units."""
 
 
 def differences(
     values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
-) -> tuple[list[Difference], float | None, bool]:
+) -> tuple[list[Difference], bool]:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run is missing.
 
-    Returns one `Difference` per row but the first; the smallest difference that would be significant in
-    Holm's first step, as a ratio − 1 or in the metric's units (None: not known); and whether estimates are
-    ratios. They are if `ratios` are allowed and all values are positive: the model is then one of
-    logarithms, since noise and effects of distances and rates are proportional.
+    Returns one `Difference` per row but the first; and whether estimates are ratios. They are if `ratios` are
+    allowed and all values are positive: the model is then one of logarithms, since noise and effects of
+    distances and rates are proportional.
 
-    Configurations that have every seed of the baseline are fitted together by value = configuration + seed
-    + noise, a randomised block design. The variance of the noise is that of the residuals, with (G−1)(S−1)
-    degrees of freedom for G configurations and S seeds; a difference has twice its S-th part. A
-    configuration that lacks a seed is compared by a paired t-test on its own. Holm's correction: S. Holm,
-    Scand. J. Statist. 6 (1979), 65–70.
+    Configurations may differ in noise, so each is compared by a paired t-test of its own, over the seeds that
+    it shares with the baseline. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
     """
-    # Seeds of the baseline, and the pooled standard error of a difference
     ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
-    y = np.log(values) if ratios else values
-    y = y[:, np.isfinite(y[0])]
-    seeds = y.shape[1]
-    complete = np.isfinite(y).sum(axis=1) == seeds
-    pooled, freedom = math.nan, (int(complete.sum()) - 1) * (seeds - 1)
-    if freedom > 0:
-        pooled = block_sd(y[complete]) / math.sqrt(seeds)
+    y, step = np.log(values) if ratios else values, value_step(values)
 
-    # One test per configuration
-    tested: list[tuple[float, float, int] | None] = []  # difference, its standard error, degrees of freedom
-    for row, whole in zip(y[1:], complete[1:], strict=True):
-        pairs = (row - y[0])[np.isfinite(row)]
-        if len(pairs) == 0:
-            tested.append(None)
-        elif whole and freedom > 0:
-            tested.append((float(pairs.mean()), pooled, freedom))
-        elif len(pairs) > 1:
-            tested.append((float(pairs.mean()), float(pairs.std(ddof=1)) / math.sqrt(len(pairs)), len(pairs) - 1))
-        else:
-            tested.append((float(pairs[0]), math.nan, 0))
+    # One test per configuration: difference, its standard error, degrees of freedom
+    tested: list[tuple[float, float, int] | None] = []
+    for row in y[1:]:
+        pair = np.stack([y[0], row])[:, np.isfinite(y[0]) & np.isfinite(row)]
+        seeds = pair.shape[1]
+        error = float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds) if seeds > 1 else math.nan
+        tested.append((float((pair[1] - pair[0]).mean()), error, seeds - 1) if seeds else None)
     # Holm's correction and verdicts
-    raw = [None if test is None or _is_untestable(*test) else _p_value(*test) for test in tested]
+    raw = [None if test is None or not test[2] else _p_value(*test) for test in tested]
+    first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in raw))
     judged = zip(tested, raw, holm(raw), strict=True)
-    results = [_judged(test, p, p_holm, ratios, lower_is_better) for test, p, p_holm in judged]
-    # The smallest difference that would be significant
-    many = sum(p is not None for p in raw)
-    if not many or freedom <= 0 or _repeats_exactly(max(abs(test[0]) for test in tested if test), pooled, freedom):
-        return results, None, ratios
-    least = quantile(1 - LEVEL / 2 / many, freedom) * pooled
-    return results, math.expm1(least) if ratios else least, ratios
+    return [_judged(test, p, p_holm, first, ratios, lower_is_better) for test, p, p_holm in judged], ratios
 
 
-def block_sd(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation of the difference of two configurations on one seed, in a randomised block design.
+def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.float64]:
+    """Return the standard deviation of the difference of each row from row 0 on one seed.
 
-    `values` [configurations, seeds], at least two of each, all finite. The residuals of value = configuration + seed +
-    noise have (configurations − 1)(seeds − 1) degrees of freedom; a difference has twice their variance.
+    `y` [configurations, seeds], at least two seeds, all finite, logarithms for `ratios`. It has a floor, the
+    rounding of both values to multiples of `step`, each with step/√12: equal differences of a coarse metric do
+    not show that there is no noise.
     """
-    configurations, seeds = values.shape
-    residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
-    return math.sqrt(2 * float((residuals**2).sum()) / ((configurations - 1) * (seeds - 1)))
+    rounding = step / math.sqrt(12) / (np.exp(y.mean(axis=1)) if ratios else np.ones(len(y)))
+    return np.asarray(np.maximum((y[1:] - y[0]).std(axis=1, ddof=1), np.hypot(rounding[1:], rounding[0])))
+
+
+def value_step(values: NDArray[np.float64]) -> float:
+    """Return the step by which values differ in whole multiples, 1/n for accuracies of n items; 0: there is none.
+
+    NaN: missing. Values may be rounded to single precision.
+    """
+    distinct = np.unique(values[np.isfinite(values)])
+    tolerance = 1e-6 * float(np.abs(distinct).max(initial=0.0))
+    spacings = np.diff(distinct)
+    if not (spacings > tolerance).any():
+        return 0.0
+    off, smallest = distinct - distinct[0], float(spacings[spacings > tolerance].min())
+    # No two values may be neighbours: try parts of the smallest spacing.
+    for parts in range(1, 13):
+        counts = np.rint(off * parts / smallest)
+        step = float(off @ counts / (counts @ counts))
+        if np.abs(off - counts * step).max() <= tolerance:
+            return step
+    return 0.0
 
 
 def _judged(
-    test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, ratios: bool, lower_is_better: bool
-) -> Difference:
-    """Return the result of a test (difference, its standard error, degrees of freedom)."""
+    test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, first: float, ratios: bool,
+    lower_is_better: bool,
+) -> Difference:  # fmt: skip
+    """Return the result of a test (difference, its standard error, degrees of freedom).
+
+    `first`: the probability whose quantile a difference must exceed in Holm's first step.
+    """
     if test is None:
         return Difference()
-    back = math.exp if ratios else float
+    back, share = back_from(ratios)
+    offset, error, freedom = test
     if p is None or p_holm is None:
-        return Difference(back(test[0]))
-    half = quantile(1 - LEVEL / 2, test[2]) * test[1]
-    verdict = SAME if p_holm >= LEVEL else BETTER if (test[0] < 0) == lower_is_better else WORSE
-    return Difference(back(test[0]), back(test[0] - half), back(test[0] + half), p, p_holm, verdict)
-
-
-def _repeats_exactly(difference: float, error: float, freedom: int) -> bool:
-    """Return whether a few differences are equal up to rounding, which does not show that there is no noise.
-
-    Accuracies of a small test set often differ by the same number of items on two or three seeds by chance.
-    """
-    return freedom < ROUGH_FREEDOM and error <= 1e-9 * abs(difference)
-
-
-def _is_untestable(difference: float, error: float, freedom: int) -> bool:
-    """Return whether the noise of a difference other than 0 is not known."""
-    return freedom == 0 or (difference != 0 and _repeats_exactly(difference, error, freedom))
+        return Difference(back(offset))
+    half = quantile(1 - LEVEL / 2, freedom) * error
+    verdict = SAME if p_holm >= LEVEL else BETTER if (offset < 0) == lower_is_better else WORSE
+    sd, resolution = share(error * math.sqrt(freedom + 1)), share(quantile(first, freedom) * error)
+    return Difference(back(offset), back(offset - half), back(offset + half), p, p_holm, verdict, sd, resolution)
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:

@@ -29,7 +29,7 @@ from tunediff.integrations import tracking
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
-from tunediff.search_space.model import SEED_OFFSET
+from tunediff.search_space.model import PAIR_SEED_OFFSET
 from tunediff.training import probe
 from tunediff.tuning import resources
 
@@ -211,7 +211,7 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
     else:
         name = words[0]
     config: Systems = cfg.named(Path(name), words[1:], "command line")
-    return cfg.override(config, {"seed": config.seed + SEED_OFFSET})
+    return cfg.override(config, {"seed": config.seed + PAIR_SEED_OFFSET})
 
 
 def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
@@ -296,7 +296,7 @@ def _refuse_pointless(
         hint = f"change a knob, or its seed by at least {most} to see the noise"
         raise ConfigError(f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}")
     if 0 < abs(seed_distance) < most:
-        seed, allowed = sides[1].seed - SEED_OFFSET, f"A's, or at least {most} away from it"
+        seed, allowed = sides[1].seed - PAIR_SEED_OFFSET, f"A's, or at least {most} away from it"
         raise ConfigError(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds; allowed: {allowed}"
         )

@@ -29,8 +29,8 @@ Side = Any
 class PairVerdict:
     """What a comparison has shown; fields have the names and meanings of the keys in `PairedComparison.json()`."""
 
-    verdict: str
-    """`better`, `worse`, `no significant difference` or `failed`: B, against A."""
+    verdict: str | None
+    """`better`, `worse`, `no significant difference` or `failed`: B, against A; None: not over yet."""
     failure: str | None
     changed: dict[str, Any]
     metric: str
@@ -100,8 +100,8 @@ class PairedComparison:
         return _run(CompareOptions(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus), progress)
 
     def _repr_html_(self) -> str:
-        lines = report.sentences(pairs.read(self.folder))
-        return str(join(el("p", el("b", f"{self.name}: {self.verdict.verdict}")), *(el("p", line) for line in lines)))
+        lines, verdict = report.sentences(pairs.read(self.folder)), self.verdict.verdict or "not decided yet"
+        return str(join(el("p", el("b", f"{self.name}: {verdict}")), *(el("p", line) for line in lines)))
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"

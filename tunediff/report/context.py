@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, confirm, folder_within, latest, longer_budgets
+from tunediff.analysis.confirmation import Confirmation, confirm, folder_within, latest, longer_budgets, others
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
@@ -192,4 +192,7 @@ def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
     unfinished = f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
     message = "" if confirmation is not None and confirmation.over else unfinished
     message += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
+    if confirmation is not None:
+        other = others(results, folder, lambda place: journals.read(place)[0])
+        confirmation = dataclasses.replace(confirmation, others=other)
     return confirmation, message.strip()

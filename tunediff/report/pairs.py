@@ -31,15 +31,16 @@ def sentences(pairs: Pairs) -> list[str]:
     look, b_name = pairs.look, f"B ({pairs.names[1]})"
     if (run := pairs.failure) is not None:
         return [failure(pairs, run)]
-    if look.resolution is None:
+    if (resolution := look.differences[0].resolution) is None:
         return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
     difference = _difference(pairs)
     count = f"{pluralize(look.rounds, 'pair')} of runs"
+    if pairs.verdict is None:
+        return [f"Not decided yet after {count}: {difference}."]
     if pairs.verdict == "no significant difference":
         lines = [f"{b_name} shows no significant difference from A ({pairs.names[0]}) by {count}: {difference}."]
-        equal, more = "any difference is within the requested margin", "more pairs can detect smaller ones"
-        why = why_stopped(look, "pairs", equal=equal, open=more)
-        lines.append(f"They can detect differences of about {_size(pairs, look.resolution)}{why}.")
+        why = why_stopped(look, "pairs", equal="any difference is within the requested margin")
+        lines.append(f"They can detect differences of about {_size(pairs, resolution)}{why}.")
     else:
         better = f"{b_name} is {pairs.verdict} than A ({pairs.names[0]})"
         lines = [f"{better} by more than the noise of {count}: {difference}."]
@@ -60,7 +61,7 @@ def failure(pairs: Pairs, run: TrialRecord) -> str:
 def so_far(pairs: Pairs) -> str:
     """Return the line that is printed after every pair."""
     count = f"after {pluralize(pairs.look.rounds, 'pair')}"
-    verdict = pairs.verdict if pairs.over or pairs.look.resolution else "too few for a test"
+    verdict = pairs.verdict or ("not decided yet" if pairs.look.differences[0].resolution else "too few for a test")
     return f"{count}: {_difference(pairs)}: {verdict}"
 
 
@@ -129,7 +130,7 @@ def comment(pairs: Pairs) -> str:
     """Return verdict, sentences and the table of pairs in Markdown, as a comment of a pull request has them."""
     first, *more = sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
-    head = f"**tunediff: {pairs.verdict}.** {first}"
+    head = f"**tunediff: {pairs.verdict or 'not decided yet'}.** {first}"
     return "\n\n".join([head, *more, f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>", _about(pairs)])
 
 
@@ -153,7 +154,7 @@ def _pairs(pairs: Pairs, files: Files) -> Html:
     header, *lines = _rows(pairs, values_of_pairs)
     method = (
         "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and verdict account for "
-        "a look after every pair (the error of 5 % is spent in equal parts over the looks, after Lan and DeMets). "
+        "a look after every pair (the error of 5 % is spent over the looks, after Lan and DeMets). "
     )
     return join(table(header, lines, stacks=True), note(method, files.links("pairs")))
 

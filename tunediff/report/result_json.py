@@ -27,7 +27,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import to_json
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import verdicts
-from tunediff.report.headline import headline
+from tunediff.report.headline import headline, of_confirmation
 from tunediff.report.study_table import Table
 from tunediff.report.words import with_sd
 
@@ -67,7 +67,7 @@ def search(
         **_speedup(evidence, best),
         "noise": None if noise is None else {
             "sd": noise.sd, "relative": noise.ratios, "runs": noise.runs, "configurations": noise.configurations,
-            "rough": noise.rough,
+            "rough": noise.rough, "least_sd": noise.least, "largest_sd": noise.largest,
         },
         "within_noise_of_best": [trial.name for trial in evidence.near],
         "better_than_noise": evidence.better(best) if best is not None else None,
@@ -109,7 +109,7 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
         "direction": pairs.metric.mode,
         **sides,
         **effects(look.differences[0], look.ratios),
-        "resolution": look.resolution,
+        "resolution": look.differences[0].resolution,
         "one_run_each_tells": pairs.one_run_tells,
         "rough": pairs.rough,
         "stopped": look.state,
@@ -228,6 +228,14 @@ def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
         **{f"confirmed_{name}": value for name, value in shown.items()},
         "value_when_chosen": bias[0] if bias is not None else None,
         "value_on_new_seeds": mean(bias[1]) if bias is not None else None,
+        "other_confirmations": [
+            {
+                "name": other.name,
+                "verdict": of_confirmation(other),
+                "winner": other.winner.changed if other.winner is not None else None,
+            }
+            for other in (confirmation.others if confirmation is not None else ())
+        ],
         "confirmed_configurations": _rows(confirmation.compared if confirmation is not None else None),
     }
 

@@ -52,9 +52,8 @@ def conclusions(compared: Comparison) -> list[str]:
     ):
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
             lines.append(f"{words}: {'; '.join(groups)}.")
-    if (least := compared.resolution) is not None:
-        words = percent(least) if compared.ratios else f"{number(least)} {compared.label}"
-        lines.append(f"A single difference would have to be about {words} to be significant.")
+    if least := _sizes(compared):
+        lines.append(f"A single difference would have to be about {least} to be significant.")
     return lines
 
 
@@ -68,9 +67,13 @@ def noise_words(of: Noise, label: str) -> str:
 
     label: display name of the objective.
     """
-    size = f"{number(100 * of.sd)} %" if of.ratios else f"{number(of.sd)} {label}"
+    sizes = [number(100 * sd) if of.ratios else number(sd) for sd in (of.sd, of.least or 0.0, of.largest or 0.0)]
+    unit = "%" if of.ratios else label
     source = "the baseline" if of.configurations == 1 else f"{of.configurations} configurations"
-    return f"{size} of one run (sd, from {of.runs} runs of {source}{': a rough estimate' * of.rough})"
+    differ = "" if of.largest is None else f"; they differ, from {sizes[1]} to {sizes[2]} {unit}: the largest counts"
+    return (
+        f"{sizes[0]} {unit} of one run (sd, from {of.runs} runs of {source}{': a rough estimate' * of.rough}{differ})"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- remarks
@@ -108,7 +111,7 @@ def unmoved_words(results: Results) -> str:
 # -------------------------------------------------------------------------------------------------------- confirmation
 INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all finalists and for every look at the runs "
-    "(Dunnett's comparison with the baseline, its error spent in equal parts over the looks)"
+    "(each finalist by the noise of its own differences from the baseline, its error spent over the looks)"
 )
 
 
@@ -118,7 +121,12 @@ def sentences(confirmation: Confirmation) -> list[str]:
 
 
 def details(confirmation: Confirmation) -> list[str]:
-    """Return what `sentences` adds to the verdict of the confirming runs: its reason, then the numbers."""
+    """Return what `sentences` adds to the verdict of the confirming runs: its reason, the numbers, other verdicts."""
+    others = [f"{one.name}, with other finalists: {of_confirmation(one)}" for one in confirmation.others]
+    return [*_details(confirmation), *others]
+
+
+def _details(confirmation: Confirmation) -> list[str]:
     if (group := confirmation.leader) is None:
         return []
     lines, primary = list[str](), confirmation.primary
@@ -142,11 +150,17 @@ def details(confirmation: Confirmation) -> list[str]:
 def _undecided(confirmation: Confirmation) -> list[str]:
     """Return the smallest detectable difference, and why no more seeds were run; [] before the first look."""
     look = confirmation.look
-    if look.resolution is None:
+    if not (least := _sizes(confirmation.compared)):
         return []
-    least = percent(look.resolution) if look.ratios else f"{number(look.resolution)} {confirmation.label}"
     why = why_stopped(look, "seeds", decided="all finalists are worse")
     return [f"{pluralize(look.rounds, 'seed')} can detect differences of about {least}{why}."]
+
+
+def _sizes(compared: Comparison) -> str:
+    """Return the smallest significant differences, `12 %`, or `12 % to 30 %` where noise differs; '' if unknown."""
+    words = [percent(least) if compared.ratios else number(least) for least in sorted(compared.resolutions)]
+    unit = "" if compared.ratios else f" {compared.label}"
+    return f"{' to '.join(dict.fromkeys([words[0], words[-1]]))}{unit}" if words else ""
 
 
 def why_stopped(look: Look, rounds: str, **others: str) -> str:

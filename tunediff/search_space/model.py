@@ -23,7 +23,10 @@ SHOWN = 20
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget."""
 SEED_OFFSET = 1000
-"""Offset from the baseline's seed to the first confirming seed: no trial of the search may have used these seeds."""
+"""Offset from the baseline's seed to the first confirming seed, and from there to that of each further confirmation: no
+trial of the search may have used these seeds."""
+PAIR_SEED_OFFSET = SEED_OFFSET // 2
+"""Offset to the first seed of a comparison of two configurations, at most 100, which may have been confirmed."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
 MOST_RUNS = 3

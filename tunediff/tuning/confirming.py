@@ -29,20 +29,18 @@ def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
     """Return folder and space of the runs that confirm `results`, made if new; None if the search has no finalist.
 
     The folder is `confirm` inside that of the search; when a raised limit has brought other finalists, `confirm-2`, and
-    so on, so that the results of the first ones stay.
+    so on, with seeds of its own, so that the results of the first ones stay and have no part in those.
     """
     settings = results.space.confirm
     assert settings is not None
     content = confirmation.content(results, settings.of, settings.seeds, settings.final)
     if not content["trials"]:
         return None
-    number = 1
-    while (folder := results.folder / confirmation.folder_name(number)).exists():
-        space = spaces.load(spaces.of_search(folder))
-        if cfg.read_yaml(folder / "search.yaml")["trials"] == content["trials"]:
-            return folder, space
-        number += 1
-    content |= {"base": "baseline.yaml", "fixed": {"seed": results.space.baseline.seed + SEED_OFFSET}}
+    if (same := confirmation.of_finalists(results.folder, content["trials"])) is not None:
+        return same, spaces.load(spaces.of_search(same))
+    number = 1 + len(confirmation.folders(results.folder))
+    folder, seed = results.folder / confirmation.folder_name(number), results.space.baseline.seed + number * SEED_OFFSET
+    content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 

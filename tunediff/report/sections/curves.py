@@ -205,7 +205,7 @@ def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: st
         lead(sentences[0]),
         figure,
         table(header, rows, marked(compared, best), words=2, stacks=True),
-        el("p", sentences[-1]) if compared.resolution is not None else None,  # the table has the other conclusions
+        el("p", sentences[-1]) if compared.resolutions else None,  # the table has the other conclusions
         note(files.links(name)),
     )
 

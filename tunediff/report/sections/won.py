@@ -63,8 +63,7 @@ def _chance(context: ReportContext) -> str:
     if ended > 2:
         many = f"the best of {ended:,} is biased by its selection"
     if context.evidence.noise is None:
-        runs = "The runs of one configuration are equal" if context.evidence.equal_runs else "One run each"
-        sentence = f"{runs}: how much of that is chance is unknown{f', and {many}' if many else ''}. "
+        sentence = f"One run each: how much of that is chance is unknown{f', and {many}' if many else ''}. "
     else:
         sentence = f"Noise: {noise_words(context.evidence.noise, context.label)}{f'; {many}' if many else ''}. "
     if context.confirming:

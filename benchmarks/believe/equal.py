@@ -1,0 +1,104 @@
+"""What comparisons say of configurations that are equal: in noise that differs, of coarse metrics, confirmed again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.believe.noise import Numbers
+from tunediff.analysis import confirmation
+from tunediff.analysis.sequential import Look, look
+from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
+
+MOST = 12
+SD = 0.15
+"""Of the logarithm of a run of the baseline."""
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Numbers]
+
+
+def outliers(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
+    """Draw normal noise, of which one run in twenty has six times the deviation."""
+    return rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 6, 1)
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
+    """Draw log-normal noise on the scale on which values are compared, with a skewness of 3.7."""
+    return (np.exp(0.8 * rng.standard_normal(shape)) - math.exp(0.32)) / 0.8 / math.exp(0.32)
+
+
+NOISES: dict[str, Draw] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "t3": lambda rng, shape: np.asarray(rng.standard_t(3, shape) / math.sqrt(3)),
+    "outliers": outliers,
+    "skewed": skewed,
+}
+SDS = ((1,), (5,), (1, 1), (0.2, 5), (1, 1, 1), (1, 1, 3), (0.2, 1, 5), (1, 1, 1, 1), (0.2, 1, 1, 5), (5, 5, 5, 5))
+"""Standard deviations of the rivals, over the baseline's."""
+ITEMS = (2, 4, 6, 10, 20)
+
+
+def until_over(values: Numbers, **options: Any) -> Look:
+    """Return the look at which a comparison ends."""
+    for many in range(1, values.shape[1] + 1):
+        if (test := look(values[:, :many], values.shape[1], **options)).over:
+            break
+    return test
+
+
+def shares(looks: Iterator[Look]) -> dict[str, float]:
+    """Return how many comparisons call any rival better, the first one better, any one worse, and their rounds."""
+    rows = []
+    for test in looks:
+        verdicts = [one.verdict for one in test.differences]
+        rows.append((BETTER in verdicts, verdicts[0] == BETTER, WORSE in verdicts, test.rounds))
+    return dict(zip(("better", "named", "worse", "rounds"), np.mean(rows, axis=0).tolist(), strict=True))
+
+
+def of_noise(
+    noise: str, sds: tuple[float, ...], gain: float, times: int, rng: np.random.Generator, level: float = LEVEL
+) -> dict[str, Any]:
+    """Return what comparisons say of rivals with such standard deviations; the first is better by `gain` sd."""
+
+    def drawn() -> Iterator[Look]:
+        for _ in range(times):
+            off = NOISES[noise](rng, (1 + len(sds), MOST)) * np.array([1.0, *sds])[:, None]
+            off[1] -= gain
+            yield until_over(np.exp(SD * off), level=level)
+
+    return {"part": "noise", "noise": noise, "sds": ", ".join(f"{sd:g}" for sd in sds), "gain": gain, "level": level,
+            "times": times, **shares(drawn())}  # fmt: skip
+
+
+def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return what comparisons say of accuracies of a hundred items, of which so many are right by chance."""
+    values = ((90 + rng.binomial(items, 0.5, (2, MOST))) / 100 for _ in range(times))
+    looks = (until_over(accuracies, lower_is_better=False, ratios=False) for accuracies in values)
+    return {"part": "coarse", "items": items, "times": times, **shares(looks)}
+
+
+def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return how many searches name a winner that confirm three equal finalists so many times, each on new seeds."""
+    levels = [confirmation.level(Path(confirmation.folder_name(number + 1))) for number in range(confirmations)]
+    named = 0
+    for _ in range(times):
+        tests = (until_over(np.exp(SD * rng.standard_normal((4, MOST))), level=level) for level in levels)
+        named += any(one.verdict == BETTER for test in tests for one in test.differences)
+    return {"part": "again", "confirmations": confirmations, "times": times, "better": named / times}
+
+
+def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Return all rows, each of so many comparisons or searches."""
+    for noise in NOISES:
+        for sds in SDS:
+            yield of_noise(noise, sds, 0.0, times, np.random.default_rng(seed))
+    first = confirmation.level(Path("confirm"))
+    for sds, level in (((1,), LEVEL), ((1,), first), ((1, 1), first), ((1, 1, 1), LEVEL), ((1, 1, 1), first)):
+        yield of_noise("normal", sds, 2.0, times, np.random.default_rng(seed), level)
+    for items in ITEMS:
+        yield of_items(items, times, np.random.default_rng(seed))
+    for confirmations in (1, 2, 4, 8):
+        yield of_confirmations(confirmations, times, np.random.default_rng(seed))
