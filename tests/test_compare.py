@@ -80,7 +80,7 @@ def test_what_is_asked(given, a, b):
     config = cfg.override(cfg.baseline("digits"), {"loader.batch_size": 64})
     Path("other.yaml").write_text(cfg.dump(config))
     found = asked(*given, "--budget", "2m", "--pairs", "5", "--resolution", "2%", "--compile", "free")
-    base = cfg.override(cfg.baseline("digits"), {"seed": 1000})  # seeds that no search has used
+    base = cfg.override(cfg.baseline("digits"), {"seed": 500})  # seeds that no search has used
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
     assert (found.budget_s, found.most, found.within, found.compile_charged) == (120, 5, pytest.approx(0.02), False)
     assert (found.runs, found.over) == ([], False)
@@ -409,11 +409,11 @@ def test_pairs_run_until_it_is_decided(slot, capsys):
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
     assert slot.notes[:2] == [
-        "A seed 1000",
-        f"A seed 1000  FD (classifier) {slot.notes[1].split()[5]} at 20.0 s  3 images/s",
+        "A seed 500",
+        f"A seed 500  FD (classifier) {slot.notes[1].split()[5]} at 20.0 s  3 images/s",
     ]
     assert [words for words in slot.notes if len(words.split()) == 3][:4] == [
-        "A seed 1000", "B seed 1000", "B seed 1001", "A seed 1001",
+        "A seed 500", "B seed 500", "B seed 501", "A seed 501",
     ]  # fmt: skip
 
 
@@ -430,7 +430,7 @@ def test_compare_warns_once_of_runs_on_different_hardware(slot, capsys, monkeypa
     monkeypatch.setattr(Journal, "point", with_worker)
     assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
     (warning,) = (line for line in capsys.readouterr().out.splitlines() if "runs on" in line)
-    assert "WARNING: A seed 1000 ran on A100 (400 W), B seed 1000 runs on H100 (400 W): what they" in warning
+    assert "WARNING: A seed 500 ran on A100 (400 W), B seed 500 runs on H100 (400 W): what they" in warning
 
 
 def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
@@ -445,7 +445,7 @@ def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
     assert compare.main(["--resume", "x"]) == 0
     out = capsys.readouterr().out
     assert out.count("after 1 pair: ") == 1
-    assert "A seed 1000" not in out
+    assert "A seed 500" not in out
     for name, content in before:
         if name != "t0002":
             assert (Path("ray_results/x/trials") / name / "journal.jsonl").read_bytes() == content
@@ -467,7 +467,7 @@ def test_a_run_that_fails_ends_it(slot, capsys):
     slot.ends = {"t0003": "oom"}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
     out = capsys.readouterr().out
-    assert "B seed 1001  oom  needs 9 GiB" in out
+    assert "B seed 501  oom  needs 9 GiB" in out
     assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
 
 
@@ -563,7 +563,7 @@ def test_compare_json_tells_progress_and_cost_on_stderr(slot, one_second, capsys
     out, error = capsys.readouterr()
     assert json.loads(out)["verdict"] == "better"
     assert re.search(r"^\[ +\d+s\] cost: at most 8m00s of training", error, re.M)
-    assert re.search(r"^\[ +\d+s\] A seed 1000  FD \(classifier\) [\d.]+ at 20.0 s", error, re.M)
+    assert re.search(r"^\[ +\d+s\] A seed 500  FD \(classifier\) [\d.]+ at 20.0 s", error, re.M)
     assert "after 3 pairs: " in error
     assert compare.main(["digits", "loader.batch_size=64", "--name", "y", "--json", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
@@ -578,8 +578,8 @@ def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(slot, one_second
     assert all({"event", "elapsed_s", "phase", "text"} <= event.keys() for event in events)
     starts, ends, looks = ([one for one in events if one["event"] == kind] for kind in ("start", "end", "pair"))
     assert [(one["trial"], one["side"], one["seed"]) for one in starts[:2]] == [
-        ("t0000", "A", 1000),
-        ("t0001", "B", 1000),
+        ("t0000", "A", 500),
+        ("t0001", "B", 500),
     ]
     assert len(starts) == len(ends) == 6
     assert {one["status"] for one in ends} == {"ok"}

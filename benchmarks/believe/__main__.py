@@ -17,13 +17,13 @@ Rules:
 - Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.candidates` chooses, until
   `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
   `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
-- Equal: configurations that are equal, in noise that differs, of coarse metrics, and confirmed again (`equal.py`).
 - Reruns: searches of 18 to 40 trials, the baseline twice among them, without and with the reruns that
   `tuning.reruns.next_rerun` chooses; these replace trials. "one": one configuration is better, and drawn before the
   reruns; "tenth": each is with one chance in ten, so that what is not drawn any more may have been one. Any that is
   better may be named.
 
-Writes believe.csv and equal.csv. About a quarter of an hour on one core.
+Writes believe.csv. About a quarter of an hour on one core. Of configurations that are equal, in noise that differs, of
+coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
-from benchmarks.believe import equal
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli, search_space
 from tunediff import config as cfg
@@ -373,7 +372,8 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
     kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
     for name, part in frame.groupby(kind, sort=False):
         for what, columns in (("compare", ["better", "worse", "not"]), ("search", SEARCHED)):
-            own = part[part["part"] == what]
+            if (own := part[part["part"] == what]).empty:
+                continue
             lines += ["", f"{what}, {name} noise; shares in %"]
             keys = ["gain", "rule"] if what == "compare" else ["gain", "of", "rule"]
             rows = [[*keys, "times", *columns, "rounds", "90 %"]]
@@ -384,7 +384,8 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
                 taken = [f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
                 rows.append([*label, str(one["times"].sum()), *shares, *taken])
             lines += aligned(rows)
-        own = part[part["part"] == "reruns"]
+        if (own := part[part["part"] == "reruns"]).empty:
+            continue
         lines += ["", f"reruns, {name} noise; shares in %"]
         rows = [["planted", "trials", "of", "rule", "times", "among", "named", "refused", "rounds", "runs"]]
         for key, one in own.groupby(["planted", "trials", "of", "rule"], sort=False):
@@ -420,21 +421,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; see `--help`."""
     args = arguments(argv)
-    cli.allow(args.comparisons >= 1, "--comparisons", args.comparisons, "a whole number of at least 1")
-    cli.allow(args.searches >= 1, "--searches", args.searches, "a whole number of at least 1")
-    cli.allow(args.races >= 1, "--races", args.races, "a whole number of at least 1")
+    for part in ("comparisons", "searches", "races"):
+        cli.allow(getattr(args, part) >= 0, f"--{part}", getattr(args, part), "a whole number, 0 to leave them out")
     rng, noise_sources, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
-    of_equal = pd.DataFrame(list(equal.rows(args.comparisons, args.seed)))
-    with cli.writing("--out", args.out):
-        args.out.mkdir(parents=True, exist_ok=True)
-        of_equal.to_csv(args.out / "equal.csv", index=False, float_format="%.4g")
-    for part, table in of_equal.groupby("part", sort=False):
-        print(f"{part}\n{table.dropna(axis=1, how='all').to_string(index=False)}\n", flush=True)
     for name, source in noise_sources.items():
-        rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
-        if name != "confirmed":  # its seeds have three configurations at most
+        if args.comparisons:
+            rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
+        if args.searches and name != "confirmed":  # its seeds have three configurations at most
             rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
-        if name not in ("confirmed", "heavy"):
+        if args.races and name not in ("confirmed", "heavy"):
             for planted, (trials, reruns) in itertools.product(PLANTED_AS, RACES):
                 own = np.random.default_rng(args.seed)
                 found = confirmed(source, args.races, trials, reruns, planted, own)
@@ -442,6 +437,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
     with cli.writing("--out", args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
     print(f"seed {args.seed}; numpy {np.__version__}; at most {MOST} rounds")
     print("\n".join(tables(frame, noise_sources)))

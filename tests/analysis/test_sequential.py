@@ -58,7 +58,7 @@ def shares(sds, noise="normal", gain=0.0, times=400, level=0.05):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("sds", [(1,), (5,), (0.2, 5), (0.2, 1, 5), (5, 5, 5, 5)])
+@pytest.mark.parametrize("sds", [(5,), (0.2, 1, 5), (5, 5, 5, 5)])
 def test_equal_configurations_are_seldom_called_better_whatever_their_noise(sds, noise):
     """At most 2.5 % of comparisons, and two standard errors of 400 of them."""
     assert shares(sds, noise)[0] <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 400)

@@ -25,7 +25,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, failed, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.sequential import Look, look
-from tunediff.analysis.statistics import BASELINE, BETTER, LEVEL, WORSE, Difference, mean, sd
+from tunediff.analysis.statistics import BASELINE, BETTER, LEVEL, Difference, mean, sd
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
 
@@ -139,13 +139,13 @@ class Confirmation:
         return primary if primary in better and not self._beyond(best, primary) else best
 
     def _beyond(self, group: Group | None, other: Group | None) -> bool:
-        """Return whether two groups differ significantly, tested as a finalist and the baseline are."""
+        """Return whether `group` is significantly better than `other`, tested as a finalist and the baseline are."""
         if group is None or other is None or group is other:
             return False
         rows = [self.compared.groups.index(entry) for entry in (other, group)]
         share, falls = level(self.compared.results.folder) / len(self.compared.others), self.search.falls
         test = look(self.compared.values[rows], self.look.most, falls, self.search.ratios, level=share)
-        return test.differences[0].verdict in (BETTER, WORSE)
+        return test.differences[0].verdict == BETTER
 
     @property
     def leader(self) -> Group | None:
