@@ -451,8 +451,10 @@ def test_a_knob_that_only_some_configurations_read_is_searched(mine, tmp_path):
         "F.mse_loss(net(x), y)",
         'F.mse_loss(net(x), y * (1 - trial.knobs.smoothing) if trial.knobs.kind == "smooth" else y)',
     )
+    text = text.replace("judge(net))\n", "judge(net))\n    open('log.txt', 'w').write('loss')\n")
     created, found, _ = checked_space(tmp_path, text)
     assert {dimension.name for dimension in created.dimensions} >= {"kind", "smoothing", "shift"}
+    assert not Path("log.txt").exists(), "what these runs write outside trial.folder goes"
     assert "idle" in found["unread"]
     assert not {"smoothing", "shift"} & set(found["unread"])
 

@@ -19,6 +19,7 @@ from tunediff.core import processes
 from tunediff.core.clock import Budget
 from tunediff.core.files import write_text
 from tunediff.distributed import from_environment
+from tunediff.training import write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
@@ -40,14 +41,15 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
 def main(folder: Path, answer: Path) -> None:
     """Train each configuration of the folder for one step, and write after each which knobs have been read so far."""
     read = set[str]()
-    for path in sorted(folder.glob("*.yaml")):
-        config = cfg.override(eager(cfg.load(path)), {"evaluation.points": 1}, check=False)
-        with from_environment() as world:
+    with from_environment() as world, write_watch.watching(after_others=True) as writes:
+        for path in sorted(folder.glob("*.yaml")):
+            config = cfg.override(eager(cfg.load(path)), {"evaluation.points": 1}, check=False)
             engine = Engine(config, Budget(steps=1), world, Observer())
             with contextlib.suppress(Exception, SystemExit):  # what it has read until then counts
                 run(engine)
-        read.update(engine.read_knobs)
-        write_text(folder / _READ, json.dumps({"read": sorted(read)}))
+            read.update(engine.read_knobs)
+            write_text(folder / _READ, json.dumps({"read": sorted(read)}))
+    writes.clean()
     write_text(answer, "{}")
     os._exit(0)  # threads of the user's may still run
 

@@ -30,8 +30,8 @@ SHOWN = 3
 class WriteWatch:
     """Notes the files that trainings of this process write outside their folders."""
 
-    def __init__(self) -> None:
-        self._runs: list[set[Path]] = []
+    def __init__(self, after_others: bool) -> None:
+        self._runs: list[set[Path]] = [set()] if after_others else []
         self._created = set[Path]()
         self._folder: Path | None = None
         self._is_running = False
@@ -133,13 +133,16 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[WriteWatch]:
-    """Watch the trainings that this process runs inside, in all of its threads."""
+def watching(after_others: bool = False) -> Iterator[WriteWatch]:
+    """Watch the trainings that this process runs inside, in all of its threads.
+
+    `after_others`: another process has run the training already, and filled the caches that it has.
+    """
     global _watch, _hooked
     if not _hooked:
         sys.addaudithook(_hook)  # it stays as long as the process
         _hooked = True
-    before, _watch = _watch, WriteWatch()
+    before, _watch = _watch, WriteWatch(after_others)
     with contextlib.ExitStack() as stack:
         for owner, name, place, keyword in _UNAUDITED:
             function = getattr(owner, name)
