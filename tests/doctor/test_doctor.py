@@ -127,7 +127,7 @@ BROKEN = [
     (site_machine.disk, patched(environment, "unwritable", lambda folder: "Read-only file system"), "missing", "Read-only"),
     (site_machine.disk, disk(1000, 20), "weak", "over 95% full"),
     (site_machine.disk, disk(10, 4), "weak", "--dry-run"),
-    (site_machine.home, patched(files, "home", lambda: None), "weak", "RAY_AUTH_TOKEN"),
+    (site_machine.home, patched(files, "home", lambda: None), "weak", "TUNEDIFF_CACHE"),
     (site_machine.energy, patched(hardware, "EnergyMeter", lambda device: types.SimpleNamespace(joules=lambda: None)), "missing", "NVML"),
     (software.versions, patched(environment, "describe", lambda: {"python": "3", "versions": {"ray": "not installed"}}), "missing", "not installed: ray"),
     (software.bf16, patched(software, "gains", dict), "missing", "precision.amp"),

@@ -1,10 +1,11 @@
-"""Ray on this machine: its token where the home folder cannot keep one, and what it leaves behind."""
+"""Ray on this machine: its token, and what it leaves behind."""
 
-import contextlib
 import logging
 import os
+import stat
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -15,61 +16,51 @@ NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "TUNEDIFF_KEE
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch, tmp_path):
+def environment(monkeypatch, tmp_path, tmp_path_factory):
     """Nothing of Ray's is set, and the home folder is empty."""
     for name in NAMES:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(local_ray, "_made", [])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("tmp")))
 
 
-def token():
-    local_ray.ensure_token()
-    return os.environ.get("RAY_AUTH_TOKEN")
-
-
-def test_token_is_made_where_home_cannot_be_written(monkeypatch):
-    monkeypatch.setenv("HOME", "/proc")
-    made = token()
-    assert len(made) == 64
-    assert token() == made, "one for all that this process starts"
-    assert "set RAY_AUTH_TOKEN before the search" in local_ray.dashboard("127.0.0.1:8265")
-
-
-def test_token_of_the_user_is_left_alone(monkeypatch, tmp_path):
-    assert token() is None, "Ray keeps its own in a home folder that can be written"
-    assert local_ray.dashboard("h:1") == "dashboard http://h:1 (loopback only; token: `ray get-auth-token`)"
-    monkeypatch.setattr(local_ray, "home", lambda: None)
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("theirs")
-    assert token() is None, "it can be read"
-    (tmp_path / ".ray" / "auth_token").unlink()
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "elsewhere")
-    assert token() is None
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    assert token() == "mine"
-    assert local_ray.dashboard("h:1") == "dashboard http://h:1 (loopback only; token: RAY_AUTH_TOKEN)"
-
-
-def test_greeting_speaks_of_no_token_where_ray_asks_for_none(monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("HOME", "/proc")
-    assert token() is None
-    assert local_ray.dashboard("127.0.0.1:8265") == "dashboard http://127.0.0.1:8265 (loopback only)"
+def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatch, tmp_path):
+    tokens = []
+    for _ in range(2):
+        with local_ray.random_token():
+            tokens.append(os.environ["RAY_AUTH_TOKEN"])
+            file = Path(local_ray.dashboard("127.0.0.1:8265").partition("token: cat ")[2].rstrip(")"))
+            assert file.read_text() == tokens[-1]
+            assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
+        assert "RAY_AUTH_TOKEN" not in os.environ
+        assert not file.exists()
+    assert len(set(tokens)) == 2
+    assert all(len(token) == 64 for token in tokens)
+    assert not (tmp_path / ".ray").exists(), "others may read what Ray keeps there"
 
 
 @pytest.mark.parametrize(
-    ("address", "line"),
+    ("name", "value", "said"),
     [
-        ("auto", "dashboard http://10.0.0.5:8265 (of the cluster at auto)"),
-        (None, "dashboard http://10.0.0.5:8265 (loopback only; token: `ray get-auth-token`)"),
+        ("RAY_AUTH_TOKEN", "mine", "token: RAY_AUTH_TOKEN)"),
+        ("RAY_AUTH_TOKEN_PATH", "elsewhere", "token: RAY_AUTH_TOKEN_PATH)"),
+        ("RAY_AUTH_MODE", "disabled", "no token)"),
     ],
 )
-def test_greeting_promises_nothing_of_a_cluster_that_was_there_before(monkeypatch, tmp_path, address, line):
-    """Its dashboard may be open to everybody."""
-    context, lines = types.SimpleNamespace(dashboard_url="10.0.0.5:8265"), []
-    monkeypatch.setattr(experiment, "cluster", lambda address: contextlib.nullcontext(context))
+def test_token_of_the_user_is_left_alone(monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    with local_ray.random_token():
+        assert {name: os.environ[name] for name in NAMES if name in os.environ} == {name: value}
+        assert local_ray.dashboard("127.0.0.1:8265").endswith(said)
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_greeting_says_what_listens_where_and_nothing_of_a_cluster_that_was_there_before(
+    session, monkeypatch, tmp_path, address
+):
+    """The dashboard of another cluster may be open to everybody."""
+    lines = []
 
     def greet(line):
         lines.append(line)
@@ -80,7 +71,10 @@ def test_greeting_promises_nothing_of_a_cluster_that_was_there_before(monkeypatc
         experiment.workers(tmp_path, lambda *machines: None, address, None, greet),
     ):
         pass
-    assert lines == [line]
+    listens = (
+        "(loopback; Ray's other ports: all interfaces; token: cat " if address is None else "(of the cluster at auto)"
+    )
+    assert lines[0].startswith(f"dashboard http://10.0.0.5:8265 {listens}")
 
 
 @pytest.fixture
@@ -90,7 +84,9 @@ def session(tmp_path, monkeypatch):
         (tmp_path / name / "logs").mkdir(parents=True)
     (tmp_path / "session_latest").symlink_to(tmp_path / "session_1")
     (tmp_path / "discovery.json").symlink_to(tmp_path / "session_1" / "discovery.json")
-    context = types.SimpleNamespace(address_info={"session_dir": str(tmp_path / "session_1")})
+    context = types.SimpleNamespace(
+        address_info={"session_dir": str(tmp_path / "session_1")}, dashboard_url="10.0.0.5:8265"
+    )
     monkeypatch.setattr("ray.init", lambda **_: context)
     monkeypatch.setattr("ray.shutdown", lambda: None)
     monkeypatch.setattr("tunediff.tuning.cluster.runtime_env", dict)

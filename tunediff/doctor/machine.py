@@ -174,12 +174,11 @@ def disk(site: Site) -> Answer:
 
 @check("home folder")
 def home(site: Site) -> Answer:
-    """Whether it can be written: caches and Ray's token lie there."""
+    """Whether it can be written: caches lie there."""
     if (folder := files.home()) is not None:
         return Answer("ok", f"{folder} can be written", f"prepared data is kept in {cache_dir()}")
     message = f"{os.environ.get('HOME') or 'none'}: cannot be written"
-    without = "Ray's token is made anew for every search: set RAY_AUTH_TOKEN to open its dashboard"
-    return Answer("weak", message, f"prepared data is kept in {cache_dir()} (TUNEDIFF_CACHE names another); {without}")
+    return Answer("weak", message, f"prepared data is kept in {cache_dir()} (TUNEDIFF_CACHE names another)")
 
 
 @check("Inception weights")

@@ -187,7 +187,7 @@ def dashboard(site: Site) -> Answer:
         why = result["message"] or "Ray gives it no address"
         return Answer("missing", why, "early stopping may leave places of stopped trials taken: early_stopping: none")
     return Answer(
-        "ok", f"http://{result['url']} answers ({result['status']})", "loopback only; a search prints how to see it"
+        "ok", f"http://{result['url']} answers ({result['status']})", "on loopback; a search prints how to see it"
     )
 
 

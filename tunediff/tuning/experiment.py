@@ -148,6 +148,16 @@ def cluster(address: str | None) -> Iterator[Any]:
 
     Raises `ConfigError` if no cluster answers, `NotStartedError` if Ray does not start here.
     """
+    from tunediff.tuning import local_ray
+
+    token = local_ray.random_token() if address is None else contextlib.nullcontext()
+    with token, _connected(address) as context:
+        yield context
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Connect or start as `cluster` does."""
     import ray
 
     from tunediff.tuning import local_ray
@@ -209,9 +219,6 @@ def _ray_options(address: str | None) -> dict[str, Any]:
         from tunediff.tuning import cluster as there
 
         return {"runtime_env": there.runtime_env()}
-    from tunediff.tuning import local_ray
-
-    local_ray.ensure_token()
     here = resources.local()  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
     # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
     dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}

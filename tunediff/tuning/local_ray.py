@@ -11,28 +11,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff.core.files import home
+from tunediff.core.files import private_temporary
 
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
 START_S = 120.0
 """Seconds that Ray's processes have to start in. Alone Ray waits 30 s, too few beside other work on all cores."""
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
-_made: list[str] = []
-"""Tokens that this process made: nobody else knows them."""
+_files: list[Path] = []
+"""The file with the random token of the cluster that runs, if it has one."""
 
 
-def ensure_token() -> None:
-    """Put a random token into the environment where Ray could not keep one in the home folder.
+@contextlib.contextmanager
+def random_token() -> Iterator[None]:
+    """Give the cluster that starts inside a random token, and its user a file with it that nobody else can read.
 
-    Ray makes `~/.ray/auth_token` before it starts, and fails where that cannot be written.
+    Ray's own token is for all clusters of a user, in a file that others may read. A token of the user's stays.
     """
     if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
+        yield
         return
-    folder = home()
-    if folder is None and not _readable_token():
-        _made.append(secrets.token_hex(32))
-        os.environ[_TOKEN] = _made[-1]
+    token, file = secrets.token_hex(32), private_temporary() / f"ray-token-{os.getpid()}"
+    with open(os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as output:
+        output.write(token)
+    os.environ[_TOKEN] = token
+    _files.append(file)
+    _forget_token()
+    try:
+        yield
+    finally:
+        os.environ.pop(_TOKEN, None)
+        file.unlink(missing_ok=True)
+        _files.remove(file)
+        _forget_token()
+
+
+def _forget_token() -> None:
+    """Let Ray read the token again, which it keeps once it was read in this process."""
+    from ray._private.authentication import authentication_token_setup as setup
+
+    setup.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
@@ -72,15 +90,17 @@ def dashboard(url: str, address: str | None = None) -> str:
     """
     if address is not None:
         return f"dashboard http://{url} (of the cluster at {address})"
+    return f"dashboard http://{url} (loopback; Ray's other ports: all interfaces; {_described_token()})"
+
+
+def _described_token() -> str:
+    """Return in words where the token is that Ray asks for."""
     if not _asks_for_token():
-        token = ""
-    elif os.environ.get(_TOKEN) in _made:
-        token = f"; it asks for a token: set {_TOKEN} before the search, as the home folder cannot keep one"
-    elif os.environ.get(_TOKEN):
-        token = f"; token: {_TOKEN}"
-    else:
-        token = "; token: `ray get-auth-token`"
-    return f"dashboard http://{url} (loopback only{token})"
+        return "no token"
+    if _files:
+        return f"token: cat {_files[-1]}"
+    named = next((name for name in (_TOKEN, _TOKEN_FILE) if os.environ.get(name)), None)
+    return f"token: {named}"
 
 
 def remove_session(context: Any) -> None:
@@ -100,10 +120,3 @@ def remove_session(context: Any) -> None:
 
 def _asks_for_token() -> bool:
     return os.environ.get(_MODE, "token").lower() == "token"
-
-
-def _readable_token() -> bool:
-    try:
-        return bool((Path.home() / ".ray" / "auth_token").read_text().strip())
-    except (OSError, RuntimeError):
-        return False
