@@ -67,7 +67,7 @@ def trained(tmp_path):
     folder, config = tmp_path / "run", tiny()
     run_folder(folder, config)
     outcome = train(config, folder=folder)
-    save_file(outcome.model.state_dict(), folder / "weights.safetensors")
+    save_file(outcome.weights, folder / "weights.safetensors")
     return folder, config
 
 

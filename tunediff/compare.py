@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--track", choices=SERVICES, help="the service that shows every run (docs/how-to/trackers.md)")
     cli.add_machine(parser, "comparison")
     add("--force", action="store_true", help="start what would take over 30 days, or what another machine began to run")
-    add("--no-check", action="store_true", help="do not try workloads of your own with two steps and one evaluation")
+    add("--no-check", action="store_true", help="do not try workloads of your own with two steps and two evaluations")
     add("--dry-run", action="store_true", help="print what would run and what it costs at most, and start nothing")
     add("--comment", type=Path, metavar="FILE", help="also write the result as Markdown, for a pull request")
     cli.add_printing(parser)

@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
     add("--early-stopping", choices=search_space.EARLY_STOPPING, help="the rule that stops trials early")
     add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
-    tried = "a workload of your own with two steps and one evaluation"
+    tried = "a workload of your own with two steps and two evaluations"
     add("--check", action="store_true", help=f"only try {tried}, then print what --dry-run does")
     add("--no-check", action="store_true", help=f"do not try {tried}")
     force = "start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to run"

@@ -85,17 +85,17 @@ def learn(trial):
 
 
 @torch.no_grad()
-def prediction(config, model):
-    """The noise that the model predicts, computed in float32 on the CPU: [64, 1, 8, 8]."""
+def prediction(config, outcome):
+    """The noise that the trained model predicts, computed in float32 on the CPU: [64, 1, 8, 8]."""
     net, process = network(config.knobs), Diffusion(config.knobs.process, CPU.device)
-    net.load_state_dict({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()})
+    net.load_state_dict({name: tensor.cpu().contiguous() for name, tensor in outcome.weights.items()})
     images, noise, t = (column[:64] for column in images_noise_timesteps())
     return net.eval()(process.add_noise(images, noise, t), t)
 
 
 def trained(config, world, steps=10, **how):
     outcome = train(config, samples=steps * config.loader.batch_size, world=world, body=learn, **how)
-    return prediction(config, outcome.model)
+    return prediction(config, outcome)
 
 
 @functools.cache
@@ -160,7 +160,7 @@ def test_gpu_resume_of_every_sampler(tmp_path, sampler):
     with pytest.raises(KilledError):
         train(config, samples=48, world=GPU, folder=tmp_path, observer=Dies())
     resumed = train(config, samples=48, world=GPU, folder=tmp_path)
-    assert distance(*(prediction(config, outcome.model) for outcome in (resumed, whole))) < FORMATS["float32"][1]
+    assert distance(*(prediction(config, outcome) for outcome in (resumed, whole))) < FORMATS["float32"][1]
 
 
 @gpu

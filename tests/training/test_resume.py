@@ -74,7 +74,7 @@ def test_the_warm_up_leaves_everything_as_it_was(amp):
             assert_equal(found["before"][name], found["warm"][name])
     assert draws[0] == draws[1]
     assert (len(draws), outcome.steps) == (STEPS + 1, STEPS)
-    assert outcome.model[1].num_batches_tracked == STEPS
+    assert outcome.weights["1.num_batches_tracked"] == STEPS
 
 
 def test_copied_state_has_the_same_types_and_shares_nothing():

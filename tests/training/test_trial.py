@@ -18,6 +18,7 @@ from tunediff.training import memory, strategies
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 from tunediff.training.precision import set_backends
+from tunediff.training.weights import digest
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -261,7 +262,7 @@ def test_what_is_found_and_described_is_in_every_point():
         assert point.peak_memory_mib > 10
         assert point.device_s == point.train_s
     assert 0 < told.points[0].train_s < told.points[1].train_s
-    assert told.points[-1]["error"] == error(outcome.model)["error"]
+    assert told.points[-1].weights_digest == digest(outcome.weights)
     assert (told.facts, told.shown) == ({"rows": 44}, {"curve": {"x": [1.0, 2.0]}})
     assert told.steps == STEPS
     assert outcome.peak == {name: told.points[-1][name] for name in ("peak_memory_mib", "peak_host_memory_mib")}
@@ -344,7 +345,28 @@ def test_the_result_is_the_prepared_model_unless_another_is_exported():
     for export in (True, False):
         nets = []
         outcome = train(toy(), samples=8, body=body)
-        assert outcome.model is (averaged if export else nets[0])
+        assert_equal(outcome.weights, (averaged if export else nets[0]).state_dict())
+
+
+def test_weights_that_change_behind_the_loop_are_not_exported(tmp_path):
+    """Also after a resume, when nothing is left to train: the checkpoint has what was judged."""
+    finished = []
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        trial.evaluate_with(lambda: error(net))
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+        finished.append({name: one.clone() for name, one in net.state_dict().items()})
+        with torch.no_grad():
+            net[0].weight.mul_(0.5)
+
+    for _ in range(2):
+        outcome = train(toy(), samples=IMAGES, evaluates=True, body=body, folder=tmp_path)
+        assert_equal(dict(outcome.weights), finished[0])
+        assert outcome.points[-1].weights_digest == digest(outcome.weights)
+        assert "(0.weight)" in outcome.reason
+    assert len(finished) == 2
 
 
 def test_a_training_without_a_model_says_so():

@@ -190,24 +190,24 @@ class Block(nn.Module):
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_blocks_that_keep_no_activations_learn_the_same(share):
     """Batch statistics are updated once, dropout repeats itself, evaluation runs nothing twice."""
-    blocks = []
+    blocks, nets = [], []
 
     def body(trial):
         net = nn.Sequential(nn.Linear(4, 8), Block(8), Block(8), nn.Linear(8, 1))
         net = trial.prepare(net, blocks=Block)
         blocks.append([net[1], net[2]])
+        nets.append(net)
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
         trial.keep(net=net, optimizer=optimizer)
         for x, y in trial.batches((INPUTS, TARGETS)):
             trial.step(F.mse_loss(net(x), y), optimizer)
 
     plain, saved = (train(toy(memory__checkpoint=one), samples=80, body=body) for one in (0.0, share))
-    for name, tensor in plain.model.state_dict().items():
-        torch.testing.assert_close(saved.model.state_dict()[name], tensor, msg=name)
+    for name, tensor in plain.weights.items():
+        torch.testing.assert_close(saved.weights[name], tensor, msg=name)
     runs = [block.runs for block in blocks[1]]
     assert runs == {0.0: [11, 11], 0.5: [22, 11], 1.0: [22, 22]}[share]
-    net = saved.model.eval()
-    net(INPUTS)
+    nets[1].eval()(INPUTS)
     assert [block.runs for block in blocks[1]] == [run + 1 for run in runs]
 
 

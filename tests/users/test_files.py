@@ -300,9 +300,9 @@ def test_knobs_tell_which_of_them_were_read():
 def test_a_finished_model_is_judged_by_its_own_evaluation(mine):
     config = cfg.baseline("mine.py")
     outcome = trained(config)
-    assert judged(config, outcome.model.state_dict(), CPU)["accuracy"] == outcome.points[-1]["accuracy"]
+    assert judged(config, outcome.weights, CPU)["accuracy"] == outcome.points[-1]["accuracy"]
     fresh = trained(config, samples=16)
-    weights = {name: 0 * tensor for name, tensor in fresh.model.state_dict().items()}
+    weights = {name: 0 * tensor for name, tensor in fresh.weights.items()}
     assert judged(config, weights, CPU)["accuracy"] == 0.0
 
 
@@ -470,8 +470,8 @@ def test_a_search_of_knobs_that_nobody_reads_is_refused(mine, tmp_path):
 def test_a_training_names_all_knobs_that_nobody_reads_in_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(weights, "about", lambda *_: {})
     monkeypatch.setattr(weights, "save", lambda *_: None)
-    model = types.SimpleNamespace(state_dict=dict)
-    outcome = types.SimpleNamespace(model=model, steps=2, unread=("loader.batch_size", "width"), finished=False)
+    unread = ("loader.batch_size", "width")
+    outcome = types.SimpleNamespace(weights={}, steps=2, unread=unread, finished=False, reason="")
     train_run._conclude(None, outcome, None, types.SimpleNamespace(folder=tmp_path))
     assert caplog.messages == ["train(trial) never reads loader.batch_size, width: not effective"]
 

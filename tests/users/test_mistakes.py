@@ -87,7 +87,7 @@ TRAINED = [
     ("an evaluation that returns a number", [('return {"accuracy": (net(X).sign() == Y.sign()).float().mean()}', "return 0.5")], WorkloadError, "mine.py: evaluate_with: its function returned 0.5; it needs a dictionary"),
     ("an objective that is a word", [("(net(X).sign() == Y.sign()).float().mean()", '"good"')], WorkloadError, "mine.py: evaluate_with: \"accuracy\" is 'good'; it must be one number"),
     ("an objective for each item", [(".float().mean()", ".float()")], WorkloadError, 'mine.py: evaluate_with: "accuracy" is tensor'),
-    ("an objective that is NaN", [(".float().mean()", ".float().mean() * float('nan')")], NotFiniteError, "accuracy is nan after 2 steps"),
+    ("an objective that is NaN", [(".float().mean()", ".float().mean() * float('nan')")], NotFiniteError, "accuracy is nan after 1 step"),
     ("a name that has a meaning", [('return {"accuracy"', 'return {"loss": 1.0, "accuracy"')], WorkloadError, 'evaluate_with: "loss" has a meaning of its own; choose another name, "validation_loss"'),
     ("an array among the findings", [('return {"accuracy"', 'return {"per_class": torch.ones(2), "accuracy"')], WorkloadError, r'mine.py: evaluate_with: "per_class" is tensor\(\[1., 1.\]\); allowed: '),
     ("a numpy array among the findings", [('return {"accuracy"', 'return {"per_class": X.numpy(), "accuracy"')], WorkloadError, r'mine.py: evaluate_with: "per_class" is array'),
@@ -121,6 +121,22 @@ def test_mistakes_that_two_steps_and_an_evaluation_find(tmp_path, changes, kind,
     config = cfg.baseline(str(file(tmp_path, edited(*changes))))
     with pytest.raises(kind, match=answer):
         check.check(config, CPU)
+
+
+@pytest.mark.parametrize("kept", ["best.setdefault('a', state)", "best.update(a=state)"], ids=["first", "last"])
+def test_check_names_the_line_that_loads_the_best_weights_also_where_they_are_the_last(tmp_path, kept):
+    text = PLAIN.replace("lambda: judge(net)", "lambda: (keep_best(net), judge(net))[1]")
+    text = text.replace(
+        "trial.step(loss, optimizer)\n", "trial.step(loss, optimizer)\n    net.load_state_dict(best['a'])\n"
+    )
+    text += f"""
+best = {{}}
+def keep_best(net):
+    state = {{name: one.clone() for name, one in net.state_dict().items()}}
+    {kept}
+"""
+    (warning,) = check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["warnings"]
+    assert "mine.py:44: net.load_state_dict(best['a'])" in warning
 
 
 def test_a_file_without_mistakes_passes_and_a_knob_that_is_never_read_is_named(tmp_path):
@@ -329,7 +345,7 @@ def test_the_check_in_its_own_process(tmp_path):
     bad = cfg.baseline(str(file(tmp_path, edited(("trial.step(loss, optimizer)", "raise OSError('no disk')")))))
     with pytest.raises(ConfigError, match=r"mine.py: OSError: no disk \(mine.py, line \d+: raise OSError"):
         check.before_search(bad, said.append)
-    assert {line.partition(" for ")[0] for line in said} == {"checking mine.py: 2 steps and one evaluation"}
+    assert {line.partition(" for ")[0] for line in said} == {"checking mine.py: 2 steps and 2 evaluations"}
     gone = cfg.baseline(
         str(file(tmp_path, edited(("trial.step(loss, optimizer)", "import os; os.kill(os.getpid(), 9)")), "gone.py"))
     )

@@ -236,7 +236,7 @@ def run_search(
         warm_start: An earlier search whose trials this one knows already.
         early_stopping: `asha` or `none`; default: the search file's.
         track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run (docs/how-to/trackers.md).
-        check: Try a workload of your own with two steps and one evaluation first.
+        check: Try a workload of your own with two steps and two evaluations first.
         force: Start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to
             run at this storage.
         background: Return at once; the search runs in a process of its own, and goes on when this one ends.

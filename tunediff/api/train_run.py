@@ -298,7 +298,9 @@ def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: J
     from tunediff.training import weights
 
     metadata = weights.about(config, journal.folder, outcome.steps)
-    weights.save(outcome.model.state_dict(), journal.folder / weights.NAME, metadata)
+    weights.save(outcome.weights, journal.folder / weights.NAME, metadata)
+    if outcome.reason:
+        log.warning("%s", outcome.reason)
     if outcome.unread:
         log.warning("train(trial) never reads %s: not effective", ", ".join(outcome.unread))
     if outcome.finished:

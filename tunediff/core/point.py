@@ -49,6 +49,8 @@ class Point:
     core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
     disturbed: bool = False
     """Whether other processes used cores that this training needed: then its seconds are not its own alone."""
+    weights_digest: str | None = None
+    """Digest of the weights that were judged, which are those that are exported after the last point."""
     loss: float = _measured("loss", "", "mean training loss since the evaluation before")
     peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
     peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")

@@ -30,7 +30,6 @@ from pytorch_lightning.callbacks import (  # noqa: E402
     Checkpoint,
     GradientAccumulationScheduler,
     ProgressBar,
-    StochasticWeightAveraging,
 )
 from pytorch_lightning.plugins.environments import ClusterEnvironment  # noqa: E402
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # noqa: E402
@@ -46,19 +45,6 @@ _SET_BY = {
     "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
 }  # fmt: skip
 """Settings of Lightning's Trainer, and what sets them here."""
-_REFUSED = {
-    GradientAccumulationScheduler: "loader.accumulation",
-    StochasticWeightAveraging: (
-        "EMAWeightAveraging or WeightAveraging, which are judged at every point; it averages by max_epochs, "
-        "and the budget ends the training"
-    ),
-}
-"""Callbacks of Lightning that do not work under the clock of a trial, and what is allowed instead."""
-_CHANGED = (
-    "a hook such as on_train_end or on_train_epoch_end has changed {} after the last point: the weights that are saved "
-    "are not those that were judged; allowed: an average that is judged as well, such as EMAWeightAveraging, and "
-    "requires_grad_(False) for weights that the validation does not use, such as a target network's"
-)
 
 
 def fit(
@@ -113,16 +99,13 @@ def fit(
     with wrapped:
         trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
     check_finished(trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it")
-    clock.check_weights()
     return trainer
 
 
 def _refuse_callbacks(trial: Trial, callbacks: Iterable[Any]) -> None:
     """Raise `WorkloadError` for a callback that does not work under the clock of a trial."""
-    for callback in callbacks:
-        for kind, allowed in _REFUSED.items():
-            if isinstance(callback, kind):
-                raise trial.engine.mistake(f"{kind.__name__} is not allowed; allowed: {allowed}")
+    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+        raise trial.engine.mistake("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
 
 
 @contextlib.contextmanager
@@ -148,8 +131,6 @@ class _Clock(Callback):  # type: ignore[misc]
     def __init__(self, trial: Trial, module: Any) -> None:
         self._trial, self._module = trial, module
         self._schedulers: list[BudgetScheduler] = []
-        self._judged: tuple[int, Mapping[str, Any]] = (-1, {})
-        """Number of steps and parameters that learn at the last point, as the validation loop has judged them."""
         self._finished: Mapping[str, Any] | None = None
         """Weights to judge that come from a file, not from this training."""
 
@@ -175,19 +156,6 @@ class _Clock(Callback):  # type: ignore[misc]
         )
         self._loader.before_step = self._before_step
         return self._loader
-
-    def check_weights(self) -> None:
-        """Object if the weights that will be saved are not those that the last point has judged.
-
-        Weights that do not learn, such as a target network's, and names that a hook has removed, as a merged
-        parametrization's, are not compared: their change need not change what was judged.
-        """
-        (steps, judged), engine = self._judged, self._trial.engine
-        assert engine.result is not None
-        for name, weight in engine.result.named_parameters() if steps == self._trial.step_count else ():
-            if name in judged and not _same(weight.detach().cpu(), judged[name]):
-                engine.program.object_to(engine, _CHANGED.format(name))
-                return
 
     def _before_step(self) -> None:
         for scheduler in self._schedulers:
@@ -236,14 +204,12 @@ class _Clock(Callback):  # type: ignore[misc]
         trainer.should_stop = trainer.should_stop or self.finished
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
-        """Note what the last point judges: by now callbacks have swapped in their averages."""
+        """Note what the point judges: by now callbacks have swapped in their averages."""
         engine = self._trial.engine
         if batch_idx == 0 and self._finished is not None:
             pl_module.load_state_dict(self._finished)  # the averages of callbacks are those of an untrained model
-        if batch_idx == 0 and engine.feed is not None and len(engine.points) + 1 >= engine.config.evaluation.points:
-            assert engine.result is not None
-            learning = {name: one for name, one in engine.result.named_parameters() if one.requires_grad}
-            self._judged = self._trial.step_count, copied(learning)
+        if batch_idx == 0 and engine.feed is not None:
+            engine.note_judged()
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
@@ -261,13 +227,6 @@ class _Clock(Callback):  # type: ignore[misc]
             return values
         own = torch.tensor(list(values.values()), dtype=torch.float64, device=self._trial.device)
         return dict(zip(values, self._trial.world.mean(own).tolist(), strict=True))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors are equal, NaN like NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 class _Loops:

@@ -1,4 +1,4 @@
-"""Two steps and one evaluation of a user's workload, before hours are spent on it: `python -m tunediff.training.check`.
+"""Two steps and evaluations of a user's workload, before hours are spent on it: `python -m tunediff.training.check`.
 
 Runs in processes of its own, so that nothing of it is left where the search runs.
 """
@@ -29,7 +29,8 @@ from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
 from tunediff.distributed import World, from_environment, share_of_cores
 from tunediff.training import hardware, memory, rerun, state, weights, write_watch
-from tunediff.training.engine import Engine
+from tunediff.training.engine import CHANGED, Engine
+from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import Record
 from tunediff.training.run_trial import end_of
@@ -37,6 +38,7 @@ from tunediff.training.session import Session
 from tunediff.training.trial import Outcome, run
 
 STEPS = 2
+"""With an evaluation after each step, so that the last one need not be the best."""
 RUNS = 3
 """Further runs: from the checkpoint, from the weights, with another seed."""
 LONGEST_S = 900.0
@@ -89,6 +91,12 @@ class Check(Record):
         self.before = state.copied(model.state_dict())
         return self.outer
 
+    def after_loop(self, session: Session) -> None:
+        """Watch which line of `train` changes the weights that were judged."""
+        assert session.result is not None
+        self.watch = LineWatch(session.result, cfg.of(session.config).code.train)
+        self.watch.start()
+
     @property
     def called(self) -> int:
         """Return how often the prepared model was called to train it."""
@@ -118,22 +126,25 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 
 
 def _check(config: Systems, world: World, folder: Path) -> Report:
-    short = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
+    short = cfg.override(eager(config), {"evaluation.points": STEPS}, check=False)
     budget, began, before = Budget(steps=STEPS), time.monotonic(), hardware.Usage.now()
     program = Check()
     engine = Engine(short, budget, world, Observer(), program, folder=folder)
-    outcome = run(engine)
+    try:
+        outcome = run(engine)
+    finally:
+        sys.settrace(None)
     spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
     load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
-    _check_model(engine, program, outcome)
+    _check_model(engine, program)
     if world.main:
-        weights.save(outcome.model.state_dict(), folder / weights.NAME, {})
+        weights.save(outcome.weights, folder / weights.NAME, {})
     world.barrier()
     last = outcome.points[-1]
     report: Report = {
-        "unread": list(outcome.unread), "warnings": _warnings(engine, program),
+        "unread": list(outcome.unread), "warnings": _warnings(engine, program, outcome),
         "parameters": sum(parameter.numel() for parameter in program.plain.parameters()),
-        "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0),
+        "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0) / STEPS,
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
@@ -144,7 +155,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     return report
 
 
-def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
+def _check_model(session: Session, program: Check) -> None:
     title, world = cfg.of(session.config).title, session.world
     if not program.called:
         write = "net = trial.prepare(net) returns the model to call"
@@ -160,8 +171,11 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
     if program.judging and not program.judging & result:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
-    exported = outcome.model.parameters() if outcome.model is not program.plain else ()
-    own = [float(one.detach().double().sum()) for one in (*(after[name] for name in learned), *exported)]
+    compared = [after[name] for name in learned]
+    if session.result is not None and session.result is not program.plain:  # such as averaged weights
+        exported = session.result.state_dict()
+        compared += [exported[name] for name, _ in session.result.named_parameters() if name in exported]
+    own = [float(one.detach().double().sum()) for one in compared]
     if any(other != own for other in world.gather(own)):
         raise WorkloadError(
             f"{title}: two ranks have learned different models; is one of them wrapped again, made anew, or changed "
@@ -169,8 +183,13 @@ def _check_model(session: Session, program: Check, outcome: Outcome) -> None:
         )
 
 
-def _warnings(session: Session, program: Check) -> list[str]:
+def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
     warnings = []
+    # Weights that are written are no fault in a framework that puts in what it has judged. In a
+    # loop they are one even if they are equal: the best weights may be the last ones here.
+    if outcome.reason or (program.watch.line and not session.adopted):
+        line = program.watch.line
+        warnings.append(f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}")
     if not session.seeded:
         warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
@@ -189,7 +208,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     if config.parallel.workers < workers:
         here = text.pluralize(config.parallel.workers, "GPU")
         say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
-    doing = f"checking {title}: {STEPS} steps and one evaluation{f' on {ranks} ranks' if ranks > 1 else ''}"
+    doing = f"checking {title}: {STEPS} steps and {STEPS} evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
     with announced(doing, say), tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(cfg.dump(config), encoding="utf-8")
@@ -197,7 +216,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         try:
             report = processes.answer(module, str(path), ranks=ranks, within_s=LONGEST_S)
         except TimeoutError:
-            raise ConfigError(f"{title}: two steps and one evaluation take over {LONGEST_S:.0f} s; "
+            raise ConfigError(f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; "
                               "--no-check starts the search all the same") from None  # fmt: skip
         except RuntimeError as error:
             raise ConfigError(f"{title}: its process died: {error}") from None

@@ -25,11 +25,11 @@ def save(session: Session, pending: Point | None = None) -> None:
     if session.folder is None:
         return
     with session.clock.part("checkpoint"):
-        result = session.result
-        session.strategy.complete(*([result] if result is not None else []))
+        session.strategy.complete(*([session.result] if session.result is not None else []))
         with session.strategy.states_for_file():
             content = learned(session)
-            content["result"] = result.state_dict() if result is not None else {}  # shares what is kept anyway
+            # What is kept anyway shares its memory.
+            content["result"] = session.judged if session.judged is not None else exported(session)
         content |= {
             "config": to_dict(session.config),
             "clock": session.clock.state_dict(),
@@ -88,6 +88,50 @@ def position_in(session: Session, content: Mapping[str, Any] | None) -> Position
     return Position(**positions[session.world.rank])
 
 
+def exported(session: Session) -> Mapping[str, Any]:
+    """Return the weights that would be exported now; its tensors are not copied.
+
+    All ranks call it together, after `complete` of the strategy.
+    """
+    return session.result.state_dict() if session.result is not None else {}
+
+
+def note_judged(session: Session, last: bool) -> None:
+    """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
+
+    All ranks call it; rank 0 has the digest, and all weights of the copy.
+    """
+    session.strategy.complete(*([session.result] if session.result is not None else []))
+    with session.strategy.states_for_file():
+        now = exported(session)
+        session.judged_digest = weights.digest(now) if session.world.main else ""
+        session.judged = cast("dict[str, Any]", state.copied(now)) if last else None
+
+
+def changed_weight(session: Session) -> str:
+    """Return the first weight that has changed since the last point has judged it; "" if none has.
+
+    What does not learn beside weights that do, such as a target network, may change, and names may
+    go, as those of a parametrization that is merged. All ranks call it; rank 0 knows.
+    """
+    judged, result = session.judged, session.result
+    if judged is None or result is None:
+        return ""
+    session.strategy.complete(result)
+    with session.strategy.states_for_file():
+        now = exported(session)
+    if not session.world.main or weights.digest(now) == session.judged_digest:
+        return ""
+    # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
+    learning = {name.rpartition(".")[0] for name, one in result.named_parameters() if one.requires_grad}
+    frozen = {name.rpartition(".")[0] for name, _ in result.named_parameters()} - learning if learning else set()
+    for name in sorted(judged.keys() & now.keys()):
+        before, after = ({"": state[name]} for state in (judged, now))
+        if name.rpartition(".")[0] not in frozen and weights.digest(before) != weights.digest(after):
+            return name
+    return ""
+
+
 def learned(session: Session) -> dict[str, Any]:
     """Return what the training has learned so far; its tensors are not copied."""
     return session.state.take() | {"scaler": session.amp.scaler.state_dict()}
@@ -114,15 +158,18 @@ def find(session: Session) -> Mapping[str, Any] | None:
     if session.folder is None:
         return None
     reasons: list[str] = []
-    content: Mapping[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
+    result: Any = None
+    content: dict[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
     if content is not None:
-        content = {name: part for name, part in content.items() if name != "result"}  # for export; kept as well
+        result = content.pop("result", None)
     content, reasons = state.broadcast(content, session.world), session.world.tell(reasons)
     if content is not None and (misfit := _misfit(session, content)):
         if session.world.main:
             state.set_aside(session.folder)
         content, reasons = None, [misfit]
         session.points, session.pending = [], None
+    if len(session.points) >= session.config.evaluation.points and not session.budget.open_ended:
+        session.judged, session.judged_digest = result, session.points[-1].weights_digest
     session.restart_reason = "".join(reasons)
     return content
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from tunediff.config import of
 from tunediff.core import text
@@ -31,6 +30,11 @@ from tunediff.training.step import OptimizerStep
 MOST_LEFT_OUT = 100
 """Batches in a row of a loader of the user's own that a loop may take without a step."""
 
+CHANGED = (
+    "train(trial) changes weights ({}) after the last evaluation; the weights that were judged are exported, without "
+    "this change"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -44,8 +48,10 @@ class Outcome:
     samples: int
     peak: dict[str, float]
     """Peak memory in MiB, by the names of `Point`."""
-    model: nn.Module
-    """What was learned, as it is evaluated and exported."""
+    weights: Mapping[str, torch.Tensor]
+    """What is exported: the weights as the last point has judged them; whole on rank 0."""
+    reason: str = ""
+    """What its user should know of a training that is in order."""
     unread: tuple[str, ...] = ()
     """Knobs that a user's workload never looked at, by dotted name: they change nothing."""
 
@@ -125,8 +131,12 @@ class Engine(Session):
                 self.evaluate_point(index, index / total)
             else:  # it was asked to stop
                 checkpoints.save(self)
+        if self.judged is None:  # it was asked to stop
+            with self.clock.part("checkpoint"):
+                checkpoints.note_judged(self, last=True)
         self.done = True
         self.close()
+        self.program.after_loop(self)
 
     def passes(self) -> Iterator[Any]:
         """Yield the batches of one optimizer step."""
@@ -279,14 +289,19 @@ class Engine(Session):
         point = dataclasses.replace(point, metrics={**point.metrics, **described})
         if self.training and self.evaluates and self.evaluation is not None:
             with self.clock.part("evaluation"):
+                self.judged_digest = None
                 try:
                     point = dataclasses.replace(point, metrics={**point.metrics, **self.judge()})
+                    if self.judged_digest is None:
+                        self.note_judged()
                 except EvaluationStoppedError:
                     self.training = False
         if not self.training:
             checkpoints.save(self, pending=point)
             return
-        self.points.append(dataclasses.replace(point, seconds=dict(self.clock.seconds)))
+        self.points.append(
+            dataclasses.replace(point, seconds=dict(self.clock.seconds), weights_digest=self.judged_digest or None)
+        )
         checkpoints.write_files(self, index)
         checkpoints.save(self)
         if self.evaluates:
@@ -299,6 +314,14 @@ class Engine(Session):
     def judge(self) -> Mapping[str, Any]:
         """Return what the workload's evaluation finds; see `evaluation.evaluate`."""
         return self.program.judge(self, lambda: evaluation.evaluate(self))
+
+    def note_judged(self) -> None:
+        """Take the weights as they are now for those that this point judges. All ranks call it.
+
+        The engine calls it after an evaluation; one that swaps weights in calls it while they are there.
+        """
+        last = len(self.points) + 1 == self.config.evaluation.points and not self.budget.open_ended
+        checkpoints.note_judged(self, last)
 
     def report(self, point: Point) -> bool:
         """Report a point; returns whether to train on after it, on all ranks alike."""
@@ -317,7 +340,6 @@ class Engine(Session):
     def outcome(self) -> Outcome:
         """Return how it ended. Raises `WorkloadError` if it did not run as a training does."""
         self.check_done()
-        assert self.result is not None
         last = self.points[-1].flat if self.points else {}
         return Outcome(
             points=self.points,
@@ -326,7 +348,8 @@ class Engine(Session):
             steps=self.pace.steps,
             samples=self.pace.samples,
             peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
-            model=self.strategy.whole(self.result),
+            weights=self.judged or {},
+            reason=CHANGED.format(name) if (name := checkpoints.changed_weight(self)) else "",
             unread=read_tracking.unread(self),
         )
 

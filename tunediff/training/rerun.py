@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import random
@@ -23,7 +24,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
 from tunediff.core.clock import Budget
 from tunediff.distributed import World
-from tunediff.training import memory, weights
+from tunediff.training import evaluation, memory, weights
 from tunediff.training.engine import Engine
 from tunediff.training.judging import Judge
 from tunediff.training.observer import Observer
@@ -102,6 +103,26 @@ class Record(Program):
         raise session.mistake(message)
 
 
+class Rejudged(Record):
+    """Judge what a resumed training goes on with, before its `train` changes it."""
+
+    def __init__(self, first: RunRecord) -> None:
+        super().__init__()
+        self._first, self.random_keys = first, set[str]()
+        """Findings that differ from one evaluation to the next of one model."""
+
+    def after_loop(self, session: Session) -> None:
+        if session.restart_reason:
+            return
+        evaluate = functools.partial(evaluation.evaluate, session)
+        self.judge(session, evaluate)
+        resumed = self.record
+        if differing(self._first.findings, resumed.findings, session.world):
+            self.judge(session, evaluate)
+            self.random_keys = differing(resumed.findings, self.record.findings, session.world)
+        self.record = resumed
+
+
 class RecordedJudge(Record, Judge):
     """What `tunediff.evaluate` does with a training, remembered."""
 
@@ -169,20 +190,15 @@ def _resumed(
 ) -> tuple[set[str], set[int]]:
     """Judge the model that a resumed training has; returns the findings that differ from one evaluation to the next of
     one model, and the seeds of the generators that its step drew from."""
-    program = Record()
+    program = Rejudged(first)
     engine = Engine(config, budget, world, Observer(), program, folder=folder)
     with program.generators:
         _run_again(engine, "it goes on from its checkpoint")
     if engine.restart_reason:
         raise engine.mistake(f"a resumed training starts from the beginning: {engine.restart_reason}")
-    engine.judge()
-    resumed, random_keys = program.record, set[str]()
-    if differing(first.findings, resumed.findings, world):
-        engine.judge()  # of a model that has not changed
-        random_keys = differing(resumed.findings, program.record.findings, world)
     hint = "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict restores it"
-    _compare(engine, first, resumed, random_keys, "after a resume", hint)
-    return random_keys, program.generators.seeds
+    _compare(engine, first, program.record, program.random_keys, "after a resume", hint)
+    return program.random_keys, program.generators.seeds
 
 
 def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, random_keys: set[str]) -> None:

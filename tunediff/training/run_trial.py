@@ -72,7 +72,7 @@ def run_trial(
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world, per_gpu), error=error)
     status = "ok" if outcome.finished else "pruned"
-    return TrialResult(End(status, "", outcome.seconds, outcome.steps, outcome.peak), outcome)
+    return TrialResult(End(status, outcome.reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
 def _is_passing_fault(error: Exception, folder: Path) -> bool:

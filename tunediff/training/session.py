@@ -78,6 +78,10 @@ class Session:
         """The prepared model, which is trained."""
         self.result: nn.Module | None = None
         """The model that is judged and saved."""
+        self.judged: Mapping[str, torch.Tensor] | None = None
+        """A copy, in host memory, of the weights that the last point has judged: what is exported. Whole on rank 0."""
+        self.judged_digest: str | None = None
+        """Digest of the weights that the latest evaluation has judged, on rank 0."""
         self.evaluation: Facts | None = None
         self.description: Facts = dict
         self.files_of_points: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {}
@@ -181,6 +185,9 @@ class Program:
     def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return what `evaluate()` finds of the model, in plain numbers and words."""
         return evaluate()
+
+    def after_loop(self, session: Session) -> None:
+        """Called when the workload gets no further batch."""
 
     def before_save(self, session: Session) -> None:
         """Called before a checkpoint is written."""

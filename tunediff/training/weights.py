@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,45 @@ def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) ->
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
     content = to_safetensors(tensors, metadata=metadata)
     write_atomically(path, lambda file: file.write(content), durable=True)
+
+
+_ROW = 256
+"""Words of 8 bytes that are summed before they are weighted by their place."""
+_FACTOR = 0x1E3779B97F4A7C15
+"""An odd number whose multiples spread over 64 bits."""
+
+
+def digest(weights: Mapping[str, Any]) -> str:
+    """Return a digest of weights: names, types, shapes and content, in 16 hexadecimal digits.
+
+    The content is summed as integers modulo 2⁶⁴ where it lies, which is exact in any order: the
+    same weights have the same digest on any device, with any number of threads and in any memory
+    format. It notices changes, but does not withstand an adversary.
+    """
+    tensors = {name: one for name, one in weights.items() if isinstance(one, Tensor)}
+    sums = [_checksum(one) for one in tensors.values()]
+    # One number is read back from each device, not one for each tensor.
+    places: dict[torch.device, list[Tensor]] = {}
+    for one in sums:
+        places.setdefault(one.device, []).append(one)
+    numbers = {device: iter(torch.stack(of).tolist()) for device, of in places.items()}
+    lines = [
+        (name, str(tensor.dtype), tuple(tensor.shape), next(numbers[one.device]))
+        for (name, tensor), one in zip(tensors.items(), sums, strict=True)
+    ]
+    return hashlib.sha256(repr(lines).encode()).hexdigest()[:16]
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's 8-byte words, each weighted by its row, int64 []."""
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if content.numel() % 8 or content.data_ptr() % 8:
+        content = torch.nn.functional.pad(content, (0, -content.numel() % 8))
+        content = content.clone() if content.data_ptr() % 8 else content
+    words = content.view(torch.int64)
+    split = len(words) // _ROW * _ROW
+    rows = torch.cat([words[:split].view(-1, _ROW).sum(1), words[split:]])
+    return (rows * (torch.arange(1, 2 * len(rows), 2, device=rows.device) * _FACTOR)).sum()
 
 
 def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A new search of a user's workload: its folder, once two steps and one evaluation have worked."""
+"""A new search of a user's workload: its folder, once two steps and two evaluations have worked."""
 
 from __future__ import annotations
 

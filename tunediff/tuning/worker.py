@@ -32,7 +32,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
 from tunediff.distributed import World
-from tunediff.training import memory, precision, process_settings, weights
+from tunediff.training import memory, precision, process_settings, state, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
@@ -256,7 +256,7 @@ def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World
     """Keep the weights and judge them once more, as the job asks for."""
     if world.main and job.keeps:
         about = weights.about(job.config, job.folder, outcome.steps)
-        weights.save(outcome.model.state_dict(), job.folder / weights.NAME, about)
+        weights.save(outcome.weights, job.folder / weights.NAME, about)
     if job.final:
         with clock.part("evaluation"):
             evaluate_finally(job.config, job.final, outcome, world, job.folder)
@@ -274,6 +274,6 @@ def evaluate_finally(
     judged_steps = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
     if world.agree(float(outcome.steps in judged_steps)):
         return
-    findings = judged(cfg.override(config, protocol), outcome.model.state_dict(), world)
+    findings = judged(cfg.override(config, protocol), state.broadcast(outcome.weights, world), world)
     if world.main:
         Journal(folder).write("final", steps=outcome.steps, **findings)

@@ -77,7 +77,9 @@ def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     counts = torch.tensor([[float(cell) for cell in line[3:]] for line in lines[1:]])
     assert counts.sum() == 359
     assert counts.diag().sum().item() / 359 == pytest.approx(accuracy[-1])
-    again = judged(judge_of(digits().knobs, CPU), outcome.model)
+    net = network(digits().knobs)
+    net.load_state_dict(outcome.weights)
+    again = judged(judge_of(digits().knobs, CPU), net)
     assert again == {name: outcome.points[-1][name] for name in ("accuracy", "validation_loss")}
 
 

@@ -144,7 +144,7 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert set(told.shown["timesteps"]) == {"t", "log_snr", "probability", "weight", "effective_weight"}
     facts = {"data": "digits", "samples": 64, "summary": ["data: 64 images at 8×8 (digits)"]}
     assert told.facts == facts | {"digest": images.load(config.data).digest}
-    again = judged(config, outcome.model.state_dict(), CPU)
+    again = judged(config, outcome.weights, CPU)
     assert again["frechet"] == point["frechet"]
     assert again["validation_loss"] == point["validation_loss"]
     assert point.peak_share == pytest.approx(point.samples_per_s * point.flops_per_sample / point.peak_flops_per_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -67,11 +67,6 @@ class Fsdp(Single):
         twin = self._whole_network(model)
         self._shard(twin)
         return twin
-
-    def whole(self, model: nn.Module) -> nn.Module:
-        if not (parts := _outermost(model)):
-            return model
-        return _replaced(model, {id(part): self._whole_network(cast(nn.Module, part)) for part in parts})
 
     def _whole_network(self, model: nn.Module) -> nn.Module:
         """Return the network or a copy of it with all of its weights."""
@@ -140,17 +135,6 @@ def _outermost(model: nn.Module) -> list[FSDPModule]:
     if isinstance(model, FSDPModule):
         return [model]
     return list(dict.fromkeys(part for child in model.children() for part in _outermost(child)))
-
-
-def _replaced(model: nn.Module, parts: Mapping[int, nn.Module]) -> nn.Module:
-    """Return the model with other parts in place of those with these ids; what has none of them is shared."""
-    if id(model) in parts or not _outermost(model):
-        return parts.get(id(model), model)
-    changed = copy.copy(model)
-    changed._modules = {
-        name: None if child is None else _replaced(child, parts) for name, child in model._modules.items()
-    }
-    return changed
 
 
 def gathered(state: Any, gather: Gather) -> Any:

@@ -71,10 +71,6 @@ class Single:
     def complete(self, *models: nn.Module) -> None:
         """Fill in what other ranks have learned of these and of all that is kept. All ranks call it together."""
 
-    def whole(self, model: nn.Module) -> nn.Module:
-        """The model with all of its weights, to be used by any rank without the others. All ranks ask together."""
-        return model
-
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace gradients, which each rank has of its own part of the batch, by their mean over ranks."""
         self._world.average_gradients(parameters)
