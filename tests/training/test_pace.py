@@ -220,6 +220,23 @@ def test_pace_of_several_ranks_at_most_doubles_the_steps_between_readings(burst)
     assert longest <= burst
 
 
+@pytest.mark.parametrize("fast_s", [0.001, 0.005, 0.02])
+@pytest.mark.parametrize("slow_from_s", [14.0, 27.0, 29.5, 29.9, 29.99])
+def test_pace_of_several_ranks_passes_no_stop_by_more_than_two_percent_where_steps_slow_down(fast_s, slow_from_s):
+    """Tenfold and twentyfold, at any time before the stop; readings stay rare."""
+    for slowdown in (10, 20):
+        now, reads = [0.0], [0]
+        clock, pace = paced(Budget(seconds=30.0), now, reads, Ranks(0, 2, torch.device("cpu")))
+        with clock.part("train"):
+            for stop in (0.5, 1.0):
+                pace.aim(stop)
+                while not pace.reached:
+                    now[0] += fast_s if now[0] < slow_from_s else slowdown * fast_s
+                    pace.step(8)
+                assert clock.train_s <= 30.0 * stop + max(0.02 * 30.0, slowdown * fast_s) + 1e-6
+        assert reads[0] < 250
+
+
 class Ranks(World):
     """Several ranks, of which this is the first: what it says holds for all."""
 

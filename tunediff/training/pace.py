@@ -9,6 +9,12 @@ from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 
 
+SLOWDOWN = 20.0
+"""How much slower the steps of several ranks may suddenly become, to pass a stop by no more than `OVERRUN`."""
+OVERRUN = 0.02
+"""Share of the budget; one step where that takes longer."""
+
+
 class Pace:
     """How much of the budget is spent: the same number on every rank at every step.
 
@@ -19,7 +25,8 @@ class Pace:
 
     Steps may slow down suddenly, such as after those whose batches were ready. So the steps between two readings at
     most double from one reading to the next, and a process that trains alone also looks at its clock after every step,
-    without waiting for the device, and reads it as soon as those seconds are over.
+    without waiting for the device, and reads it as soon as those seconds are over. Several ranks cannot, since each
+    would read at another step: they plan each reading so that steps may slow down `SLOWDOWN` times before it.
     """
 
     def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
@@ -78,8 +85,7 @@ class Pace:
     def _overdue(self) -> bool:
         """Return whether the seconds until the next reading are over before its step is reached.
 
-        The host's clock may be behind the device's work, but never ahead of it. Several ranks cannot use it: each would
-        read at another step.
+        The host's clock may be behind the device's work, but never ahead of it.
         """
         return self._world.size == 1 and self._clock.read(synchronize=False) >= self._due_s
 
@@ -102,7 +108,10 @@ class Pace:
     def _steps_ahead(self) -> int:
         if self._per_step <= 0.0:
             return 1
-        ahead = [(self._stop - self.progress) / self._per_step]
+        left = self._stop - self.progress
+        ahead = [left / self._per_step]
+        if self._world.size > 1 and self._budget.seconds is not None:
+            ahead.append((left + OVERRUN) / SLOWDOWN / self._per_step)
         if self._world.device.type == "cpu":
             ahead.append(0.01 / self._per_step)
         if self._s_per_step > 0.0:
