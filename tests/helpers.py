@@ -95,14 +95,16 @@ class Dies(Observer):
 
 
 def train(
-    config=None, *, samples=None, seconds=None, open_ended=False, compile_charged=True, folder=None, world=CPU,
+    config=None, *, samples=None, seconds=None, open_ended=False, compile_charged=True, setup_charged=False, folder=None, world=CPU,
     observer=None, evaluates=False, body=None, **how,
 ):  # fmt: skip
     """The outcome of a training, of 20 steps of `tiny` without a budget. `body` takes the place of its `train`."""
     if samples is None and seconds is None:
         samples = 16 * 20
     config = config or tiny()
-    budget = Budget(seconds, samples, compile_charged=compile_charged, open_ended=open_ended)
+    budget = Budget(
+        seconds, samples, compile_charged=compile_charged, setup_charged=setup_charged, open_ended=open_ended
+    )
     one = Engine(config, budget, world, observer or Observer(), folder=folder, evaluates=evaluates, **how)
     with shipped_toy():
         code = cfg.of(config).code

@@ -47,6 +47,18 @@ def test_compile_is_recorded_and_charged_or_free(time):
     assert (charged.train_s, free.train_s) == (4, 0)
 
 
+@pytest.mark.parametrize(("charged", "train_s"), [(True, 9), (False, 2)])
+def test_setup_of_the_workload_is_charged_or_free(time, charged, train_s):
+    c = clock(time, setup_charged=charged)
+    with c.part("setup"):
+        time.s += 7
+        c.before_first_batch_s = 7
+        time.s += 5  # of the engine
+    with c.part("train"):
+        time.s += 2
+    assert c.train_s == train_s
+
+
 def test_parts_nest_and_the_inner_one_is_paid(time):
     c = clock(time)
     with c.part("train"):

@@ -79,10 +79,13 @@ def refused(capsys, *given):
 def test_what_is_asked(given, a, b):
     config = cfg.override(cfg.baseline("digits"), {"loader.batch_size": 64})
     Path("other.yaml").write_text(cfg.dump(config))
-    found = asked(*given, "--budget", "2m", "--pairs", "5", "--resolution", "2%", "--compile", "free")
+    found = asked(
+        *given, "--budget", "2m", "--pairs", "5", "--resolution", "2%", "--compile", "free", "--setup", "charged"
+    )
     base = cfg.override(cfg.baseline("digits"), {"seed": 500})  # seeds that no search has used
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
     assert (found.budget_s, found.most, found.within, found.compile_charged) == (120, 5, pytest.approx(0.02), False)
+    assert found.limits.of(1).setup_charged
     assert (found.runs, found.over) == ([], False)
 
 
@@ -90,6 +93,7 @@ def test_without_options():
     found = asked("digits", "optimizer.lr=2e-3")
     assert found.names == ("digits", "digits optimizer.lr=2e-3")
     assert (found.budget_s, found.most, found.within, found.compile_charged) == (60, 12, None, True)
+    assert not found.limits.of(1).setup_charged
 
 
 def test_compare_takes_images_mirrored_by_one_side_only(monkeypatch):

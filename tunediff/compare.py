@@ -55,6 +55,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--pairs", type=int, help=f"pairs of runs at most (default: {compare_setup.MOST})")
     add("--resolution", help="a difference that does not matter, e.g. 2%% of A's value, or 0.01 of an accuracy")
     add("--compile", choices=("charged", "free"), help="whether compiling counts as training (default: charged)")
+    add("--setup", choices=("charged", "free"), help="whether what comes before the first batch does (default: free)")
     add("--name", help="name of the comparison and its folder (default: compare and the time)")
     cli.add_storage(parser, "all searches and comparisons")
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")

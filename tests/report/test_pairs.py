@@ -84,6 +84,27 @@ def test_runs_during_which_others_used_the_machine(capsys):
     assert json.loads(told(capsys, "--json")[1])["disturbed_runs"] == 1
 
 
+@pytest.mark.parametrize(
+    ("b_s", "options", "told_so"), [(1.0, {}, True), (0.7, {}, False), (9.0, {"setup": "charged"}, False)]
+)
+def test_setup_seconds_of_both_sides_and_a_sentence_where_they_differ(capsys, b_s, options, told_so):
+    """By over 2 % of the budget of 20 s, if it does not count them."""
+    folder = made(BETTER, **options)
+    for number in range(6):
+        journal = folder / "trials" / f"t{number:04}" / "journal.jsonl"
+        setup_s = 0.4 if number % 2 == 0 else b_s
+        journal.write_text(
+            journal.read_text().replace('"index": 4,', f'"index": 4, "before_first_batch_s": {setup_s},')
+        )
+    said = json.loads(told(capsys, "--json")[1])
+    assert (said["a_setup_s"], said["b_setup_s"]) == (0.4, b_s)
+    assert ("--setup charged" in told(capsys)[1]) == told_so
+    assert [(row["a_setup_s"], row["b_setup_s"]) for row in rows(folder / "report/pairs.csv")] == [
+        ("0.4", str(b_s))
+    ] * 3
+    assert "A: setup (s)" in words((folder / "report.html").read_text())
+
+
 def test_a_share_of_what_falls_below_0(capsys):
     """2 % of about 5 is 0.1 there, in units."""
     values = {"A": [-5.0, -5.2, -4.9], "B": [-5.001, -5.199, -4.9005]}

@@ -64,6 +64,14 @@ def test_what_a_search_may_spend():
     assert parse(budget={"per_trial": "1m", "trials": 8, "deadline": "61s"}).budget.trial_deadline_s == 61
 
 
+def test_setup_is_charged_where_the_file_says_so():
+    budget = {"per_trial": "1m", "trials": 8}
+    assert not parse(budget=budget).budget.of(1).setup_charged
+    charged = parse(budget=budget | {"setup": "charged"}).budget
+    assert charged.of(1).setup_charged
+    assert parse(budget=charged.lines).budget == charged
+
+
 def test_throughput_searches_do_not_charge_compilation():
     loaded = parse(objective="samples_per_s")
     assert (loaded.metric, loaded.mode, loaded.budget.compile_charged) == ("samples_per_s", "max", False)

@@ -1,6 +1,7 @@
 """The seam: what a workload may ask of a `Trial`, and what the trial owes whoever started it. On a training of numbers
 that takes milliseconds."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from tests.helpers import CPU, Hands, Told, assert_equal, timed, toy, train, weights
+from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Precision
@@ -329,6 +330,29 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
     assert [point.samples_per_s for point in told.points] == [8.0, 3.2], "since the point before"
     assert [point.step_s for point in told.points] == [1.0, 2.5]
     assert told.points[0].seconds["evaluation"] == 1000.0
+
+
+@pytest.mark.parametrize(("charged", "steps"), [(True, 6), (False, 10)])
+def test_setup_before_the_first_batch_shortens_the_training_where_it_is_charged(tmp_path, charged, steps):
+    """4 of 10 seconds; after a resume they are not charged again."""
+
+    def body(trial):
+        hands.s += 4.0
+        net, optimizer = begin(trial)
+        trial.evaluate_with(lambda: error(net))
+        for batch in trial.batches((INPUTS, TARGETS)):
+            hands.s += 1.0
+            trial.step(loss_of(net, batch), optimizer)
+
+    for observer in (Dies(), Told()):
+        hands = Hands()
+        clock = timed(10.0, hands, setup_charged=charged)
+        how = {"seconds": 10.0, "setup_charged": charged, "clock": clock, "folder": tmp_path, "evaluates": True}
+        with contextlib.suppress(KilledError):
+            outcome = train(toy(), observer=observer, body=body, **how)
+    assert outcome.steps == steps
+    assert outcome.points[-1].train_s == pytest.approx(10.0)
+    assert outcome.points[-1].before_first_batch_s == pytest.approx(4.0)
 
 
 def test_the_result_is_the_prepared_model_unless_another_is_exported():

@@ -139,6 +139,13 @@ def keep_best(net):
     assert "mine.py:44: net.load_state_dict(best['a'])" in warning
 
 
+def test_check_warns_of_optimizer_steps_before_the_first_batch(tmp_path):
+    early = "    for _ in range(3):\n        judge(net)\n        optimizer.step()\n"
+    text = PLAIN.replace(LOOP, early + LOOP)
+    (warning,) = check.check(cfg.baseline(str(file(tmp_path, text))), CPU)["warnings"]
+    assert "3 optimizer steps before its first batch" in warning
+
+
 def test_a_file_without_mistakes_passes_and_a_knob_that_is_never_read_is_named(tmp_path):
     config = cfg.baseline(str(file(tmp_path, edited(("nn.Dropout(trial.knobs.dropout)", "nn.Identity()")))))
     found = check.check(config, CPU)

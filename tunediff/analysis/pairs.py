@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,15 @@ class Pairs:
     runs: list[tuple[TrialRecord | None, TrialRecord | None]]
     """(A, B) of every pair that has begun."""
     budget_unit: UnitName = "wall"
+    setup_charged: bool = False
 
     @property
     def limits(self) -> SearchBudget:
         """Return the budget of every run."""
-        charged, unit = self.compile_charged, self.budget_unit
-        return SearchBudget(self.budget_s, 2 * self.most, compile_charged=charged, unit=unit)
+        return SearchBudget(
+            self.budget_s, 2 * self.most, compile_charged=self.compile_charged,
+            setup_charged=self.setup_charged, unit=self.budget_unit,
+        )  # fmt: skip
 
     @property
     def clock(self) -> Unit:
@@ -142,6 +146,17 @@ class Pairs:
         return sum(run.points[-1].train_s for pair in self.runs for run in pair if run is not None and run.points)
 
     @property
+    def setup_s(self) -> tuple[float | None, float | None]:
+        """Return the median seconds that the runs of A and of B spend before their first batch."""
+        a, b = (
+            [run.points[-1].before_first_batch_s for run in runs if run is not None and run.points]
+            for runs in (zip(*self.runs, strict=True) if self.runs else ((), ()))
+        )
+        seconds = [[one for one in side if one is not None] for side in (a, b)]
+        a_s, b_s = (statistics.median(side) if side else None for side in seconds)
+        return a_s, b_s
+
+    @property
     def changed(self) -> Values:
         """Return the knobs in which B differs from A, if both belong to one workload."""
         return {
@@ -166,4 +181,5 @@ def read(folder: Path) -> Pairs:
         folder, (content["a"], content["b"]), tuple(map(cfg.load, files)),
         content["budget_s"], content["pairs"], content["within"], content["compile"] == "charged",
         [(runs.get(number), runs.get(number + 1)) for number in first], content.get("unit", "wall"),
+        content.get("setup") == "charged",
     )  # fmt: skip

@@ -50,6 +50,7 @@ class CompareOptions:
     pairs: int | None = None
     resolution: str | None = None
     compile: str | None = None
+    setup: str | None = None
     name: str | None = None
     storage: Path = text.STORAGE
     resume: str | None = None
@@ -87,7 +88,7 @@ def resume(options: CompareOptions) -> Path:
     machine_options.check(options)
     tracking.check(options.track)
     fixed = (options.name, options.budget, options.unit, options.pairs, options.resolution, options.compile,
-             options.dry_run or None)  # fmt: skip
+             options.setup, options.dry_run or None)  # fmt: skip
     if options.words or any(option is not None for option in fixed):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
@@ -125,7 +126,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         cli.warn_emulated((config.precision.amp for config in sides), options.address)
         content = {
             "a": " ".join(side_words[0]), "b": " ".join(side_words[1]), "budget_s": budget_s, "pairs": most,
-            "within": within, "compile": options.compile or "charged", "unit": options.unit or "wall",
+            "within": within, "compile": options.compile or "charged",
+            "setup": options.setup or "free", "unit": options.unit or "wall",
         }  # fmt: skip
         names = [f"{side.upper()}, {words[0]}" for side, words in zip(pairs.SIDES, side_words, strict=True)]
         checked = _check_sides(sides, names, options, say)

@@ -109,7 +109,7 @@ class PairedComparison:
 
 def run_comparison(
     a: Side, b: Side, *, budget: str | float | None = None, unit: str | None = None, pairs: int | None = None,
-    resolution: str | None = None, compile: str | None = None, name: str | None = None,
+    resolution: str | None = None, compile: str | None = None, setup: str | None = None, name: str | None = None,
     storage: str | Path = text.STORAGE, track: str | None = None, address: str | None = None, cpus: int | None = None,
     gpus: int | None = None, check: bool = True, force: bool = False, progress: bool = True,
 ) -> PairedComparison:  # fmt: skip
@@ -123,6 +123,7 @@ def run_comparison(
         pairs: Pairs of runs at most, 3 to 100.
         resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of an accuracy.
         compile: `charged` or `free`: whether compiling counts as training.
+        setup: `charged` or `free`: whether what comes before the first batch does. Default: `free`.
         name: Name of the comparison and its folder in `storage`.
         track, address, cpus, gpus, check, force, progress: As `run_search` takes them.
 
@@ -138,8 +139,9 @@ def run_comparison(
     with called():
         sides = [*_side(a, a, place), *_side(a, b, place)]
     options = CompareOptions(
-        words=sides, budget=duration(budget), unit=unit, pairs=pairs, resolution=resolution, compile=compile, name=name,
-        storage=place, track=track, address=address, cpus=cpus, gpus=gpus, no_check=not check, force=force,
+        words=sides, budget=duration(budget), unit=unit, pairs=pairs, resolution=resolution, compile=compile,
+        setup=setup, name=name, storage=place, track=track, address=address, cpus=cpus, gpus=gpus,
+        no_check=not check, force=force,
     )  # fmt: skip
     return _run(options, progress)
 

@@ -56,6 +56,8 @@ class Budget:
     """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
+    setup_charged: bool = False
+    """Whether what the workload does before its first batch counts as training seconds. It is recorded either way."""
     price_per_device_hour: float | None = None
     """Price of one hour of one device, in any currency; None: not known."""
     open_ended: bool = False
@@ -91,6 +93,8 @@ class Clock:
         self.on_read: Callable[[], object] = lambda: None
         """Called when the clock is read and the device has been waited for; it may add seconds."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.before_first_batch_s = 0.0
+        """Setup seconds of the workload itself, until it asks for its first batch."""
         self._running: list[tuple[str, float]] = []  # parts nest: the innermost one counts
 
     @contextlib.contextmanager
@@ -137,8 +141,9 @@ class Clock:
 
     @property
     def train_s(self) -> float:
-        """Return the training seconds so far: train, data wait, and compile if the budget charges it."""
+        """Return the training seconds so far: train, data wait, and what else the budget charges."""
         charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
+        charged += self.before_first_batch_s if self.budget.setup_charged else 0.0
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
     def progress(self, train_s: float, samples: int, steps: int = 0) -> float:

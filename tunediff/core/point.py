@@ -42,6 +42,7 @@ class Point:
     samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
     first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
+    before_first_batch_s: float | None = _measured("setup", "s", "what the run did before its first batch")
     peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
     cpu_share: float = _measured("CPU cores used", "", "CPU seconds of the training process per second")
     load_average: float = _measured("load average", "", "of the machine, over the last minute")

@@ -13,6 +13,7 @@ from tunediff import config as cfg
 from tunediff.analysis import curve, disturbed, shown
 from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.core import environment, text
+from tunediff.core.clock import own_s
 from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.core.files import write_atomically
 from tunediff.core.text import number, pluralize
@@ -49,7 +50,17 @@ def sentences(pairs: Pairs) -> list[str]:
         single = f"With one run each, only differences above {_size(pairs, least)} are significant; "
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     remark = disturbed_of(sum(map(disturbed, runs)), pluralize(len(runs), "run"))
-    return [*lines, f"{single}{ahead}.", *filter(None, [remark])]
+    return [*lines, f"{single}{ahead}.", *filter(None, [remark, _setup(pairs)])]
+
+
+def _setup(pairs: Pairs) -> str:
+    """Return a sentence on seconds before the first batch that differ by over 2 % of the budget; '' if they do not."""
+    a_s, b_s = pairs.setup_s
+    shortest_s = own_s(pairs.budget_s, pairs.budget_unit, max(config.devices for config in pairs.configs))
+    if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
+        return ""
+    spent = f"Before its first batch B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
+    return f"{spent}, which the budget does not count: --setup charged counts them."
 
 
 def failure(pairs: Pairs, run: TrialRecord) -> str:
@@ -120,6 +131,7 @@ def frame(pairs: Pairs) -> pd.DataFrame:
             row |= {
                 f"{side}_seed": run.config["seed"] if run is not None else None,
                 f"{side}_{pairs.metric.name}": value,
+                f"{side}_setup_s": run.points[-1].before_first_batch_s if run is not None and run.points else None,
             }
             row |= {f"{side}_{pairs.unit}_per_s": rate, f"{side}_status": run.status if run is not None else None}
         rows.append(row)
@@ -136,15 +148,16 @@ def comment(pairs: Pairs) -> str:
 
 def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     """Return the table with one row per pair; the first line holds the headings."""
-    lines = [["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s"]]
+    lines = [["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s",
+              "A: setup (s)", "B: setup (s)"]]  # fmt: skip
     for row in values_of_pairs.astype(object).where(values_of_pairs.notna(), None).to_dict("records"):
-        columns = (pairs.metric.name, f"{pairs.unit}_per_s")
-        values, rates = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
+        columns = (pairs.metric.name, f"{pairs.unit}_per_s", "setup_s")
+        values, rates, setups = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
         falls = pairs.metric.mode == "min"
         ahead = "" if None in values else "–" if values[0] == values[1] else "AB"[(values[1] < values[0]) == falls]
         ended = [row[f"{side}_status"] or "" for side in "ab"]
         shown_ = [word if value is None else rounded(value) for value, word in zip(values, ended, strict=True)]
-        lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, rates)])
+        lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, [*rates, *setups])])
     return lines
 
 

@@ -117,6 +117,8 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
         "pairs_at_most": pairs.most,
         "runs": len(ended),
         "disturbed_runs": sum(map(disturbed, ended)),
+        "a_setup_s": pairs.setup_s[0],
+        "b_setup_s": pairs.setup_s[1],
         "training_s": pairs.trained_s,
         "wall_s": wall_s,
         "results": str(pairs.folder),

@@ -150,6 +150,8 @@ class SearchBudget:
     """Unit of `per_trial_s`: training seconds, or training seconds × devices of the trial."""
     price_per_device_hour: float | None = None
     """Price of one hour of one device, in any currency; None: not known."""
+    setup_charged: bool = False
+    """Whether what a workload does before its first batch counts as training seconds."""
 
     @property
     def clock(self) -> Unit:
@@ -162,14 +164,15 @@ class SearchBudget:
         seconds = {"per_trial": self.per_trial_s, "total": self.total_s, "deadline": self.deadline_s}
         limits = {name: text.format_exact(value) for name, value in seconds.items() if value is not None}
         charged = "charged" if self.compile_charged else "free"
+        setup = {"setup": "charged"} if self.setup_charged else {}
         priced = {"price_per_device_hour": self.price_per_device_hour} if self.price_per_device_hour else {}
-        return {**limits, "trials": self.trials, "compile": charged, "unit": self.unit, **priced}
+        return {**limits, "trials": self.trials, "compile": charged, **setup, "unit": self.unit, **priced}
 
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
         return Budget(
             own_s(self.per_trial_s, self.unit, devices), compile_charged=self.compile_charged,
-            price_per_device_hour=self.price_per_device_hour,
+            setup_charged=self.setup_charged, price_per_device_hour=self.price_per_device_hour,
         )  # fmt: skip
 
     @property

@@ -307,8 +307,9 @@ def _budget(content: Lines, source: str, kind: str, metric: Metric, cost: str | 
     limits = checked(Budget, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
-    charged = f"{where}: compile: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
-    refuse(rate and limits.compile == "charged", charged)
+    for key in ("compile", "setup"):
+        charged = f"{where}: {key}: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+        refuse(rate and getattr(limits, key) == "charged", charged)
     shared, price = limits.unit == "device", limits.price_per_device_hour
     refuse(rate and shared, f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall")
     same = f"with budget: unit: device every trial has the same {cost}"
@@ -318,6 +319,7 @@ def _budget(content: Lines, source: str, kind: str, metric: Metric, cost: str | 
     return SearchBudget(
         limits.per_trial, limits.trials or 10**9,  # as many as there are points
         limits.total, not rate and limits.compile != "free", limits.deadline, limits.unit, price,
+        limits.setup == "charged",
     )  # fmt: skip
 
 

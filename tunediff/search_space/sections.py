@@ -127,6 +127,8 @@ class Budget:
     trials: Annotated[Int, Ge(1)] | None = None
     total: Duration | None = None
     compile: Literal["charged", "free"] | None = None
+    setup: Literal["charged", "free"] = "free"
+    """whether what a workload does before its first batch counts as training"""
     deadline: Duration | None = None
 
 

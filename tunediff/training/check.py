@@ -19,6 +19,7 @@ from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
@@ -75,6 +76,19 @@ class _Calls:
 
 class Check(Record):
     """Train, watching what the workload does with its model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early_steps = 0
+        """Optimizer steps before the first batch."""
+        self.early = register_optimizer_step_post_hook(self._note_early)
+
+    def _note_early(self, *_: Any) -> None:
+        self.early_steps += 1
+
+    def begin(self, session: Session) -> bool:
+        self.early.remove()
+        return super().begin(session)
 
     outer: nn.Module
     plain: nn.Module
@@ -134,6 +148,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
         outcome = run(engine)
     finally:
         sys.settrace(None)
+        program.early.remove()
     spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
     load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
     _check_model(engine, program)
@@ -190,6 +205,10 @@ def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
     if outcome.reason or (program.watch.line and not session.adopted):
         line = program.watch.line
         warnings.append(f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}")
+    if program.early_steps:
+        steps = text.pluralize(program.early_steps, "optimizer step")
+        warnings.append(f"train(trial) makes {steps} before its first batch, which the budget counts with setup: "
+                        "charged only (budget: in a search file, --setup of a comparison)")  # fmt: skip
     if not session.seeded:
         warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip

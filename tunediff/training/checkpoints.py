@@ -33,6 +33,7 @@ def save(session: Session, pending: Point | None = None) -> None:
         content |= {
             "config": to_dict(session.config),
             "clock": session.clock.state_dict(),
+            "before_first_batch_s": session.clock.before_first_batch_s,
             "pace": session.pace.state_dict(),
             "meter": session.meter.state_dict(),
             "position": session.world.gather(_position(session)),

@@ -97,6 +97,7 @@ class Engine(Session):
         # ---- set up: everything must have been said; what is seeded here differs between ranks, as dropout must
         self.check_begun()
         self.setup.close()
+        self.clock.before_first_batch_s = self.world.agree(self.clock.seconds["setup"])
         if self.own_loader:
             self.own_step.watch(losses=True)
         if not self.program.begin(self):
@@ -258,8 +259,12 @@ class Engine(Session):
             checkpoints.put(self, before)
             if checkpoint is not None:
                 self.clock.load_state_dict(checkpoint["clock"])
+                self.clock.before_first_batch_s = checkpoint.get("before_first_batch_s", 0.0)
                 self.pace.load_state_dict(checkpoint["pace"])
-            constant = {"first_step_s": first_step_s, "peak_flops_per_s": self.peak_flops_per_s}
+            constant = {
+                "first_step_s": first_step_s, "peak_flops_per_s": self.peak_flops_per_s,
+                "before_first_batch_s": self.clock.before_first_batch_s,
+            }  # fmt: skip
             if self.flops_per_sample is not None:
                 constant["flops_per_sample"] = self.flops_per_sample
             devices = self.config.devices
@@ -274,8 +279,9 @@ class Engine(Session):
         nothing of the steps before could be measured any more.
         """
         if not self.pace.steps:
-            spent_s = self.clock.seconds["compile"]
-            raise RuntimeError(f"no step was trained: compiling took {spent_s:.0f} s, which the budget is charged with")
+            what = "setup and compiling" if self.budget.setup_charged else "compiling"
+            spent_s = self.clock.train_s
+            raise RuntimeError(f"no step was trained: {what} took {spent_s:.0f} s, which the budget is charged with")
         point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
         described = evaluation.finite_findings(
             evaluation.plain_findings(self.description(), "describe_with", self.config.schema.title)

@@ -8,7 +8,6 @@ from typing import Any
 from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 
-
 SLOWDOWN = 20.0
 """How much slower the steps of several ranks may suddenly become, to pass a stop by no more than `OVERRUN`."""
 OVERRUN = 0.02

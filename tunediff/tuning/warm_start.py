@@ -92,6 +92,7 @@ def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     yield "budget", there, here
     yield "trials per GPU:", a.trials_per_gpu, b.trials_per_gpu
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
+    yield "setup charged:", a.budget.setup_charged, b.budget.setup_charged
 
 
 def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:

@@ -104,7 +104,8 @@ def _protocol(context: ReportContext) -> list[str]:
     shared = ", shared by its devices" if budget.unit == "device" else ""
     lines.append(
         f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the worker{shared}, evaluation "
-        f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}."
+        f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}"
+        f"{', what a training does before its first batch counts' if budget.setup_charged else ''}."
     )
     stopping = "" if space.early_stopping == "none" else f"; stopped early by {space.early_stopping}"
     repeats = f", {space.seeds} seeds each" if space.seeds > 1 else ""
