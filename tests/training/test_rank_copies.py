@@ -162,8 +162,7 @@ def sharded(world, folder):
 def test_fsdp_lets_one_rank_use_an_exported_averaged_model(tmp_path):
     both = ranks(sharded, tmp_path, tmp_path)
     for name in ("whole", "resumed"):
-        assert [answers[name]["errors"] for answers in both] == [both[0][name]["errors"]] * 2
-        assert_learned_alike([both[0][name]], learned(CPU, tmp_path / name, norm=False))
+        assert_learned_alike([answers[name] for answers in both], learned(CPU, tmp_path / name, norm=False))
 
 
 def judged_statistics(world):

@@ -37,7 +37,9 @@ def raising(error):
 
 @pytest.mark.parametrize(("finished", "status"), [(True, "ok"), (False, "pruned")])
 def test_a_training_that_returns_is_ok_or_pruned(finished, status):
-    outcome = types.SimpleNamespace(finished=finished, seconds={"train": 2.0}, steps=3, peak={"peak_memory_mib": 4.0})
+    outcome = types.SimpleNamespace(
+        finished=finished, seconds={"train": 2.0}, steps=3, peak={"peak_memory_mib": 4.0}, reason=""
+    )
     result = run_trial(lambda: outcome, alone())
     assert (result.end.status, result.end.steps, result.end.seconds, result.end.peak) == (
         status, 3, {"train": 2.0}, {"peak_memory_mib": 4.0},

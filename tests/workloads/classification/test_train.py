@@ -110,7 +110,8 @@ def test_optimizers_of_diffusion_train_classifiers(name):
 def test_schedule_free_average_is_judged_with_batch_statistics_of_its_own():
     """It is another network than the one that saw the batches of the training."""
     config = digits(model__width=4, optimizer__name="schedule_free", optimizer__lr=3e-3)
-    judged = train(config, samples=32 * 20, evaluates=True).model
+    judged = network(config.knobs).eval()
+    judged.load_state_dict(train(config, samples=32 * 20, evaluates=True).weights)
     inputs, norm = [], judged.get_submodule(next(n for n, m in judged.named_modules() if isinstance(m, nn.BatchNorm2d)))
     norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0].mean((0, 2, 3))))
     pixels = sets.learned(config.knobs.data).pixels
