@@ -139,9 +139,8 @@ def final(folder):
     points = [
         {name: point[name] for name in ("index", "steps", "samples", "loss", "error")} for point in found["points"]
     ]
-    return {name: value for name, value in found.items() if name not in ("clock", "meter", "points")} | {
-        "points": points
-    }
+    seconds = ("clock", "meter", "points", "before_first_batch_s")
+    return {name: value for name, value in found.items() if name not in seconds} | {"points": points}
 
 
 @pytest.mark.parametrize("knobs", HOW, ids=KEPT)
