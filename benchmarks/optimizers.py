@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff.training import ema, optimizer
 from tunediff.workloads.diffusion.unet import network
 
-NAMES = ("adamw", "muon", "adam", "sgd", "schedule_free")
+NAMES = ("adamw", "muon", "adam", "sgd")
 ROUNDS = 15
 
 

@@ -23,7 +23,7 @@ timesteps.bins timesteps.half_life timesteps.width timesteps.gate timesteps.comp
 weighting.name weighting.gamma weighting.exponent weighting.offset weighting.cap weighting.contrast weighting.tau
 weighting.channels weighting.bound
 optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimizer.warmup optimizer.decay
-optimizer.clip_norm optimizer.implementation optimizer.name optimizer.momentum optimizer.nesterov optimizer.beta1
+optimizer.clip_norm optimizer.implementation optimizer.name optimizer.momentum optimizer.nesterov
 ema.half_life ema.max_decay ema.snapshots
 loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer

@@ -14,6 +14,15 @@ from tunediff.report.__main__ import main as report
 FILES = {
     "early_stopping: pause": {"early_stopping": "pause"},
     "early_stopping: median": {"early_stopping": "median"},
+    "optimizer.name: schedule_free": {
+        "search": {
+            "optimizer.name": ["adamw", "schedule_free", "muon"],
+            "loader.batch_size": [64, 128],
+            "optimizer.beta1": {"choice": [0.9, 0.95], "when": {"optimizer.name": "schedule_free"}},
+        },
+        "first": [{}, {"optimizer.name": "schedule_free"}],
+    },
+    "optimizer.beta1": {"search": {"loader.batch_size": [64, 128], "optimizer.beta1": [0.9, 0.95]}},
     "paused_gib": {"paused_gib": 2.0},
 }
 """Search files with each removed key or value."""
@@ -37,7 +46,7 @@ def test_what_was_removed_is_refused_with_the_version_that_had_it_and_what_to_us
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_report_shows_a_search_recorded_with_what_was_removed(name, tmp_path, capsys):
+def test_report_shows_a_search_recorded_with_what_was_removed(name, tmp_path):
     space = make(tmp_path / "old")
     recorded = tmp_path / "old" / "search.yaml"
     recorded.write_text(yaml.safe_dump(yaml.safe_load(recorded.read_text()) | FILES[name]))
@@ -45,7 +54,14 @@ def test_report_shows_a_search_recorded_with_what_was_removed(name, tmp_path, ca
     write(tmp_path / "old", space, 1, {"loader.batch_size": 64}, status=None)
     journal = tmp_path / "old" / "trials" / "t0001" / "journal.jsonl"
     journal.write_text(journal.read_text() + json.dumps({"event": "paused", "time": 1200.0, "index": 1}) + "\n")
+    write(tmp_path / "old", space, 2, {"loader.batch_size": 64}, curve=((20.0, 4000, 1.0),))
+    journal = tmp_path / "old" / "trials" / "t0002" / "journal.jsonl"
+    start, *lines = map(json.loads, journal.read_text().splitlines())
+    for values in (start["drawn"], start["config"]):
+        values |= {"optimizer.name": "schedule_free", "optimizer.beta1": 0.95}
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (start, *lines)))
     assert report(["old", "--storage", str(tmp_path)]) == 0
+    assert "schedule_free" in (tmp_path / "old" / "report" / "trials.csv").read_text()
     kind, _, value = name.partition(": ")
     if kind == "early_stopping":
         assert f"stopped early by {value}" in (tmp_path / "old" / "report.html").read_text()

@@ -51,15 +51,13 @@ COMPILED = [
     if (mode, scope) != ("reduce-overhead", "blocks")
 ]
 SAMPLERS = sorted(kind().name for kind in KINDS)
-OPTIMIZERS = ("muon", "adam", "sgd", "schedule_free")
+OPTIMIZERS = ("muon", "adam", "sgd")
 
 
 def small(**changes):
     values = SMALL | changes
     if "optimizer__name" in values:
         del values["optimizer__implementation"]
-    if values.get("optimizer__name") == "schedule_free":
-        pytest.importorskip("schedulefree")
     return digits(**values)
 
 

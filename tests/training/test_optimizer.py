@@ -1,7 +1,5 @@
 """Optimizers by name, their schedule, and how their step runs."""
 
-import copy
-import importlib.util
 import math
 
 import pytest
@@ -13,10 +11,9 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.training import optimizer as adam
 from tunediff.training import state
-from tunediff.training.ema import ScheduleFreeAverage
-from tunediff.training.knobs import Adam, AdamW, ScheduleFree, Sgd
+from tunediff.training.knobs import Adam, AdamW, Sgd
 
-NAMES = ("adamw", "muon", "adam", "sgd", "schedule_free")
+NAMES = ("adamw", "muon", "adam", "sgd")
 
 
 def learning_rate(progress, batch_size=128, **knobs):
@@ -96,7 +93,7 @@ def test_resume_restores_every_optimizer_exactly(name, tmp_path):
 
 
 SHARED_OUT = [(name, "ddp") for name in NAMES[1:]]
-SHARED_OUT += [("muon", "pipeline"), ("sgd", "fsdp"), ("schedule_free", "fsdp")]
+SHARED_OUT += [("muon", "pipeline"), ("sgd", "fsdp")]
 
 
 def of_all(world):
@@ -121,8 +118,6 @@ def test_optimizers_get_their_knobs():
     adamw = adam.build(AdamW(beta2=0.99, weight_decay=0.05), 128, nn.Linear(1, 1)).param_groups[0]
     assert (adamw["betas"], adamw["weight_decay"], adamw["fused"]) == ((0.9, 0.99), 0.05, True)
     assert type(adam.build(Adam(), 128, nn.Linear(1, 1))) is torch.optim.Adam
-    free = adam.build(ScheduleFree(beta1=0.95, lr=2e-3), 128, nn.Linear(1, 1)).param_groups[0]
-    assert (free["lr"], free["betas"], free["train_mode"]) == (2e-3, (0.95, 0.999), True)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +127,6 @@ def test_optimizers_get_their_knobs():
          "optimizer.name: 'muon' is not allowed: parallel.strategy = fsdp leaves each process a part of a matrix"),
         ({"optimizer.name": "sgd", "optimizer.momentum": 0.0}, "optimizer.nesterov: True is not allowed"),
         ({"optimizer.momentum": 0.5}, "optimizer.momentum: belongs to optimizer.name = muon"),
-        ({"optimizer.name": "schedule_free", "optimizer.decay": "cosine"}, "optimizer.decay: belongs to"),
         ({"optimizer.name": "muonn"}, "did you mean muon?"),
     ],
 )  # fmt: skip
@@ -140,35 +134,6 @@ def test_refused_optimizers(values, message):
     with pytest.raises(ConfigError) as error:
         cfg.override(cfg.baseline("digits"), values)
     assert message in str(error.value)
-
-
-def test_schedule_free_without_its_library_is_refused(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '.*\[schedulefree\]'"):
-        of("schedule_free")
-
-
-def test_schedule_free_makes_the_average_of_ema_ineffective():
-    config = of("schedule_free", ema__half_life=0.2)
-    assert cfg.not_effective(config, "cpu")["ema.half_life"].startswith("optimizer.name = schedule_free")
-    assert cfg.effective(config, "cpu") == cfg.effective(of("schedule_free"), "cpu")
-
-
-def test_schedule_free_average_is_the_librarys_and_leaves_the_training_as_it_is():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
-    optimizer = adam.build(ScheduleFree(lr=0.05), 128, network)
-    average = ScheduleFreeAverage(optimizer, network)
-    for _ in range(7):
-        network(torch.randn(16, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    trained = copy.deepcopy(network.state_dict())
-    average.update(network)
-    assert_equal(trained, network.state_dict())
-    optimizer.eval()  # the library writes its average over the weights
-    assert_equal(average.state_dict(), network.state_dict(), rtol=1e-6, atol=1e-7)
-    assert not torch.equal(network[0].weight, trained["0.weight"])
 
 
 # ------------------------------------------------------------------------------------------------- configurations of it

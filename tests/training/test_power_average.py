@@ -131,7 +131,6 @@ def test_divided_weights_are_written_whole(tmp_path):
             {"parallel__strategy": "pipeline", "parallel__workers": 2},
             "ema.snapshots: True is not allowed: parallel.strat",
         ),
-        ({"optimizer__name": "schedule_free"}, "ema.snapshots: True is not allowed: optimizer.name = schedule_free"),
     ],
 )
 def test_snapshots_are_refused_where_they_mean_nothing(values, message):

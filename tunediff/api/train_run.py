@@ -27,7 +27,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
 from tunediff.integrations import copier, tracking
 from tunediff.search_space import duration_s
-from tunediff.training.knobs import Scheduled
+from tunediff.training.knobs import Optimized
 
 if TYPE_CHECKING:
     from tunediff.distributed import World
@@ -168,7 +168,7 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
         return Budget(own, samples)
     # A user's own section may have that name as well, and knobs that mean something else
     optimizer = getattr(config.knobs, "optimizer", None)
-    if isinstance(optimizer, Scheduled) and (decay := optimizer.decay) != "constant":
+    if isinstance(optimizer, Optimized) and (decay := optimizer.decay) != "constant":
         raise ConfigError(
             f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "
             "zero needs an end to fall towards; allowed: constant"

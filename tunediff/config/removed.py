@@ -15,6 +15,8 @@ LAST = "0.2.0"
 REMOVED = {
     "early_stopping: pause": "use early_stopping: asha, with which real searches ended level",
     "early_stopping: median": "use early_stopping: asha",
+    "optimizer.name: schedule_free": "it was never ahead; use optimizer.name: adamw or muon",
+    "optimizer.beta1": "it belonged to optimizer.name: schedule_free; leave it out",
     "paused_gib": "no trial is paused any more; leave it out",
 }
 """What to use instead, by key, by `key: value` or by command-line option."""

@@ -43,16 +43,12 @@ class Ema:
     @torch.no_grad()
     def blend(self, model: nn.Module, share: float) -> None:
         """Replace this share of the average by the weights; buffers are copied."""
-        mine, theirs = self._pairs(model)
-        torch._foreach_lerp_(mine, [parameter.float() for parameter in theirs], share)
-
-    def _pairs(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-        """Return this rank's part of each parameter, of the average and of `model`, and copy the buffers."""
         if model is not self._model:  # walking over the modules takes the host as long as the average
             self._theirs, self._model = list(model.parameters()), model
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):  # a network may make new ones
             mine.copy_(buffer)
-        return [_local(one) for one in self._mine], [_local(one) for one in self._theirs]
+        theirs = [_local(parameter).float() for parameter in self._theirs]
+        torch._foreach_lerp_([_local(parameter) for parameter in self._mine], theirs, share)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averaged network's state; its tensors are not copied."""
@@ -61,33 +57,6 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. Raises `RuntimeError` if it is of another network."""
         self.model.load_state_dict(state)
-
-
-class ScheduleFreeAverage(Ema):
-    """The average that `optimizer.name: schedule_free` keeps, as a network of its own.
-
-    The library would write the average over the weights that are trained, and back for the next step, each time with a
-    rounding. Here the trained weights y stay; the average is x = y + (1 − 1/β1)·(z − y), with the optimizer's state z.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        super().__init__(knobs.Ema(), model)
-        self.optimizer = optimizer
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, progress: float = 1.0, delta: float = 0.0) -> None:
-        """Take over the optimizer's average; buffers are copied."""
-        states, beta1 = self.optimizer.state, self.optimizer.param_groups[0]["betas"][0]
-        mine, y = self._pairs(model)
-        y = [parameter.float() for parameter in y]
-        z = [_local(states.get(one, {}).get("z", one)).float() for one in self._theirs]
-        torch._foreach_copy_(mine, torch._foreach_lerp(y, z, 1 - 1 / beta1))
-
-
-def average(section: knobs.Ema, optimizer: torch.optim.Optimizer, model: nn.Module) -> Ema:
-    """Return the average of the weights that is evaluated and exported: the optimizer's own where it has one."""
-    own = type(optimizer).__name__ == "AdamWScheduleFree"
-    return ScheduleFreeAverage(optimizer, model) if own else Ema(section, model)
 
 
 def _local(tensor: Tensor) -> Tensor:

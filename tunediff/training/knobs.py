@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -10,7 +9,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config.knobs import Bool, Fixed, Float, Refusal, section
-from tunediff.core.environment import install_command
 
 
 # ---------------------------------------------------------------------------------------------------------- optimizers
@@ -29,11 +27,6 @@ class Optimized:
     clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = 1.0
     """The gradient is scaled down to this global norm; null: never."""
 
-
-@section
-class Scheduled(Optimized):
-    """What optimizers share that need a schedule, and whose step torch implements in several ways."""
-
     decay: Literal["constant", "linear", "cosine", "one_cycle"] = "constant"
     """Learning rate after the warm-up, which rises in a line from zero: constant (DDPM), or falling to zero at the end
     of the budget in a line or along a cosine (arXiv 1608.03983). `one_cycle` rises from 1/25 of the peak and falls to
@@ -51,21 +44,21 @@ class _SecondMoment:
 
 
 @section
-class AdamW(_SecondMoment, Scheduled):
+class AdamW(_SecondMoment, Optimized):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101)."""
 
     name: Literal["adamw"] = "adamw"
 
 
 @section
-class Adam(_SecondMoment, Scheduled):
+class Adam(_SecondMoment, Optimized):
     """Adam whose weight decay is part of the gradient (Kingma & Ba 2015, arXiv 1412.6980)."""
 
     name: Literal["adam"] = "adam"
 
 
 @section
-class Sgd(Scheduled):
+class Sgd(Optimized):
     """Stochastic gradient descent with momentum."""
 
     name: Literal["sgd"] = "sgd"
@@ -85,7 +78,7 @@ class Sgd(Scheduled):
 
 
 @section
-class Muon(_SecondMoment, Scheduled):
+class Muon(_SecondMoment, Optimized):
     """Steps of weight matrices and of convolutions, taken as matrices, are made orthogonal (Jordan et al. 2024), and as
     long as AdamW's (arXiv 2502.16982), so that its learning rate carries over. Norms, biases, embeddings, the first
     convolution and the last layer are left to AdamW."""
@@ -100,32 +93,12 @@ class Muon(_SecondMoment, Scheduled):
             raise Refusal("optimizer.name", f"{why}; use ddp or pipeline")
 
 
-@section
-class ScheduleFree(_SecondMoment, Optimized):
-    """AdamW whose weights are averaged instead of its learning rate lowered (Defazio et al. 2024, arXiv 2405.15682), by
-    the library `schedulefree`. The average is what is evaluated and exported, in place of the one of `ema`."""
-
-    name: Literal["schedule_free"] = "schedule_free"
-    beta1: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.9
-    """How near to their average the weights are at which gradients are computed: 1 is the average itself."""
-
-    def check(self, config: Any) -> None:
-        if importlib.util.find_spec("schedulefree") is None:
-            raise Refusal("optimizer.name", f"schedulefree is not installed; run: {install_command('schedulefree')}")
-
-    def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        average = getattr(config, "ema", Ema())  # a classifier has none
-        for name in ("half_life", "max_decay"):
-            if getattr(average, name) != getattr(Ema(), name):
-                yield f"ema.{name}", "optimizer.name = schedule_free averages the weights itself"
-
-
 MEMORY_FREE_OPTIMIZER = tuple(
     f"optimizer.{name}"
-    for name in ("lr", "lr_scaling", "weight_decay", "warmup", "decay", "clip_norm", "nesterov", "beta1", "beta2")
+    for name in ("lr", "lr_scaling", "weight_decay", "warmup", "decay", "clip_norm", "nesterov", "beta2")
 )
 """Knobs of optimizers that change no device memory. Momentum is not among them: SGD without it has no state."""
-Optimizer = Annotated[AdamW | Muon | Adam | Sgd | ScheduleFree, Field(discriminator="name")]
+Optimizer = Annotated[AdamW | Muon | Adam | Sgd, Field(discriminator="name")]
 
 
 def _divides_weights(config: Any) -> bool:
@@ -149,5 +122,3 @@ class Ema:
     def check(self, config: Any) -> None:
         if self.snapshots and config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
             raise Refusal("ema.snapshots", "parallel.strategy = pipeline divides the network; use ddp or fsdp")
-        if self.snapshots and config.optimizer.name == "schedule_free":
-            raise Refusal("ema.snapshots", "optimizer.name = schedule_free averages the weights itself")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +22,6 @@ def build(
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
     options: dict[str, Any] = {"lr": peak_learning_rate(section, batch_size), "weight_decay": section.weight_decay}
-    if isinstance(section, knobs.ScheduleFree):
-        from schedulefree import AdamWScheduleFree
-
-        free: Any = AdamWScheduleFree(groups, betas=(section.beta1, section.beta2), **options)
-        free.train()  # for good: `training.ema.ScheduleFreeAverage` leaves the weights where gradients are computed
-        return cast(torch.optim.Optimizer, free)
     options |= {"foreach": section.implementation == "foreach", "fused": section.implementation == "fused"}
     if isinstance(section, knobs.Sgd):
         divided = any(hasattr(parameter, "to_local") for parameter in network.parameters())
@@ -52,15 +46,14 @@ def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
 def learning_rate(section: knobs.Optimizer, batch_size: int, progress: float) -> float:
     """Return the learning rate at a fraction of the budget, 0 to 1: a warm-up, then constant or falling."""
     warmup, peak = section.warmup, peak_learning_rate(section, batch_size)
-    decay = "constant" if isinstance(section, knobs.ScheduleFree) else section.decay
     rising = progress < warmup
     part = progress / warmup if rising else (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
-    if decay == "one_cycle":
+    if section.decay == "one_cycle":
         low, high = (1 / 25, 1.0) if rising else (1.0, 1 / 250_000)
         return peak * (high + (low - high) * _cosine(part))
     if rising:
         return peak * part
-    return peak * {"constant": 1.0, "linear": 1 - part, "cosine": _cosine(part)}[decay]
+    return peak * {"constant": 1.0, "linear": 1 - part, "cosine": _cosine(part)}[section.decay]
 
 
 def _cosine(part: float) -> float:

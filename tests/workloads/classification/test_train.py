@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
@@ -88,9 +87,8 @@ def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     [
         {"optimizer__name": "adamw", "regularization__crop_padding": 1, "optimizer__clip_norm": 1.0},
         {"loader__accumulation": 2, "precision__amp": "bf16", "optimizer__decay": "one_cycle"},
-        {"optimizer__name": "schedule_free"},
     ],
-    ids=["adamw, crops, clipping", "accumulation, bf16, one cycle", "schedule_free"],
+    ids=["adamw, crops, clipping", "accumulation, bf16, one cycle"],
 )
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, values):
     config = digits(model__width=4, **values)
@@ -101,43 +99,9 @@ def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, values
     assert_equal(whole, weights(again))
 
 
-@pytest.mark.parametrize("name", ["muon", "schedule_free"])
-def test_optimizers_of_diffusion_train_classifiers(name):
-    outcome = train(digits(optimizer__name=name, optimizer__lr=3e-3), samples=32 * 120, evaluates=True)
+def test_muon_trains_classifiers():
+    outcome = train(digits(optimizer__name="muon", optimizer__lr=3e-3), samples=32 * 120, evaluates=True)
     assert outcome.points[-1]["accuracy"] > 0.9
-
-
-def test_schedule_free_average_is_judged_with_batch_statistics_of_its_own():
-    """It is another network than the one that saw the batches of the training."""
-    config = digits(model__width=4, optimizer__name="schedule_free", optimizer__lr=3e-3)
-    judged = network(config.knobs).eval()
-    judged.load_state_dict(train(config, samples=32 * 20, evaluates=True).weights)
-    inputs, norm = [], judged.get_submodule(next(n for n, m in judged.named_modules() if isinstance(m, nn.BatchNorm2d)))
-    norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0].mean((0, 2, 3))))
-    pixels = sets.learned(config.knobs.data).pixels
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # 1,438 images: all of them
-    for rows in order.tensor_split(6):  # 256 at most
-        judged(pixels[rows] / 127.5 - 1)
-    torch.testing.assert_close(norm.running_mean, torch.stack(inputs).mean(0), rtol=1e-4, atol=1e-5)
-
-
-def test_batch_statistics_are_of_all_classes_where_files_are_sorted_by_class():
-    dark, bright = (torch.full((3000, 1, 2, 2), value, dtype=torch.uint8) for value in (0, 255))
-    norm = nn.BatchNorm2d(1)
-    classification.measure_batch_statistics(norm, torch.cat([dark, bright]))
-    assert norm.running_mean.item() == pytest.approx(0, abs=0.1)
-    assert norm.running_var.item() == pytest.approx(1, abs=0.1), "every batch has both"
-
-
-def test_batch_statistics_count_every_image_alike_where_one_is_left_over():
-    """257 images: a last batch of one has no variance, and has counted as much as the 256 others."""
-    pixels = torch.randint(0, 256, (257, 1, 1, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    expected = (pixels / 127.5 - 1).var().item()
-    norm = nn.BatchNorm2d(1)
-    classification.measure_batch_statistics(norm, pixels.expand(257, 1, 8, 8).contiguous())
-    assert norm.running_var.item() == pytest.approx(expected, rel=0.05)
-    classification.measure_batch_statistics(norm, pixels)  # one pixel each, as in the last stage of a ResNet for 8×8
-    assert norm.running_var.item() == pytest.approx(expected, rel=0.05)
 
 
 def test_smoothed_labels_are_those_of_szegedy():

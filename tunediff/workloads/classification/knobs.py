@@ -79,42 +79,33 @@ class _Customary:
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 0.05
     warmup: Annotated[Float, Ge(0.0), Le(1.0)] = 0.05
     clip_norm: Annotated[Float, Gt(0.0), Le(1000.0)] | None = None
-
-
-@section
-class _Falling(_Customary):
     decay: Literal["constant", "linear", "cosine", "one_cycle"] = "cosine"
 
 
 @section
-class Sgd(_Falling, optimizers.Sgd):
+class Sgd(_Customary, optimizers.Sgd):
     __doc__ = optimizers.Sgd.__doc__
     lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
 
 
 @section
-class AdamW(_Falling, optimizers.AdamW):
+class AdamW(_Customary, optimizers.AdamW):
     __doc__ = optimizers.AdamW.__doc__
 
 
 @section
-class Muon(_Falling, optimizers.Muon):
+class Muon(_Customary, optimizers.Muon):
     __doc__ = optimizers.Muon.__doc__
 
 
 @section
-class Adam(_Falling, optimizers.Adam):
+class Adam(_Customary, optimizers.Adam):
     __doc__ = optimizers.Adam.__doc__
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
 
 
-@section
-class ScheduleFree(_Customary, optimizers.ScheduleFree):
-    __doc__ = optimizers.ScheduleFree.__doc__
-
-
-Optimizer = Annotated[Sgd | AdamW | Muon | Adam | ScheduleFree, Field(discriminator="name")]
+Optimizer = Annotated[Sgd | AdamW | Muon | Adam, Field(discriminator="name")]
 
 
 # ---------------------------------------------------------------------------------------------------------- all of it

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
 from tunediff.data.images import in_unit_range, load
 from tunediff.data.items import Prepare, Uniform
 from tunediff.distributed import World
 from tunediff.evaluation import networks
 from tunediff.training import optimizer as optimizers
-from tunediff.training.ema import ScheduleFreeAverage
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, sets
 from tunediff.workloads.classification.judge import Judge
@@ -33,7 +30,6 @@ def train(trial: Trial) -> None:
     batch_size = trial.config.loader.batch_size
     optimizer = optimizers.build(knobs.optimizer, batch_size, net)
     trial.keep(network=net, optimizer=optimizer)
-    average = own_average(trial, net, optimizer)
 
     # ---- data and evaluation
     data, whole = sets.learned(knobs.data), load(knobs.data)
@@ -42,9 +38,7 @@ def train(trial: Trial) -> None:
         judge = judge_of(knobs, trial.world)
 
         def judged() -> dict[str, Any]:
-            if average is not None:
-                measure_batch_statistics(average.model, data.pixels)
-            metrics = judge(average.model if average is not None else net, trial.should_stop)
+            metrics = judge(net, trial.should_stop)
             trial.show("confusion", judge.table)
             return {**metrics}
 
@@ -63,33 +57,6 @@ def train(trial: Trial) -> None:
         trial.forward_backward((images,), (labels,), loss_of)
         if trial.sync_gradients:
             trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
-            if average is not None:
-                average.update(net)
-
-
-def own_average(trial: Trial, net: nn.Module, optimizer: torch.optim.Optimizer) -> ScheduleFreeAverage | None:
-    """Return the average that `schedule_free` keeps, and export it in place of the network; None for the others."""
-    if trial.knobs.optimizer.name != "schedule_free":
-        return None
-    average = ScheduleFreeAverage(optimizer, net)
-    trial.keep(average=average)
-    trial.export_model(average.model)
-    return average
-
-
-def measure_batch_statistics(net: nn.Module, pixels: Tensor) -> None:
-    """Measure what batch normalization needs, for weights that were not trained themselves: of 2,048 images at most.
-
-    They are random images, the same each time, not augmented, in batches of 256 at most. A network without such layers
-    stays as it is.
-    """
-    # Files are sorted by class: the first of them would be those of a few classes.
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))[:2048]
-    scaled = in_unit_range(flip=False)
-    # Equal batches: `update_bn` weighs each alike, and a last one of a single image would have no variance.
-    parts = order.tensor_split(math.ceil(len(order) / 256))
-    batches = (scaled(pixels[rows], lambda _: torch.empty(0)) for rows in parts)
-    update_bn(batches, net, next(net.parameters()).device)
 
 
 # --------------------------------------------------------------------------------------------------------- the network

@@ -37,7 +37,7 @@ def train(trial: Trial) -> None:
     weights = weighting.build(knobs.weighting, process)
     objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
     optimizer = optimizers.build(knobs.optimizer, batch_size, unet, list(weights.parameters()))
-    ema = averages.average(knobs.ema, optimizer, unet)
+    ema = averages.Ema(knobs.ema, unet)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
