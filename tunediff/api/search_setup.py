@@ -162,8 +162,6 @@ def create(
         threading.Thread(target=importlib.import_module, args=("tunediff.tuning.tuner",), daemon=True).start()
         measured = measure(space, say)
         plan.check(plan.values(space, folder, measured), options.force)
-    if space.trials_per_gpu > 1:
-        check_shared(space, options, say)
     if own and not options.no_check:
         space, measured = _create_checked(request, folder, say)
     else:
@@ -191,22 +189,6 @@ def _create_checked(
     space, report = preflight.create(folder, request.space, request.content, say)
     keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
-
-
-def check_shared(space: SearchSpace, options: SearchOptions, say: Callable[[str], None]) -> None:
-    """Measure whether trials that share a GPU slow each other down. Raises `ConfigError` if so, without `--force`."""
-    where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu}"
-    if options.force:
-        say(f"WARNING: {where}: not measured; if they slow each other down, each learns less in its seconds")
-        return
-    cli.allow(options.address is None, "trials_per_gpu", space.trials_per_gpu, "1 on a cluster, or with --force")
-    from tunediff.profiling import beside  # imports torch
-
-    say(f"measuring {space.trials_per_gpu} trainings on one GPU, alone and beside each other")
-    measured = beside.measure(space.baseline, space.trials_per_gpu)
-    if not measured.steady:
-        raise ConfigError(f"{where}: {measured}; --force runs it all the same")
-    say(f"trials_per_gpu: {measured}")
 
 
 def _check_energy(space: SearchSpace) -> None:

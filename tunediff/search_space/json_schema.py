@@ -36,7 +36,7 @@ HELP = {
     "seed": "of the search's random numbers; that of a training is the knob seed",
     "fresh": "start new worker processes for every trial",
     "alone": "run one trial at a time",
-    "trials_per_gpu": "trials of one worker that share each GPU, if they do not slow each other down",
+    "trials_per_gpu": "trials of one worker that share each GPU",
     "operations": "steps that are profiled after each training",
     "warm_start": "an earlier search whose trials this one begins with",
     "track": "service for experiments that shows every trial as a run",
