@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,16 +21,14 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
-from tunediff.profiling import compiling, figures, measure, sweep, trace
+from tunediff.profiling import figures, measure, trace
 from tunediff.profiling.measure import Bench
-from tunediff.training import memory
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 FILES = {
     "profile.json", "profile.md", "operations.csv", "step.png", "trace.json.gz", "memory.csv",
     "memory.png",
 }  # fmt: skip
-SWEEP = {"batch_sweep.csv", "batch_sweep.png"}
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +65,6 @@ def quick(monkeypatch):
 
 def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trace, "TRACED", 2)
-    monkeypatch.setattr(sweep, "SECONDS", 0.02)
     words = [
         "--config",
         "digits",
@@ -81,7 +77,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     ]
     assert profile.main(words) == 0
     out, err = capsys.readouterr()
-    assert {path.name for path in (tmp_path / "here").iterdir()} == FILES | SWEEP, "and no checkpoint of a training"
+    assert {path.name for path in (tmp_path / "here").iterdir()} == FILES, "and no checkpoint of a training"
     assert os.listdir() == ["here"]
 
     found = json.loads((tmp_path / "here" / "profile.json").read_text())
@@ -92,8 +88,6 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     assert found["feed_ratio"] == pytest.approx(
         found["loader_alone"]["samples_per_s"] / found["model_alone"]["samples_per_s"]
     )
-    assert [row["batch_size"] for row in found["sweep"]["rows"]][:3] == [4, 8, 16]
-    assert found["compile"] == {"skipped": "it takes minutes on a CPU; --compile measures it"}
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
     assert found["environment"] == environment.describe()
     assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
@@ -109,13 +103,12 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 
     for title in (
         "profile", "where the step goes", "the ten longest operations", "the loader and the model", "memory",
-        "batch sizes", "torch.compile", "what to try next",
+        "what to try next",
     ):  # fmt: skip
         assert f"\n{title}:\n" in f"\n{out}"
     assert "× what the model takes" in out
     assert "report: here/profile.md\n" in out
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
-    assert "batch 8" in err
     assert re.search(r"^\[ *(\d+m)?\d+s\] trace of 2 steps$", err, re.M)
 
 
@@ -138,44 +131,28 @@ def test_profile_of_an_export(tmp_path, capsys, quick):
     trial = record.TrialRecord("t0003", 3, cfg.flat(tiny()), {}, "f")
     found = analysis.Results(tmp_path / "night", search_space.parse(SPACE, "night.yaml"), [trial])
     (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(found, trial, tmp_path / "best.yaml")))
-    assert profile.main(["--config", "best.yaml", "--no-sweep", "loader.resident=true"]) == 0
+    assert profile.main(["--config", "best.yaml", "loader.resident=true"]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "ray_results" / "profile-best" / "profile.json").read_text())
     assert found["name"] == "best"
     assert found["config"] == cfg.flat(tiny(loader__resident=True))
-    assert (found["sweep"], found["loader_alone"], found["feed_ratio"]) == (None, None, None)
+    assert (found["loader_alone"], found["feed_ratio"]) == (None, None)
     assert "the loader plays no part" in out
-    assert "batch sizes:" not in out
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path, capsys, quick):
     for name in ("profile-digits", "profile-digits-2"):
-        assert profile.main(["--config", "digits", "--no-sweep"]) == 0
+        assert profile.main(["--config", "digits"]) == 0
         assert f"report: ray_results/{name}/profile.md" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
-    assert profile.main(["--config", "digits", "--no-sweep", "--out", "empty"]) == 0
+    assert profile.main(["--config", "digits", "--out", "empty"]) == 0
 
 
 def test_json(tmp_path, capsys, quick):
-    assert profile.main(["--config", "digits", "--no-sweep", "--json", "--out", "here"]) == 0
+    assert profile.main(["--config", "digits", "--json", "--out", "here"]) == 0
     out = capsys.readouterr().out
     assert json.loads(out) == json.loads((tmp_path / "here" / "profile.json").read_text())
     assert json.loads(out)["feed_ratio"] == 3.1
-
-
-def test_compile_is_measured_when_asked_for(capsys, quick, monkeypatch):
-    cost = compiling.compared("default", [quick, quick], quick | {"samples_per_s": 150.0, "compile_s": 60.2})
-    done, reset = [], memory.reset
-    monkeypatch.setattr(compiling, "compile_cost", lambda config, steps, folder: done.append("compile") or cost)
-    monkeypatch.setattr(trace, "snapshot", lambda bench, config, path: done.append("trained"))
-    monkeypatch.setattr(memory, "reset", lambda device: done.append("reset") or reset(device))
-    assert profile.main(["--config", "digits", "--no-sweep", "--compile"]) == 0
-    assert done[-3:] == ["trained", "reset", "compile"], "what compiles is another process, and needs the memory"
-    out = capsys.readouterr().out
-    assert "mode default: 100 → 150 images/s (1.50×), compiling takes 1m00s: pays after 3m00s / 18,000 images" in out
-    assert "compile.mode=default: it pays after 3m00s" in out
-    assert profile.main(["--config", "digits", "--no-sweep", "--no-compile"]) == 0
-    assert "not measured: --no-compile" in capsys.readouterr().out
 
 
 def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
@@ -186,13 +163,13 @@ def test_advice_is_tried_when_asked_for(capsys, quick, monkeypatch):
         return {"gain": 1.25, "within_noise": False, "samples_per_s": 125.0, "peak_memory_mib": 100.0}
 
     monkeypatch.setattr(Bench, "attempt", attempt)
-    assert profile.main(["--config", "digits", "--no-sweep", "--try", "optimizer.implementation=foreach"]) == 0
+    assert profile.main(["--config", "digits", "--try", "optimizer.implementation=foreach"]) == 0
     assert {"optimizer.implementation": "fused"} in tried
     assert "; tried: 1.25×" in capsys.readouterr().out
 
 
 def test_one_worker_of_several_is_measured(tmp_path, capsys, quick):
-    assert profile.main(["--config", "digits", "--no-sweep", "--out", "here", "parallel.workers=4"]) == 0
+    assert profile.main(["--config", "digits", "--out", "here", "parallel.workers=4"]) == 0
     found = json.loads((tmp_path / "here" / "profile.json").read_text())
     assert (found["config"]["parallel.workers"], found["config"]["loader.batch_size"]) == (1, 32)
     assert "one of 4 training workers" in capsys.readouterr().out
@@ -225,7 +202,7 @@ def test_refusals(tmp_path, capsys, words, message):
 
 
 def test_profile_is_copied_to_the_address_of_its_storage(tmp_path, capsys, quick):
-    assert profile.main(["--config", "digits", "--no-sweep", "--storage", f"file://{tmp_path}/bucket"]) == 0
+    assert profile.main(["--config", "digits", "--storage", f"file://{tmp_path}/bucket"]) == 0
     assert (tmp_path / "bucket/profile-digits/profile.json").exists()
     (tmp_path / "file").write_text("")
     assert profile.main(["--config", "digits", "--storage", f"file://{tmp_path}/file/prefix"]) == 2
@@ -239,7 +216,7 @@ def test_error_of_a_users_workload_is_its_own_lines(tmp_path, capsys):
         .replace("    net = nn.Sequential(", '    raise ValueError("my own mistake")\n    net = nn.Sequential(')
     )
     (tmp_path / "mine.py").write_text(text)
-    assert profile.main(["--config", "mine.py", "--no-sweep"]) == 1
+    assert profile.main(["--config", "mine.py"]) == 1
     err = capsys.readouterr().err
     assert "ValueError: my own mistake" in err
     assert "mine.py" in err
@@ -284,12 +261,3 @@ def test_a_fault_of_ours_is_not_hidden(quick, monkeypatch):
     monkeypatch.setattr(trace, "trace", fail)
     with pytest.raises(ZeroDivisionError):
         profile.main(["--config", "digits", "--out", "here"])
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_profile_with_the_break_even_of_compile(tmp_path):
-    words = ["--config", "digits", "--steps", "3", "--no-sweep", "--compile", "--try", "--out", "here", *WORDS]
-    assert profile.main(words) == 0
-    cost = json.loads((tmp_path / "here" / "profile.json").read_text())["compile"]
-    assert cost["compile_s"] > 1

@@ -195,7 +195,7 @@ class _Parser(argparse.ArgumentParser):
 def _removed(message: str) -> str:
     """Return the refusal of an option, or of its value, that an earlier version had; '' if none had it."""
     option, value = re.search(r"--([a-z-]+)", message), re.search(r"invalid choice: '(.*?)'", message)
-    name = option[1] if option is not None else ""
+    name = option[1].removeprefix("no-") if option is not None else ""
     if gone := removed.reason(f"--{name}"):
         return f"--{name} is not allowed: {gone}"
     gone = removed.reason(name.replace("-", "_"), value[1]) if value is not None else ""

@@ -7,7 +7,6 @@ its part of the batch.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -24,15 +23,12 @@ from tunediff.core.progress import EventLines
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
     parser = cli.parser("profile", __doc__ or "")
-    add, either = parser.add_argument, argparse.BooleanOptionalAction
+    add = parser.add_argument
     cli.completes(add("words", nargs="*", metavar="knob=value", help="changes to the configuration"))
     add("--config", type=Path, required=True, help="configuration file, or digits, cifar10, mine.py")
     add("--out", type=Path, help="new folder for the results (default: profile-CONFIG in the folder of all searches)")
     cli.add_storage(parser)
     add("--steps", type=int, help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)")
-    pays = "measure when torch.compile pays (default: on a GPU; on a CPU it takes minutes)"
-    add("--compile", action=either, help=pays)
-    add("--sweep", action=either, default=True, help="measure other batch sizes (default: yes)")
     add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
     cli.add_printing(parser)
     args = parser.parse_intermixed_args(argv)

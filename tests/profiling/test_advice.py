@@ -10,7 +10,6 @@ from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
 from tunediff.profiling import advice
 from tunediff.profiling.advice import RULES, advise, amdahl
-from tunediff.profiling.run import of_all_workers
 
 GPU = {"device": {"type": "cuda", "cores": 16, "gpus": 1, "memory_mib": 80000.0, "memory_limit_mib": 80000.0}}
 CONFIG = tiny(loader__workers=2, precision__amp="bf16", memory__channels_last=True, precision__cudnn_benchmark=True)
@@ -23,7 +22,7 @@ def profile(*changes, parts=None, step_s=0.1, **values):
     found = {
         "device": {"type": "cpu", "cores": 8, "gpus": 0, "memory_mib": 16000.0, "memory_limit_mib": 10000.0},
         "step": {"step_s": step_s, "parts_s": dict.fromkeys((*PHASES, "other"), 0.0), "peak_memory_mib": 6000.0},
-        "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "sweep": None, "compile": {"skipped": ""},
+        "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0,
         "operations": {"convolution_share": 0.0}, "unit": "images", "workers": 1, **values,
     }  # fmt: skip
     for change in changes:
@@ -105,32 +104,6 @@ def test_copying():
     assert found[0].bound == pytest.approx(1.25)
     assert changes(profile(GPU, parts=copying)) == [], "both are as they should be"
     assert changes(profile(parts=copying), config) == [], "nothing is copied to a GPU"
-
-
-def sweep(**rates):
-    rows = [{"batch_size": int(name[1:]), "samples_per_s": float(rate)} for name, rate in rates.items()]
-    return {"sweep": {"rows": rows}}
-
-
-def test_batch_size():
-    larger = only(profile(sweep(b8=50, b16=100, b32=140, b64=150, b128=151)))
-    assert larger.change == {"loader.batch_size": 64, "optimizer.lr_scaling": "sqrt"}
-    assert (larger.bound, larger.measured) == (1.5, True)
-    assert larger.reason.startswith("150 images/s instead of 100; but 4× fewer updates per image")
-    scaled = cfg.override(CONFIG, {"optimizer.lr_scaling": "linear"})
-    assert only(profile(sweep(b16=100, b32=140)), scaled).change == {"loader.batch_size": 32}
-
-    smaller = only(profile(sweep(b4=60, b8=98, b16=100, b32=103)))
-    assert smaller.change == {"loader.batch_size": 8}
-    assert smaller.reason == "98 images/s instead of 100, with 2× the updates per image"
-    assert smaller.bound == 0.98
-
-    assert changes(profile(sweep(b8=80, b16=100, b32=103))) == []
-    assert changes(profile(sweep(b8=80, b32=300))) == [], "the configured one was not measured"
-    assert changes(profile({"sweep": {"rows": []}})) == []
-    assert of_all_workers(smaller.change, 4, "ddp") == {"loader.batch_size": 32}
-    assert of_all_workers(smaller.change, 4, "pipeline") == {"loader.batch_size": 8}, "its stages see the whole batch"
-    assert of_all_workers({"loader.workers": 4}, 4, "ddp") == {"loader.workers": 4}
 
 
 def test_fused_optimizer():
@@ -216,29 +189,6 @@ def test_launch_bound():
     assert changes(profile(GPU, device_busy_share=0.4), graphs) == []
 
 
-def compiled(speedup, paid, within_noise=False):
-    pays = {"samples": 61_000.0, "seconds": 94.0} if paid else None
-    return {
-        "compile": {
-            "mode": "default", "speedup": speedup, "compile_s": 40.0, "break_even": pays, "within_noise": within_noise,
-        }
-    }  # fmt: skip
-
-
-def test_compiling():
-    one = only(profile(compiled(1.3, paid=True)))
-    assert (one.change, one.bound, one.measured) == ({"compile.mode": "default"}, 1.3, True)
-    assert one.reason == "it pays after 1m34s or 61,000 images: for budgets well above that"
-    assert changes(profile(compiled(1.3, paid=True, within_noise=True))) == []
-    assert changes(profile(compiled(0.9, paid=False))) == []
-    on = cfg.override(CONFIG, {"compile.mode": "default", "compile.scope": "blocks"})
-    assert changes(profile(compiled(1.3, paid=True)), on) == []
-    (off,) = advise(profile(compiled(0.8, paid=False)), on)
-    assert off.change == {"compile.mode": "none", "compile.dynamic": False, "compile.scope": "model"}
-    assert off.bound == pytest.approx(1.25)
-    assert changes(profile({"compile": {"mode": "default", "failed": "no compiler"}})) == []
-
-
 def test_memory():
     found = profile()
     found["step"]["peak_memory_mib"] = 9000.0
@@ -266,14 +216,6 @@ def test_more_gpus():
     assert changes(found) == [], "the batch of 16 is no multiple of 3"
     found["device"]["gpus"] = 4
     assert changes(found | {"workers": 4}) == [], "the profile is of one of them"
-
-
-def test_order():
-    found = profile(
-        sweep(b16=100, b32=140), compiled(1.6, paid=True), parts={"optimizer": 0.5, "forward": 0.2}, feed_ratio=1.1
-    )
-    given = advise(found, UNFUSED)
-    assert [one.bound for one in given] == [1.6, 1.4, 2.0, None], "what was measured comes first, then the bounds"
 
 
 def test_a_part_that_this_training_does_not_have_takes_no_time():

@@ -35,8 +35,6 @@ class ProfileOptions:
     out: Path | None = None
     storage: Path = text.STORAGE
     steps: int | None = None
-    compile: bool | None = None
-    sweep: bool = True
     attempt: bool = False
     command: str = "python -m tunediff.profile"
     """How it was started."""
@@ -128,7 +126,7 @@ def _profile(config: Systems, workers: int, folder: Path, options: ProfileOption
     try:
         profile = run.profile(
             config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
-            steps=options.steps, sweep_batches=options.sweep, compile_too=options.compile, attempt=options.attempt,
+            steps=options.steps, attempt=options.attempt,
         )  # fmt: skip
     except Exception as error:
         if end_of(error).status == "oom":

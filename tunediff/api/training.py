@@ -107,8 +107,7 @@ def run_training(
 
 def run_profile(
     config: Any, *knobs: Knobs, out: str | Path | None = None, storage: str | Path = text.STORAGE,
-    steps: int | None = None, compile: bool | None = None, sweep: bool = True, attempt: bool = False,
-    progress: bool = True,
+    steps: int | None = None, attempt: bool = False, progress: bool = True,
 ) -> ProfileResult:  # fmt: skip
     """Measure where the seconds and the memory of a training go, in this process.
 
@@ -116,8 +115,6 @@ def run_profile(
         config, knobs: As `run_training` takes them.
         out: New folder for the results. Default: profile-CONFIG in `storage`.
         steps: Steps to measure. Default: what 5 seconds take.
-        compile: Measure when torch.compile pays. Default: on a GPU.
-        sweep: Measure other batch sizes.
         attempt: Measure each piece of advice as well.
         progress: Show what is measured next on stderr of a terminal, elsewhere log it to `tunediff.api`.
 
@@ -127,7 +124,7 @@ def run_profile(
     place, out = folder(storage), None if out is None else Path(out).expanduser().absolute()
     with _in_this_process():
         options = ProfileOptions(
-            Path(notebook.named(config, place)), words(knobs), out, place, steps, compile, sweep, attempt,
+            Path(notebook.named(config, place)), words(knobs), out, place, steps, attempt,
             command="tunediff.run_profile",
         )  # fmt: skip
         return profile_run.run(with_plain_numbers(options), lines_of(progress))

@@ -8,14 +8,13 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
-from tunediff.core.point import one_of
-from tunediff.core.text import number, seconds
+from tunediff.core.text import number
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
 
 WAIT, RESERVE, OPTIMIZER, SAMPLER = 0.05, 1.5, 0.10, 0.10
 """From which share of the step (or below which ratio of loader to model) a rule speaks."""
-BUSY, CONVOLUTIONS, GAIN, EQUAL, USEFUL = 0.7, 0.3, 1.05, 0.97, 1.2
+BUSY, CONVOLUTIONS, USEFUL = 0.7, 0.3, 1.2
 
 
 def amdahl(share: float, factor: float = math.inf) -> float:
@@ -25,14 +24,14 @@ def amdahl(share: float, factor: float = math.inf) -> float:
 
 
 def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Advice]:
-    """Return what to try next: first what was measured, then by the bound; empty when nothing stands out.
+    """Return what to try next, by the bound; empty when nothing stands out.
 
     `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is advised that is on
     already, that the configuration does not allow, or that changes nothing on the device.
     """
     all_advice = (advice for rule in RULES for advice in rule(profile, config))
     possible = [advice for advice in all_advice if _possible(advice.change, profile, config, unread)]
-    return sorted(possible, key=lambda advice: (not advice.measured, -(advice.bound or 0.0)))
+    return sorted(possible, key=lambda advice: -(advice.bound or 0.0))
 
 
 def _possible(change: Values, profile: Profile, config: Systems, unread: Collection[str]) -> bool:
@@ -100,25 +99,6 @@ def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
     yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
 
 
-def batch_size(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Advise by the batch-size sweep: a larger batch is faster, or a smaller one no slower."""
-    rows = {row["batch_size"]: row["samples_per_s"] for row in profile["sweep"]["rows"]} if profile["sweep"] else {}
-    own, unit = config.loader.batch_size, profile["unit"]
-    if own not in rows or len(rows) < 2:
-        return
-    size = next(size for size, rate in rows.items() if rate >= 0.95 * max(rows.values()))
-    change: Values = {}
-    if size > own and rows[size] / rows[own] > GAIN:
-        change = {"optimizer.lr_scaling": "sqrt"} if _set(config, "optimizer.lr_scaling") == "none" else {}
-        so = f"; but {size / own:g}× fewer updates per {one_of(unit)}: judge it by what it learns per second"
-    else:
-        size = min(size for size, rate in rows.items() if size <= own and rate >= EQUAL * rows[own])
-        so = f", with {own / size:g}× the updates per {one_of(unit)}"
-    if size != own:
-        reason = f"{number(rows[size])} {unit}/s instead of {number(rows[own])}{so}"
-        yield Advice({"loader.batch_size": size, **change}, reason, rows[size] / rows[own], measured=True)
-
-
 def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on an update that is a large part of the step, or makes the host wait for the device."""
     if _set(config, "optimizer.implementation") == "fused":
@@ -184,22 +164,6 @@ def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice({"compile.mode": "reduce-overhead"}, graphs, 1 / max(busy, 0.01))
 
 
-def compiling(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Advise by the break-even of torch.compile."""
-    cost = profile["compile"]
-    if "skipped" in cost or "failed" in cost:
-        return
-    paid, speedup = cost["break_even"], cost["speedup"]
-    if config.compile.mode == "none" and paid is not None and not cost["within_noise"]:
-        after = f"{seconds(paid['seconds'])} or {paid['samples']:,.0f} {profile['unit']}"
-        reason = f"it pays after {after}: for budgets well above that"
-        yield Advice({"compile.mode": cost["mode"]}, reason, speedup, measured=True)
-    if config.compile.mode != "none" and paid is None:
-        reason = f"compiled it is no faster ({speedup:.2f}×) and costs {seconds(cost['compile_s'])} at the start"
-        off = {"compile.mode": "none", "compile.dynamic": False, "compile.scope": "model"}
-        yield Advice(off, reason, 1 / speedup, measured=True)
-
-
 def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on too little memory, or on memory that is saved without need."""
     used = held_mib(profile["step"]) / profile["device"]["memory_limit_mib"]
@@ -221,6 +185,6 @@ def more_gpus(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 RULES: tuple[Callable[[Profile, Systems], Iterator[Advice]], ...] = (
-    waiting_for_data, little_reserve, copying, batch_size, fused_optimizer, adaptive_sampler, number_formats,
-    convolutions, launch_bound, compiling, memory, more_gpus,
+    waiting_for_data, little_reserve, copying, fused_optimizer, adaptive_sampler, number_formats,
+    convolutions, launch_bound, memory, more_gpus,
 )  # fmt: skip

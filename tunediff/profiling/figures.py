@@ -8,12 +8,11 @@ import matplotlib
 
 matplotlib.use("Agg")  # no window, also where there is a screen
 import matplotlib.pyplot as plt
-from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tunediff.core import colors
-from tunediff.profiling.result import Profile, Sweep, held_mib
+from tunediff.profiling.result import Profile
 from tunediff.profiling.tables import OWNERS, mebibytes, milliseconds, part, percent, rate
 
 _UPDATE, _FORWARD, _BACKWARD, _BATCH, _COPY, _WAIT, _EMA = colors.SERIES
@@ -68,29 +67,6 @@ def memory(profile: Profile, path: Path) -> None:
     ribbons = [Patch(label=part(profile, name), color=COLORS.get(name, NAMELESS)) for name in names]
     figure.legend(handles=ribbons, loc="outside right lower", title="ribbon: the step", fontsize=8)
     _save(figure, path, grid="y")
-
-
-def sweep(profile: Profile, swept: Sweep, path: Path) -> None:
-    """Draw throughput and peak memory against the batch size."""
-    sizes, held = [row["batch_size"] for row in swept["rows"]], [held_mib(row) for row in swept["rows"]]
-    figure, (left, right) = plt.subplots(ncols=2, figsize=(9, 3.8), layout="constrained")
-    left.plot(sizes, [row["samples_per_s"] for row in swept["rows"]], marker="o", color=colors.PLAIN)
-    left.set_ylabel(f"{profile['unit']}/s")
-    right.plot(sizes, held, marker="o", color=colors.PLAIN)
-    right.set_ylabel("peak memory (MiB)")
-    if (limit := swept["memory_limit_mib"]) < 4 * max(held):  # else it would flatten the curve
-        right.axhline(limit, color=colors.FAILED, linestyle="--", linewidth=1)
-        right.annotate("may be taken", (sizes[0], limit), xytext=(0, 3), textcoords="offset points", fontsize=8)
-    for axes in (left, right):
-        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(ticker.FixedLocator(sizes))
-        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.axvline(profile["step"]["batch_size"], color="0.6", linestyle=":", linewidth=1)
-        axes.set_xlabel("batch (dotted: as configured)")
-    figure.suptitle(f"{profile['name']}: batch sizes", fontsize=10)
-    _save(figure, path, grid="both")
 
 
 def _save(figure: Figure, path: Path, grid: str) -> None:

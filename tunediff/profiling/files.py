@@ -27,10 +27,6 @@ def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
         names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
         write_csv(folder / "memory.csv", lines, zip(*lines.values(), strict=True))
         figures.memory(profile, folder / "memory.png")
-    if profile["sweep"] is not None and profile["sweep"]["rows"]:
-        names |= {"batch_sweep": "batch_sweep.csv", "batch_sweep_figure": "batch_sweep.png"}
-        _csv(folder / "batch_sweep.csv", profile["sweep"]["rows"])
-        figures.sweep(profile, profile["sweep"], folder / "batch_sweep.png")
     (folder / "profile.json").write_text(numbers(profile), encoding="utf-8")
     (folder / "profile.md").write_text(markdown(profile, list(names.values())), encoding="utf-8")
     return {kind: folder / name for kind, name in names.items()}

@@ -96,37 +96,9 @@ class Traced(TypedDict):
     device_busy_share: NotRequired[float]
 
 
-class Sweep(TypedDict):
-    rows: list[Rates]
-    stopped: str  # why it ended
-    memory_limit_mib: float
-    limit_batch: int | None
-
-
 @final
 class Failed(TypedDict):
-    mode: NotRequired[str]  # of torch.compile
     failed: str
-
-
-@final
-class Skipped(TypedDict):
-    skipped: str
-
-
-@final
-class CompileCost(TypedDict):
-    mode: str
-    eager_samples_per_s: float
-    compiled_samples_per_s: float
-    compile_s: float
-    speedup: float
-    within_noise: bool
-    break_even: dict[str, float] | None  # samples, seconds; None: never
-    graphs: int | None
-    expected_graphs: int | None
-    peak_memory_mib: list[float]  # eager, compiled
-    disturbed: bool
 
 
 @final
@@ -144,7 +116,6 @@ class Advice:
     change: Values  # knobs and values, to be set together
     reason: str
     bound: float | None = None  # the rate grows by at most this factor; None where that cannot be told
-    measured: bool = False  # whether `bound` was measured here, and is not what would be left if the cause vanished
     tried: Tried | Failed | None = None  # what came of it where it was measured as well
 
 
@@ -167,8 +138,6 @@ class Profile(Traced):
     loader_alone: dict[str, float] | None  # samples_per_s, samples, seconds; None: the samples lie on the device
     model_alone: Speed | None
     feed_ratio: float | None
-    sweep: Sweep | None
-    compile: CompileCost | Failed | Skipped
     advice: list[Advice]
     trace: str
     snapshot: str | None

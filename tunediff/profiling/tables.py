@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tunediff.core.point import one_of
-from tunediff.core.text import graphs, knobs, number, seconds, table
-from tunediff.profiling.result import Advice, CompileCost, Failed, Owner, Profile, Skipped, Sweep, held_mib
+from tunediff.core.text import knobs, number, seconds, table
+from tunediff.profiling.result import Advice, Owner, Profile, held_mib
 
 PARTS = {"data_wait": "waiting for {unit}", "host_to_device": "{unit} to the device", "optimizer": "update"}
 """Parts of the step whose own names say too little."""
@@ -75,11 +75,9 @@ class Section:
 
 def sections(profile: Profile) -> list[Section]:
     """Return all sections of the report, in reading order."""
-    sweep = [] if profile["sweep"] is None else [_sweep(profile["sweep"], profile["unit"])]
     return [
         _summary(profile), _step(profile), _operations(profile),
-        Section("the loader and the model", [feeding(profile)]), _memory(profile), *sweep,
-        Section("torch.compile", [compiling(profile["compile"], profile["unit"])]), _advice(profile),
+        Section("the loader and the model", [feeding(profile)]), _memory(profile), _advice(profile),
     ]  # fmt: skip
 
 
@@ -170,37 +168,6 @@ def _memory(profile: Profile) -> Section:
     return Section("memory", lines, rows, "memory.png")
 
 
-def _sweep(sweep: Sweep, unit: str) -> Section:
-    rows = [("batch", f"{unit}/s", "per step", "peak memory", "")]
-    for row in sweep["rows"]:
-        spoilt, held = "disturbed" if row["disturbed"] else "", mebibytes(held_mib(row))
-        rows.append((f"{row['batch_size']}", rate(row["samples_per_s"]), milliseconds(row["step_s"]), held, spoilt))
-    lines = [f"ended: {sweep['stopped']}"]
-    if sweep["limit_batch"]:
-        lines.append(
-            f"memory ({mebibytes(sweep['memory_limit_mib'])} may be taken) would end at a batch of about "
-            f"{sweep['limit_batch']:,}, on a straight line through the two largest"
-        )
-    return Section("batch sizes", lines, rows, "batch_sweep.png")
-
-
-def compiling(cost: CompileCost | Failed | Skipped, unit: str) -> str:
-    """Return a sentence on the break-even of compiling."""
-    if "skipped" in cost:
-        return f"not measured: {cost['skipped']}"
-    if "failed" in cost:
-        return f"mode {cost['mode']} failed: {cost['failed']}"
-    paid, odd = cost["break_even"], graphs(cost["graphs"], cost["expected_graphs"])
-    return (
-        f"mode {cost['mode']}: {rate(cost['eager_samples_per_s'])} → {rate(cost['compiled_samples_per_s'])} {unit}/s "
-        f"({cost['speedup']:.2f}×), compiling takes {seconds(cost['compile_s'])}: "
-        + ("never pays" if paid is None else f"pays after {seconds(paid['seconds'])} / {paid['samples']:,.0f} {unit}")
-        + ("; the difference is within the noise" if cost["within_noise"] else "")
-        + ("; others used the machine meanwhile" if cost["disturbed"] else "")
-        + (f"; {odd}" if odd else "")
-    )
-
-
 def _advice(profile: Profile) -> Section:
     lines = ["(measured while others used the machine: rather guesses than findings)"] * profile["step"]["disturbed"]
     for place, advice in enumerate(profile["advice"], 1):
@@ -215,4 +182,4 @@ def _bound(advice: Advice) -> str:
         return f"; tried: {tried['gain']:.2f}×{', within the noise' if tried['within_noise'] else ''}"
     if advice.bound is None:
         return ""
-    return f"; {'measured' if advice.measured else 'up to about'} {advice.bound:.2f}×"
+    return f"; up to about {advice.bound:.2f}×"
