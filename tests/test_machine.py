@@ -11,19 +11,10 @@ from unittest import mock
 import pytest
 import torch
 
-from tunediff import compare, profile, search, train
+from tunediff import compare, search
 from tunediff.core import environment, machine
-from tunediff.doctor import __main__ as doctor
 
-FOUR = tuple((f"GPU-{name}", ()) for name in ("aa11", "ab22", "bb33", "cc44"))
-CUT = (("GPU-aa11", ("MIG-1", "MIG-2")), ("GPU-ab22", ()))
-PLAIN = "GPU 0: NVIDIA H200 (UUID: GPU-aa11)\nGPU 1: NVIDIA H200 (UUID: GPU-ab22)\n"
-MIG = (
-    "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aa11)\n"
-    "  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n"
-    "  MIG 3g.20gb     Device  1: (UUID: MIG-2)\n"
-    "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-ab22)\n"
-)
+FOUR = tuple(f"GPU-{name}" for name in ("aa11", "ab22", "bb33", "cc44"))
 
 
 @pytest.mark.parametrize(
@@ -110,11 +101,6 @@ def test_the_quota_of_cgroups(tmp_path, own, files, expected):
 )
 def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, expected):
     assert machine.cores_of(affinity, quota, {machine.PART: part} if part else {}) == expected
-
-
-@pytest.mark.parametrize(("text", "cards"), [("", ()), (PLAIN, FOUR[:2]), (MIG, CUT), ("No devices were found\n", ())])
-def test_what_nvidia_smi_lists(text, cards):
-    assert machine.listed(text) == cards
 
 
 # ------------------------------------------------------------------------------------- GPUs without files or nvidia-smi
@@ -207,11 +193,8 @@ def test_no_search_runs_on_the_cpu_beside_a_gpu_without_a_word(
         (FOUR, "1,1", []),
         (FOUR, "GPU-bb33,GPU-aa", ["GPU-bb33", "GPU-aa"]),
         (FOUR, "GPU-bb33,GPU-zz,GPU-aa11", ["GPU-bb33"]),
-        ((("", ()),) * 4, "GPU-bb33", ["GPU-bb33"]),  # without nvidia-smi nobody knows the UUIDs
-        (CUT, None, ["MIG-1", "MIG-2", "GPU-ab22"]),
-        (CUT, "MIG-2", ["MIG-2"]),
-        (CUT, "MIG-3", []),
-        (CUT, "MIG-GPU-aa11/1/0", ["MIG-GPU-aa11/1/0"]),
+        (("",) * 4, "GPU-bb33", ["GPU-bb33"]),  # without nvidia-smi nobody knows the UUIDs
+        (FOUR, "MIG-2,MIG-3", ["MIG-2", "MIG-3"]),  # parts of GPUs, one for each trial
     ],
 )
 def test_visible_devices(cards, chosen, expected):
@@ -240,98 +223,6 @@ def test_a_part_of_a_machine(monkeypatch):
         assert environment.describe()["usable_cores"] == 2, "results on 2 of 8 cores are told from those on 8"
         machine.take(1, 0)
         assert environment.describe()["usable_cores"] == 1, "a notebook runs one search after the other"
-
-
-def test_workers_see_the_mig_devices_that_are_counted(monkeypatch):
-    """Ray and CUDA would count whole GPUs, of which only one part each is seen."""
-    monkeypatch.setattr(machine, "_cards", lambda: CUT)
-    with mock.patch.dict(os.environ):
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        machine.take(None, None)
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1,MIG-2,GPU-ab22"
-        assert machine.gpus() == ["MIG-1", "MIG-2", "GPU-ab22"]
-        monkeypatch.setattr(machine, "_cards", lambda: FOUR)
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        machine.take(None, None)
-        assert "CUDA_VISIBLE_DEVICES" not in os.environ
-
-
-UNLIKE = (
-    "GPU 0: NVIDIA GeForce RTX 3060 (UUID: GPU-aa11)\n"
-    "GPU 1: NVIDIA GeForce RTX 4090 (UUID: GPU-bb22)\n"
-    "GPU 2: NVIDIA GeForce RTX 4090 (UUID: GPU-cc33)\n"
-)
-SIZES = MIG.replace("3g.20gb     Device  1", "1g.5gb      Device  1").replace(
-    "GPU 1: NVIDIA A100-SXM4-40GB", "GPU 1: A30"
-)
-PAIR = "".join(UNLIKE.splitlines(keepends=True)[:2])
-FOURTH = UNLIKE + "GPU 3: NVIDIA GeForce RTX 3060 (UUID: GPU-dd44)\n"
-RTX = "2 × NVIDIA GeForce RTX 4090; not used: 1 × NVIDIA GeForce RTX 3060; to choose others: CUDA_VISIBLE_DEVICES=GPU-aa11"
-PARTS = "compared: 1 × NVIDIA A100-SXM4-40GB MIG 3g.20gb, 1 × NVIDIA A100-SXM4-40GB MIG 1g.5gb, 1 × A30"
-EITHER = "cannot be compared: 1 × NVIDIA GeForce RTX 3060, 1 × NVIDIA GeForce RTX 4090; to choose"
-
-
-@pytest.mark.parametrize(
-    ("listing", "chosen", "count", "expected", "warning"),
-    [
-        (UNLIKE, None, None, ["GPU-bb22", "GPU-cc33"], RTX),
-        (UNLIKE, None, 1, ["GPU-bb22"], RTX),
-        (UNLIKE, None, 3, ["0", "1", "2"], "cannot be compared"),
-        (UNLIKE, None, 0, [], ""),
-        (PAIR, None, None, ["0", "1"], EITHER),  # nvidia-smi's first may be the slow card of the display
-        (PAIR, None, 2, ["0", "1"], EITHER),
-        (PAIR, None, 1, ["0"], ""),  # CUDA's, the fastest
-        (FOURTH, None, 2, ["0", "1"], ""),  # CUDA puts those of one model first
-        (UNLIKE, "GPU-bb,GPU-cc", None, ["GPU-bb", "GPU-cc"], ""),
-        (UNLIKE, "GPU-aa,GPU-cc", None, ["GPU-aa", "GPU-cc"], EITHER),
-        (UNLIKE, "GPU-aa,GPU-cc", 1, ["GPU-aa"], ""),
-        (UNLIKE, "0,1", None, ["0", "1"], ""),  # CUDA's numbers: which models these are is not known
-        (UNLIKE, "1", None, ["1"], ""),
-        (UNLIKE.replace("3060", "4090"), None, None, ["0", "1", "2"], ""),
-        (MIG, "0,1", None, ["0", "1"], ""),
-        (SIZES, None, None, ["MIG-1", "MIG-2", "GPU-ab22"], PARTS),
-    ],
-)
-def test_gpus_of_one_model_are_used_and_the_others_named(
-    tmp_path, monkeypatch, caplog, listing, chosen, count, expected, warning
-):
-    """Trials on a faster model would win. The workers see what is counted: CUDA orders GPUs unlike nvidia-smi."""
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{listing}END\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setattr(machine, "nvidia_smi", lambda: str(tmp_path / "nvidia-smi"))
-    machine._cards.cache_clear()
-    try:
-        with mock.patch.dict(os.environ):
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            if chosen is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = chosen
-            machine.take(None, count)
-            assert machine.gpus() == expected
-            assert os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(expected)) == ",".join(expected)
-    finally:
-        machine._cards.cache_clear()
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(warning)
-    assert warning in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (train, ["--config", "digits", "--budget", "0s"]),  # goes no further
-        (profile, ["--config", "digits", "--steps", "1"]),
-        (doctor, []),
-    ],
-)
-def test_train_profile_and_doctor_use_the_gpus_of_a_search(monkeypatch, tmp_path, command, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "_listing", lambda: UNLIKE)
-    monkeypatch.setattr(machine, "_cards", lambda: machine.listed(UNLIKE))
-    monkeypatch.setattr("tunediff.doctor.machine.CHECKS", ())
-    monkeypatch.setattr("tunediff.doctor.software.CHECKS", ())
-    with mock.patch.dict(os.environ):
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        command.main(words)
-        assert machine.gpus() == ["GPU-bb22", "GPU-cc33"]
 
 
 @pytest.mark.parametrize(

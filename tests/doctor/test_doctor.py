@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -147,12 +146,6 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def test_mig_devices_form_no_process_group(monkeypatch, site):
-    monkeypatch.setattr(machine, "gpus", lambda: ["MIG-1", "MIG-2"])
-    answer = software.group(dataclasses.replace(site, device="cuda"))
-    assert (answer.state, answer.means) == ("skipped", "parallel.workers = 1 is what there is")
-
-
 @pytest.mark.parametrize(("check", "broken", "state", "words"), BROKEN)
 def test_a_check_says_what_is_broken_and_what_that_means(site, monkeypatch, check, broken, state, words):
     well = check(site)
@@ -199,9 +192,7 @@ def test_a_gpu_that_is_held_back_or_shared_is_weak(changes, words):
     assert words in found.means
 
 
-@pytest.mark.parametrize(
-    ("gpus", "ours"), [(["1", "3"], ["-i", "1,3"]), (["GPU-5e"], ["-i", "GPU-5e"]), (["MIG-5e"], [])]
-)
+@pytest.mark.parametrize(("gpus", "ours"), [(["1", "3"], ["-i", "1,3"]), (["GPU-5e"], ["-i", "GPU-5e"])])
 def test_doctor_asks_only_about_gpus_that_are_ours(site, monkeypatch, gpus, ours):
     commands = []
 

@@ -1,7 +1,6 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
 import argparse
-import contextlib
 import json
 import socket
 import threading
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ray.autoscaler import sdk
-from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
 import tunediff
@@ -25,7 +22,7 @@ from tunediff.tuning.resources import Machine, Placement, ResourcePartition, div
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
-    "Resources": {"CPU": 16.0, "GPU": 8.0, "accelerator_type:H200": 1.0, "memory": 1e9, "node:10.0.0.1": 1.0},
+    "Resources": {"CPU": 16.0, "GPU": 8.0, "memory": 1e9, "node:10.0.0.1": 1.0},
 }  # fmt: skip
 HEAD = GPU | {"NodeID": "ffff0000", "Resources": {"memory": 1e9, "node:__internal_head__": 1.0}}
 
@@ -42,7 +39,7 @@ def nodes(monkeypatch):
 
 def test_nodes_are_what_ray_has_of_each(nodes):
     assert cluster.nodes() == [
-        Machine(16, 8, "10.0.0.1 (a1b2c3)", "a1b2c3d4", "H200"), Machine(0, 0, "10.0.0.1 (ffff00)", "ffff0000"),
+        Machine(16, 8, "10.0.0.1 (a1b2c3)", "a1b2c3d4"), Machine(0, 0, "10.0.0.1 (ffff00)", "ffff0000"),
     ]  # fmt: skip
     assert cluster.gone(["dead", "a1b2c3d4", "never"]) == ["dead", "never"]
     assert cluster.gone([]) == []
@@ -58,37 +55,6 @@ def test_what_a_group_waits_for(nodes, monkeypatch):
     monkeypatch.setattr(cluster.ray._private.state, "available_resources_per_node", free)
     expected = "there is no room yet for workers of 1.9 CPU, 1 GPU; free: 10.0.0.1 (a1b2c3): 0.1 CPU, 8 GPU"
     assert cluster.lacks(place) == expected
-
-
-def test_an_autoscaler_is_asked_what_it_could_bring(monkeypatch):
-    config = autoscaler_pb2.ClusterConfig()
-    resources = {"CPU": 16, "GPU": 4, "accelerator_type:T4": 1}
-    config.node_group_configs.add(resources=resources, max_count=2, name="gpus")
-    config.node_group_configs.add(resources={"CPU": 4}, max_count=-1, name="any")
-    state = types.SimpleNamespace(get_cluster_config=lambda: config)
-    monkeypatch.setattr(cluster.ray._private.state, "state", state)
-    found = cluster.may_come()
-    assert found[:2] == 2 * [Machine(16, 4, "gpus", "gpus", "T4")]
-    assert found[2:] == cluster.MOST_NODES * [Machine(4, 0, "any", "any")]
-    monkeypatch.setattr(state, "get_cluster_config", lambda: None)
-    assert cluster.may_come() == []
-
-
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_request_for_nodes_ends_with_the_slots(monkeypatch, tmp_path, error):
-    """Whether the search ends in order or is interrupted."""
-    asked = []
-    monkeypatch.setattr(sdk, "request_resources", lambda bundles: asked.append(bundles))
-    head = Machine(0, 0, "head", "head")
-    share = divided([head], (1, 2), ["none"], "x.yaml", False, [Machine(16, 4, "group", "group")])
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        slots.opened(tmp_path, share, None, cluster.Nodes([head], [])) as made,
-    ):
-        assert made.pool.take(2) is None
-        if error is not None:
-            raise error
-    assert asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2, []]
 
 
 def answers(monkeypatch, said):
@@ -117,10 +83,9 @@ def test_storage_that_a_node_does_not_see_is_refused(monkeypatch, tmp_path):
 def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path, said):
     """Before the first trial, and without a word of the storage, which is not to blame."""
     monkeypatch.setattr(cluster, "nodes", lambda: [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")])
-    monkeypatch.setattr(cluster, "may_come", list)
 
-    def share(*machines, may_come):
-        return divided(machines, (1,), ["none"], "x.yaml", False, may_come)
+    def share(*machines):
+        return divided(machines, (1,), ["none"], "x.yaml")
 
     answers(monkeypatch, {})
     experiment._of_cluster(tmp_path, share, [], evaluates=True)
@@ -177,7 +142,7 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
         assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000", "c"]
     assert checked == ["b", "c"]
     assert heard[0] == "WARNING: a node has come and is not used: --storage: x is not shared"
-    assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs (H200)")
+    assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs")
 
 
 @pytest.mark.parametrize(("head", "resource"), [(GPU, "CPU"), (HEAD, "node:10.0.0.1")])
@@ -253,7 +218,7 @@ def test_a_node_that_drains_gets_no_new_trial(nodes):
     assert [[one.id for one in look()] for _ in range(2)] == [["ffff0000"]] * 2
     assert [one.id for one in cluster.nodes()] == ["ffff0000"]
     assert cluster.draining(["a1b2c3d4", "ffff0000"]) == ["a1b2c3d4"]
-    what = "10.0.0.1 (a1b2c3): 16 CPU cores, 8 GPUs (H200)"
+    what = "10.0.0.1 (a1b2c3): 16 CPU cores, 8 GPUs"
     assert heard == [f"a node is draining: {what}; no trial starts there, and those there go on elsewhere"]
 
 

@@ -8,16 +8,16 @@ from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, Placement, divided
 
 
-def gpus(count, cores=None, name="a", kind="H200"):
-    return Machine(cores or 2 * count, count, name, f"id-{name}", kind)
+def gpus(count, cores=None, name="a"):
+    return Machine(cores or 2 * count, count, name, f"id-{name}")
 
 
 def cpus(cores, name="a"):
     return Machine(cores, 0, name, f"id-{name}")
 
 
-def share(*machines, sizes=(1,), alone=False, may_come=(), strategies=()):
-    return divided(machines, sizes, ["none"], "x.yaml", alone, may_come, strategies)
+def share(*machines, sizes=(1,), alone=False, strategies=()):
+    return divided(machines, sizes, ["none"], "x.yaml", alone, strategies)
 
 
 def taken(pool, *sizes):
@@ -91,13 +91,12 @@ def test_one_process_gets_its_gpus_on_one_node():
     """`parallel.strategy: dp`: four GPUs with four GPUs' cores and threads; never two of one node and two of another."""
     of = share(gpus(4, name="a"), gpus(4, name="b"), sizes=(2, 4), strategies=["ddp", "dp"])
     assert of.notes == ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
-    pool, asked = Pool(of, ask=lambda place, size: asked.append((place.each, size))), []
+    pool = Pool(of)
     seat = pool.take(4, together=True)
     assert (seat.place, seat.place.resources) == (Placement(("id-a",), 7.88, True, 8, 4), {"CPU": 7.88, "GPU": 4.0})
     assert pool.take(4).place == Placement(("id-b",), 1.97, True, 2, 1)
     pool._machines = (gpus(2, name="c"), gpus(2, name="d"))
     assert pool.take(4, together=True) is None
-    assert asked == [(4, 1)], "one bundle of four GPUs, since no node has as many"
     assert pool.take(4).place.nodes == ("id-c", "id-d"), "four processes may span nodes"
 
 
@@ -107,125 +106,24 @@ def test_one_process_for_several_gpus_is_refused_where_no_node_has_them():
         share(*machines, sizes=(1, 8), strategies=["dp"])
     assert str(refused.value) == (
         "x.yaml: parallel.workers: 8 needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most 4; "
-        "there are a: 8 CPU cores, 4 GPUs (H200); b: 8 CPU cores, 4 GPUs (H200)"
+        "there are a: 8 CPU cores, 4 GPUs; b: 8 CPU cores, 4 GPUs"
     )
-    assert share(*machines, sizes=(1, 8), strategies=["dp"], may_come=[gpus(8, name="large")]).gpu
     with pytest.raises(cfg.ConfigError, match="strategy: 'dp' is not allowed here: torch.nn.DataParallel needs GPUs"):
         share(cpus(4), sizes=(1, 2), strategies=["dp"])
     assert share(cpus(4), strategies=["dp"]).notes == (), "one worker trains alone, whatever it is called"
 
 
-def test_one_type_of_gpu():
-    of = share(gpus(2, name="a", kind="A100"), gpus(4, name="b"), cpus(64, "c"), sizes=(1,))
-    assert [machine.name for machine in of.machines] == ["b"]
-    assert of.notes == (
-        "a: 4 CPU cores, 2 GPUs (A100): not used, GPUs of one type are compared with each other only",
-        "c: 64 CPU cores, 0 GPUs: not used, without GPUs",
-    )
-    assert of.usable([gpus(1, name="d", kind="A100"), gpus(1, name="e")]) == (gpus(1, name="e"),)
-
-
-def test_first_gpus_that_come_decide_the_type(monkeypatch):
-    """No node of the start had GPUs; later ones of another type are named, once."""
-    now, there, heard = [0.0], [cpus(0, "head")], []
-    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
-    groups = [gpus(4, name="large", kind="A100"), gpus(2, name="small", kind="T4")]
-    pool = Pool(share(*there, may_come=groups), lambda: there)
-    pool.say = heard.append
-    for node in (gpus(2, name="a", kind="T4"), gpus(4, name="b", kind="A100"), gpus(1, name="c", kind="T4")):
-        there.append(node)
-        now[0] += 3.0
-        assert pool.room()
-    assert [machine.name for machine in pool.machines] == ["a", "c"]
-    assert heard == ["b: 8 CPU cores, 4 GPUs (A100): not used, GPUs of one type are compared with each other only"]
-    del there[:]
-    now[0] += 3.0
-    pool.room()
-    there.append(gpus(8, name="d", kind="A100"))
-    now[0] += 3.0
-    assert pool.room()
-    assert not pool.machines, "all nodes were lost, and others of the type may come"
-
-
-def test_type_is_that_of_nodes_that_hold_the_largest_trial(monkeypatch):
-    """A T4 that comes first, as for another search, holds no trial of 8, which would wait for ever."""
-    now, there, asked = [0.0], [cpus(0, "head")], []
-    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
-    groups = [gpus(8, name="large", kind="A100"), *[gpus(1, name="small", kind="T4")] * 4]
-    partition = share(*there, sizes=(1, 8), may_come=groups)
-    pool = Pool(partition, lambda: there, ask=lambda place, size: asked.append(size))
-    assert pool.take(1) is None
-    assert asked == [8], "nodes of one GPU would be enough for the baseline, and decide the type"
-    for node in (gpus(1, name="a", kind="T4"), gpus(8, name="b", kind="A100")):
-        assert not pool.machines
-        there.append(node)
-        now[0] += 3.0
-        pool.room()
-    assert [machine.name for machine in pool.machines] == ["b"]
-    assert pool.take(8) is not None
-
-
-def test_nodes_of_another_type_that_may_come_give_no_room():
-    """A trial of 8 would wait for ever beside one T4: the A100s that would be started for it are not used."""
-    large = gpus(8, name="large", kind="A100")
-    with pytest.raises(cfg.ConfigError, match=r"one GPU of one type \(T4\) and there are a: .*; allowed: at most 1$"):
-        share(gpus(1, name="a", kind="T4"), sizes=(1, 8), may_come=[large])
-    with pytest.raises(cfg.ConfigError, match="allowed: at most 8"):
-        share(sizes=(1, 12), may_come=[large, gpus(4, name="small", kind="T4")])
-    assert share(gpus(1, name="a", kind="T4"), sizes=(1, 8), may_come=[gpus(8, name="unknown", kind="")]).gpu
-
-
 def test_what_fits_nowhere_is_refused_with_the_numbers():
     with pytest.raises(cfg.ConfigError) as refused:
-        share(gpus(2, name="a", kind="A100"), gpus(4, name="b"), sizes=(1, 8))
+        share(gpus(2, name="a"), gpus(4, name="b"), cpus(64, "c"), sizes=(1, 8))
     assert str(refused.value) == (
-        "x.yaml: parallel.workers: 8 is not allowed on this cluster; each worker needs one GPU of one type (H200) and "
-        "there are a: 4 CPU cores, 2 GPUs (A100); b: 8 CPU cores, 4 GPUs (H200); allowed: at most 4"
+        "x.yaml: parallel.workers: 8 is not allowed on this cluster; each worker needs one GPU and there are "
+        "a: 4 CPU cores, 2 GPUs; b: 8 CPU cores, 4 GPUs; c: 64 CPU cores, 0 GPUs; allowed: at most 6"
     )
+    of = share(gpus(2), cpus(64, "c"))
+    assert (of.machines, of.notes) == ((gpus(2),), ("c: 64 CPU cores, 0 GPUs: not used, without GPUs",))
     with pytest.raises(cfg.ConfigError, match="there are no nodes; allowed: at most 0"):
         share()
-    assert share(cpus(1), sizes=(1, 4), may_come=[gpus(4, name="group", kind="")]).gpu
-
-
-def test_what_an_autoscaling_cluster_could_bring_is_asked_for(monkeypatch):
-    """A head without cores, and nodes of 4 GPUs that come when they are asked for."""
-    now, there, asked, heard = [0.0], [cpus(0, "head")], [], []
-    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
-    of = share(*there, sizes=(1, 4), may_come=[gpus(4, name="group")])
-    pool = Pool(of, lambda: there, lambda place, size: asked.append((place.gpu, size)))
-    pool.say = heard.append
-    assert pool.room(), "or no trial would ever be drawn"
-    assert pool.take(4) is None
-    assert asked == [(True, 4)]
-    now[0] = 61.0
-    assert pool.take(4) is None
-    assert heard == ["the next trial waits for 1m01s: it needs 4 GPUs; free: no nodes"]
-    assert asked == [(True, 4)] * 2, "again, as the request of another search replaces it"
-    there.append(gpus(4, name="new"))
-    now[0] = 64.0
-    assert pool.take(4).place.nodes == ("id-new",)
-    assert asked[2:] == [(True, 0)], "withdrawn, or these nodes would stay for ever"
-    pool.give(0)
-    assert pool.take(4) is not None
-    assert len(asked) == 3, "what was not asked for is not withdrawn"
-
-
-def test_request_of_a_trial_that_got_no_nodes_is_withdrawn_at_the_end():
-    asked = []
-    of = share(cpus(0, "head"), sizes=(1, 4), may_come=[gpus(4, name="group")])
-    pool = Pool(of, list, lambda place, size: asked.append((place.gpu, size)))
-    pool.withdraw()
-    assert asked == []
-    assert pool.take(4) is None
-    pool.withdraw()
-    assert asked == [(True, 4), (True, 0)]
-
-
-def test_no_nodes_are_asked_for_where_those_that_are_busy_would_do():
-    asked = []
-    pool = Pool(share(gpus(4), sizes=(1, 4)), lambda: [gpus(4)], lambda place, size: asked.append(size))
-    assert taken(pool, 1, 4) == ["a", None]
-    assert asked == []
 
 
 def test_a_trial_that_waits_says_for_what(monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 
 from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.core import machine
 from tunediff.tuning import resources
 from tunediff.tuning.slots import Slots
 
@@ -15,18 +14,6 @@ def test_all_world_sizes_are_those_of_the_machine():
     machines = {(2, 0): (1, 2), (6, 0): (1, 2, 4), (64, 1): (1,), (64, 8): (1, 2, 4, 8), (1, 0): (1,)}
     for (cores, gpus), expected in machines.items():
         assert resources.world_sizes_of(resources.Machine(cores, gpus)) == expected
-
-
-def test_trials_on_mig_devices_have_one_worker(monkeypatch):
-    """CUDA shows a process one of them: a second worker of the group would end with «invalid device ordinal»."""
-    monkeypatch.setattr(machine, "gpus", lambda: ["MIG-1", "MIG-2"])
-    monkeypatch.setattr(resources, "gpus", machine.gpus)
-    here = resources.local()
-    assert resources.world_sizes_of(here) == (1,)
-    assert resources.divided([here], (1,), (), "x.yaml").slots == 2
-    why = r"x.yaml: parallel.workers: 2 is not allowed on this machine; CUDA shows a process only one of several MIG"
-    with pytest.raises(ConfigError, match=f"{why} devices, and there are .* 2 GPUs; allowed: at most 1"):
-        resources.divided([here], (1, 2), (), "x.yaml")
 
 
 def test_a_little_of_the_machine_is_left_to_the_drivers():
@@ -51,12 +38,6 @@ def test_threads_that_trials_do_not_take_from_the_environment_are_named(monkeypa
     slots.tell(said.append)
     note = "OMP_NUM_THREADS=1 does not change trials: a single worker has 4 threads; train obeys it"
     assert [line for line in said if "OMP" in line] == [note] * count
-
-
-def test_cluster_that_scales_from_no_nodes_starts_with_omp_num_threads_set(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    share = resources.divided((), (1,), ["none"], "x.yaml", may_come=[resources.Machine(8, 0, "node", "node")])
-    assert list(resources.omp_notes(share)) == []
 
 
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():

@@ -1,7 +1,6 @@
 """What drivers and workers agree on in a slot, without a cluster: its group is a task that a test ends."""
 
 import asyncio
-import contextlib
 import re
 import types
 
@@ -399,22 +398,6 @@ def test_workers_that_are_warmed_have_the_cudnn_benchmark_of_the_baseline(monkey
     (kind,) = warmed
     assert kind.cudnn_benchmark == benchmark
     assert kind == WorkerGroupSpec.of(config, kind.place)
-
-
-@pytest.mark.parametrize("fault", [None, KeyboardInterrupt, ZeroDivisionError])
-def test_request_for_nodes_is_withdrawn_when_the_search_ends(monkeypatch, tmp_path, fault):
-    """Also after Ctrl-C and after a fault: the cluster would keep the nodes that it was asked for."""
-    asked = []
-    monkeypatch.setattr(slots.cluster, "ask", lambda place, size: asked.append(size))
-    monkeypatch.setattr(slots, "_create", lambda *_: types.SimpleNamespace())
-    share = ResourcePartition((Machine(2, 1, "a", "a"),), (1, 4), True, False)
-    nodes = slots.cluster.Nodes([Machine(2, 1, "a", "a")], [])
-    monkeypatch.setattr(slots.cluster, "nodes", lambda: [Machine(2, 1, "a", "a")])
-    with contextlib.suppress(KeyboardInterrupt, ZeroDivisionError), slots.opened(tmp_path, share, None, nodes) as made:
-        assert made.pool.take(4) is None
-        if fault is not None:
-            raise fault
-    assert asked == [4, 0]
 
 
 @pytest.mark.gpu

@@ -371,7 +371,6 @@ def test_the_check_in_its_own_process(tmp_path):
         (4, {}, (4, 16)),
         (8, {}, (4, 16)),
         (0, {}, (4, 16)),
-        ("MIG-", {}, (1, 4)),  # of several MIG devices CUDA shows a process one
     ],
 )
 def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeypatch, gpus, knobs, expected):
@@ -386,8 +385,7 @@ def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeyp
         output.write_text("done\n")
         yield []
 
-    devices = ["MIG-1", "MIG-2"] if gpus == "MIG-" else [str(index) for index in range(gpus)]
-    monkeypatch.setattr(machine, "gpus", lambda: devices)
+    monkeypatch.setattr(machine, "gpus", lambda: [str(index) for index in range(gpus)])
     monkeypatch.setattr(processes, "started", started)
     config = cfg.override(cfg.baseline(str(file(tmp_path, PLAIN))), {"parallel.workers": 4, **knobs})
     assert check.before_search(config, said.append) == {"unread": []}

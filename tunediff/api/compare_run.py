@@ -124,8 +124,8 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
     candidates = [(config, {"side": side}) for config, side in zip(comparison.configs, pairs.SIDES, strict=True)]
     needs = compare_setup.needs(comparison.configs)
 
-    def shared(*machines: resources.Machine, may_come: Sequence[resources.Machine] = ()) -> resources.ResourcePartition:
-        return resources.divided(machines, *needs, may_come, [one.parallel.strategy for one in comparison.configs])
+    def shared(*machines: resources.Machine) -> resources.ResourcePartition:
+        return resources.divided(machines, *needs, strategies=[one.parallel.strategy for one in comparison.configs])
 
     last_words = [""]
 

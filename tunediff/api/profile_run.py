@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, code
-from tunediff.core import machine, remote, text
+from tunediff.core import remote, text
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
 from tunediff.core.progress import EventLines
@@ -73,7 +73,6 @@ def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
 
     with share_of_cores():  # before the user's file is imported, which may set another number of threads
         config, workers = _one_worker(cfg.named(options.config, options.words))
-        machine.use_one_model(1)  # before torch looks at the GPUs: the one that a search uses
         _check(config, options)
         folder = _folder(options.out, options.storage, options.config.stem)
         try:

@@ -17,7 +17,7 @@ from tunediff import config as cfg
 from tunediff.api.stop_signals import stop_signals
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import lock, machine, remote, text
+from tunediff.core import lock, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.errors import TunediffError, UserCodeError
@@ -80,8 +80,6 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
     """
     tracking.check(options.track)
     config = cfg.named(options.config, options.words)
-    # Before torch looks at the GPUs: the one that a search uses, with torchrun as many as it starts processes.
-    machine.use_one_model(int(os.environ.get("LOCAL_WORLD_SIZE", config.parallel.workers)))
     budget, folder = _budget(options, config), _folder(options)
     _check(config, budget, folder, options.initial)
     processes = config.parallel.processes

@@ -32,9 +32,6 @@ TORCH_DEFAULT_THREADS: int | None = sys.modules["torch"].get_num_threads() if "t
 WSL = Path("/usr/lib/wsl/lib")
 """Folder of the driver's files in Linux under Windows."""
 
-Card = tuple[str, tuple[str, ...]]
-"""A GPU: its UUID ('' if not known) and the UUIDs of its MIG devices."""
-
 
 def cores() -> int:
     """Return how many CPU cores this process may use, by its affinity, the quota of its cgroups and `--cpus`."""
@@ -136,27 +133,20 @@ def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 def gpus() -> list[str]:
     """Return the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them.
 
-    If a GPU is split by MIG and nobody has chosen devices, its MIG devices are listed: each serves one
-    worker.
+    A part of a GPU that MIG has split is one where `CUDA_VISIBLE_DEVICES` names it.
     """
     return visible(_cards(), os.environ.get(VISIBLE))
 
 
-def mig() -> bool:
-    """Return whether `gpus` has MIG devices. CUDA shows a process only one of several: they cannot work together."""
-    return any(name.startswith("MIG-") for name in gpus())
-
-
-def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
-    """Return which GPUs remain visible by `chosen`, the value of `CUDA_VISIBLE_DEVICES`.
+def visible(cards: Sequence[str], chosen: str | None) -> list[str]:
+    """Return which GPUs remain visible by `chosen`, the value of `CUDA_VISIBLE_DEVICES`; `cards`: UUIDs, '' if unknown.
 
     As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): the list ends at the
     first entry that names no device or that names it in another way than the first entry does. If a device
     is named twice, none is visible.
     """
     if chosen is None:
-        cut = any(parts for _, parts in cards)  # then no device goes by its index
-        return [name for index, (uuid, parts) in enumerate(cards) for name in parts or (uuid if cut else str(index),)]
+        return [str(index) for index in range(len(cards))]
     devices: list[str] = []
     for word in map(str.strip, chosen.split(",") if cards else ()):
         alike = word.isdigit() == (devices or [word])[0].isdigit()
@@ -168,13 +158,11 @@ def visible(cards: Sequence[Card], chosen: str | None) -> list[str]:
     return devices
 
 
-def _names(word: str, index: int, card: Card) -> bool:
-    """Return whether `word` names this GPU or a part of it: by index, (shortened) UUID or old MIG name."""
+def _names(word: str, index: int, uuid: str) -> bool:
+    """Return whether `word` names this GPU, by index or (shortened) UUID, or a part of some GPU."""
     if word.isdigit():
         return int(word) == index
-    uuid, parts = card
-    whole = re.sub(r"^MIG-(GPU-[^/]+)/\d+/\d+$", r"\1", word)
-    return whole.startswith(("GPU-", "MIG-")) and (not uuid or any(name.startswith(whole) for name in (uuid, *parts)))
+    return word.startswith("MIG-") or (word.startswith("GPU-") and (not uuid or uuid.startswith(word)))
 
 
 def nvidia_smi() -> str | None:
@@ -183,24 +171,17 @@ def nvidia_smi() -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _cards() -> tuple[Card, ...]:
-    """List the GPUs by nvidia-smi, which omits those that a container or a batch system hides.
+def _cards() -> tuple[str, ...]:
+    """List the UUIDs of the GPUs by nvidia-smi, which omits those that a container or a batch system hides.
 
     If nvidia-smi is missing or fails, return as many GPUs as CUDA's driver counts: WSL and some containers
     have GPUs without device files.
     """
-    if (listing := _listing()) is not None:
-        return listed(listing)
-    return tuple(("", ()) for _ in range(_counted()))
-
-
-def _listing() -> str | None:
-    """Return the output of `nvidia-smi --list-gpus`; None if nvidia-smi is missing or fails."""
     if (command := nvidia_smi()) is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
             done = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
-            return done.stdout
-    return None
+            return tuple(re.findall(r"UUID: (GPU-[^)\s]+)", done.stdout))
+    return ("",) * _counted()
 
 
 def _counted() -> int:
@@ -252,70 +233,11 @@ def signs(root: Path = Path("/")) -> list[str]:
     return [*traces, *([f"NVIDIA_VISIBLE_DEVICES={wish}"] if wish not in ("", "void", "none") else [])]
 
 
-def listed(text: str) -> tuple[Card, ...]:
-    """Parse the output of `nvidia-smi --list-gpus`: one line per GPU, followed by one line per MIG device of it."""
-    cards: list[Card] = []
-    for line in text.splitlines():
-        if match := re.search(r"UUID: ((GPU|MIG)-[^)\s]+)", line):
-            if match[2] == "GPU":
-                cards.append((match[1], ()))
-            elif cards:
-                cards[-1] = (cards[-1][0], (*cards[-1][1], match[1]))
-    return tuple(cards)
-
-
-def models(listing: str) -> dict[str, str]:
-    """Return the model of each device by UUID, from the output of `nvidia-smi --list-gpus`.
-
-    That of a MIG device has its profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
-    """
-    by_uuid, model = dict[str, str](), ""
-    for line in listing.splitlines():
-        if match := re.search(r"^GPU \d+: (.+) \(UUID: (GPU-[^)\s]+)\)", line):
-            model = match[1]
-            by_uuid[match[2]] = model
-        elif match := re.search(r"^\s+(MIG \S+)\s.*\(UUID: (MIG-[^)\s]+)\)", line):
-            by_uuid[match[2]] = f"{model} {match[1]}"
-    return by_uuid
-
-
-def use_one_model(count: int | None = None) -> None:
-    """Use only the GPUs of the model of which there is most, if there are `count` of it; else warn if models differ.
-
-    `count`: how many GPUs are used; None: all. GPUs that the user chose stay. So do all where no model is the most
-    frequent: CUDA puts the fastest first, and nvidia-smi, which knows the models, orders by slot.
-    """
-    chosen, devices = os.environ.get(VISIBLE), gpus()
-    names = models(_listing() or "") if len(devices) > 1 else {}
-    if not names or (chosen is not None and devices[0].isdigit()):  # CUDA's numbers are not those of nvidia-smi
-        return
-    devices = list(names) if devices[0].isdigit() else devices if chosen is None else devices[:count]
-    groups: dict[str, list[str]] = {}
-    for device in devices:
-        groups.setdefault(next((names[full] for full in names if full.startswith(device)), ""), []).append(device)
-    if len(groups) < 2 or "" in groups:
-        return
-    counts = {model: f"{len(group)} × {model}" for model, group in groups.items()}
-    most, second = sorted(groups, key=lambda model: -len(groups[model]))[:2]
-    warn = log.warning if os.environ.get("RANK", "0") == "0" else log.debug  # once for all processes of torchrun
-    if chosen is None and len(groups[second]) < len(groups[most]) >= (count or 1):
-        others = ", ".join(counts[model] for model in groups if model != most)
-        how = f"{VISIBLE}={','.join(groups[second])}"
-        warn("only GPUs of one model are used: %s; not used: %s; to choose others: %s", counts[most], others, how)
-        os.environ[VISIBLE] = ",".join(groups[most])
-    elif chosen is not None or (count or len(devices)) > len(groups[most]):
-        how = f"{VISIBLE}={','.join(groups[most])}"
-        why = "trials on GPUs of different models cannot be compared"
-        warn("%s: %s; to choose those of one model: %s", why, ", ".join(counts.values()), how)
-
-
 def take(cpus: int | None, count: int | None) -> None:
     """Use only a part of this machine, in this process and every process that it starts; None: use everything.
 
-    Of GPUs of several models see `use_one_model`. Raises `ConfigError` for more than is present.
+    Raises `ConfigError` for more than is present.
     """
-    if count != 0:
-        use_one_model(count)
     have, devices = cores(), gpus()
     if cpus is not None:
         _allow("--cpus", cpus, 1, have, "CPU cores")
@@ -324,8 +246,6 @@ def take(cpus: int | None, count: int | None) -> None:
     if count is not None:
         _allow("--gpus", count, 0, len(devices), "GPUs")
         os.environ[VISIBLE] = ",".join(devices[:count])
-    elif mig():
-        os.environ.setdefault(VISIBLE, ",".join(devices))  # Ray would number them, and CUDA numbers whole GPUs only
 
 
 def _allow(option: str, value: int, least: int, most: int, unit: str) -> None:

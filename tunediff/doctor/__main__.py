@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from tunediff import cli
 from tunediff.core import environment, text
-from tunediff.core.machine import use_one_model
 from tunediff.core.signals import command_began, terminable
 from tunediff.doctor import finding
 from tunediff.doctor.finding import Finding, Site
@@ -36,7 +35,6 @@ def _examine(args: argparse.Namespace, command: str) -> int:
     from tunediff.distributed import alone  # imports torch, after what is refused
     from tunediff.doctor import machine, software
 
-    use_one_model()  # before torch looks at the GPUs: those that a search uses
     begun, site, findings = command_began(), Site(args.storage, alone().device.type), list[Finding]()
     for check in (*machine.CHECKS, *software.CHECKS):
         findings.append(check(site))

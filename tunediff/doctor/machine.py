@@ -69,7 +69,7 @@ def gpus(site: Site) -> Answer:
     planned, seen = machine.gpus(), torch.cuda.device_count() if torch.cuda.is_available() else 0
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     numbers = {"planned": len(planned), "seen": seen}
-    if len(planned) != seen and not (seen and planned and planned[0].startswith("MIG-")):  # CUDA shows one of its parts
+    if len(planned) != seen:
         hint = "a torch build for this driver" if torch.version.cuda else "a torch build with CUDA (this one has none)"
         message = f"{text.pluralize(len(planned), 'GPU')} by the driver, {seen} by torch ({build})"
         means = f"trials would not run where they are planned: {hint}, or --gpus {seen}"
@@ -104,9 +104,8 @@ def condition(site: Site) -> Answer:
     """Driver, power limit, link, and whether somebody else is on it: what one wants to know of a rented GPU."""
     if site.device != "cuda":
         return Answer("skipped", "no GPU")
-    # By itself it lists all GPUs of the machine, whichever are ours; it takes no parts of one.
-    whole = [name for name in machine.gpus() if not name.startswith("MIG-")]
-    ours = ["-i", ",".join(whole)] if whole else []
+    # By itself it lists all GPUs of the machine, whichever are ours.
+    ours = ["-i", ",".join(machine.gpus())]
     command = ["nvidia-smi", *ours, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     return judged([[word.strip() for word in line.split(",")] for line in output.splitlines() if line.strip()])

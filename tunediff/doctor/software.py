@@ -78,9 +78,8 @@ def tf32(site: Site) -> Answer:
 def group(site: Site) -> Answer:
     """Collectives between all GPUs, or two processes on a CPU."""
     ranks = max(2, len(machine.gpus()))
-    if site.device == "cuda" and (machine.mig() or len(machine.gpus()) == 1):
-        what = "MIG devices, of which CUDA shows a process only one" if machine.mig() else "one GPU"
-        return Answer("skipped", what, "parallel.workers = 1 is what there is")
+    if site.device == "cuda" and len(machine.gpus()) == 1:
+        return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is")
     result = ask("group", ranks=ranks, within_s=120)
     message = f"{ranks} processes over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
     if not result["right"]:

@@ -249,7 +249,7 @@ def _for_this_machine(config: Systems) -> Systems:
 
     A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another node or on several.
     """
-    workers, gpus = config.parallel.workers, 1 if machine.mig() else len(machine.gpus())
+    workers, gpus = config.parallel.workers, len(machine.gpus())
     if not 0 < gpus < workers:
         return config
     batch, (_, divides) = config.loader.batch_size, config.parallel.parts

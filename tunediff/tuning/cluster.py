@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,6 @@ HEAD_S = 45.0
 """Without a word from the head, after which a search ends. Ray ends its processes after 60 s, without any of ours."""
 NOTICE_S = 2.0
 """Between two looks for a notice that a node will be taken away; clouds give one 30 to 120 s before."""
-MOST_NODES = 1000
-"""Of a kind that a cluster would start: one that sets no limit has no number."""
 
 
 def runtime_env() -> dict[str, Any]:
@@ -107,37 +105,9 @@ def nodes() -> list[Machine]:
 
 
 def _machine(node: dict[str, Any]) -> Machine:
-    has, labels = node["Resources"], node.get("Labels", {})
-    kind = labels.get("ray.io/accelerator-type") or _accelerator(has)
+    has = node["Resources"]
     name = f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"
-    return Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), name, node["NodeID"], kind)
-
-
-def _accelerator(resources: Mapping[str, float]) -> str:
-    """Return the type of GPU that these resources of a node name, as Ray calls it; '' if none."""
-    prefix = "accelerator_type:"
-    return "".join(sorted(name.removeprefix(prefix) for name in resources if name.startswith(prefix)))
-
-
-def may_come() -> list[Machine]:
-    """Return the nodes that the cluster's autoscaler would start, as Ray knows them; none where nothing scales."""
-    config = ray._private.state.state.get_cluster_config()
-    return [
-        Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), group.name, group.name, _accelerator(has))
-        for group in (config.node_group_configs if config is not None else ())
-        for has in [group.resources]
-        for _ in range(group.max_count if 0 <= group.max_count <= MOST_NODES else MOST_NODES)
-    ]
-
-
-def ask(place: Placement, size: int) -> None:
-    """Ask the autoscaler for room for so many workers; without one nobody hears it.
-
-    It keeps such nodes until it is asked for something else: 0 workers withdraw the request.
-    """
-    from ray.autoscaler.sdk import request_resources
-
-    request_resources(bundles=[place.resources] * size)
+    return Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0)), name, node["NodeID"])
 
 
 def gone(ids: Iterable[str]) -> list[str]:

@@ -128,7 +128,7 @@ def foreign(folder: Path, slots: Slots | None = None) -> str:
     `slots`: those that will train, on a cluster; None: this machine trains.
     """
     here = None if slots is None else slots.environment
-    if here == {}:  # a cluster that has no node yet
+    if here == {}:  # no node of a cluster has said it
         return ""
     folders = (folder, *folder.glob("confirm*"))
     trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
@@ -240,7 +240,7 @@ def _of_cluster(
         *(functools.partial(there.check_files, cfg.to_dict(config), evaluates) for config in configs),
     ]
     machines = there.nodes()
-    partition = share(*machines, may_come=there.may_come())
+    partition = share(*machines)
     for check in checks:
         check(list(partition.machines))
     return partition, there.Nodes(machines, checks, there.describe(partition.machines))

@@ -32,15 +32,13 @@ class Pool:
 
     def __init__(
         self, share: ResourcePartition, look: Callable[[], Iterable[Machine]] | None = None,
-        ask: Callable[[Placement, int], None] = lambda place, size: None,
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
         prefix: str = "",
     ) -> None:  # fmt: skip
-        """`look` returns the nodes of a cluster as of now; `ask` requests nodes with room for so many workers, until
-        the next call, so that 0 withdraws the request; `taken` and `freed` are called with every slot that gets a trial
-        and whose trial is over; `prefix`: of the names of the slots' actors, which end in their numbers."""
+        """`look` returns the nodes of a cluster as of now; `taken` and `freed` are called with every slot that gets a
+        trial and whose trial is over; `prefix`: of the names of the slots' actors, which end in their numbers."""
         self.say: Callable[[str], None] = lambda line: None
-        self._share, self._machines, self._look, self._ask = share, share.machines, look, ask
+        self._share, self._machines, self._look = share, share.machines, look
         self._on_taken, self._on_freed, self._prefix = taken, freed, prefix
         self._looked = time.monotonic()
         self._said = set(share.notes)
@@ -48,7 +46,6 @@ class Pool:
         self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
         self._due = 0.0
-        self._requested: Placement | None = None
 
     @property
     def unsteady(self) -> bool:
@@ -68,15 +65,14 @@ class Pool:
     def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
         """Allocate devices to a trial of `size` workers, or of one worker with their devices (`together`).
 
-        None: there is no room now; if the trial `waits`, nodes are requested and the wait is reported.
+        None: there is no room now; if the trial `waits`, the wait is reported.
         """
         self._update_machines()
         if (workers := self._find(size)) is None or (together and len(workers) > 1):
             if waits:
-                self._wait(size, time.monotonic(), together)
+                self._wait(size, time.monotonic())
             return None
         self._waits = None
-        self.withdraw()
         place = self._share.place(list(workers), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
         slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
@@ -90,19 +86,12 @@ class Pool:
         if used:
             self._on_freed(slot)
 
-    def withdraw(self) -> None:
-        """Withdraw the request to the cluster, which would keep these nodes for ever, idle or not."""
-        if self._requested is not None:
-            place, self._requested = self._requested, None
-            self._ask(place, 0)
-
     def _update_machines(self) -> None:
         """Query the nodes again if the last query is older than `LOOK_S`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
             there = list(self._look())
-            self._share = self._share.with_type(there)
-            self._looked, self._machines = now, self._share.usable(there) if self._share.has_type else ()
+            self._looked, self._machines = now, self._share.usable(there)
             for note in filter(None, map(self._share.why_unused, there)):
                 if note not in self._said:
                     self._said.add(note)
@@ -130,25 +119,14 @@ class Pool:
                 workers[machine] = free[machine] if self._share.whole else min(left, free[machine])
         return workers if sum(workers.values()) >= size else None
 
-    def _wait(self, size: int, now: float, together: bool) -> None:
-        """Request nodes if there are too few in all, and report at growing intervals what the trial waits for."""
+    def _wait(self, size: int, now: float) -> None:
+        """Report at growing intervals what the trial waits for."""
         if self._waits is None:
             self._waits, self._due = now, now + PATIENCE_S
-            self._request(size, together)
         if now >= self._due:
-            self._request(size, together)  # that of another search on this cluster may have replaced it
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
             machines = [f"{machine.name or 'this machine'}: {self._free(machine)}" for machine in self._machines]
             free = "; ".join(machines) or "no nodes"
             waited = text.seconds(now - self._waits)
             self.say(f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free: {free}")
-
-    def _request(self, size: int, together: bool) -> None:
-        """Request nodes from the cluster if there were too few even with all free."""
-        if not self._share.has_type:  # the nodes that come decide it: they must hold the largest trial, too
-            size = self._share.sizes[-1]
-        if (max if together else sum)([0, *map(self._share.units, self._machines)]) < size:
-            machines, alike = self._machines or self._share.machines, Placement(gpu=self._share.gpu)
-            self._requested = self._share.place(machines, size, together) if machines else alike
-            self._ask(self._requested, size // self._requested.each)

@@ -11,7 +11,7 @@ from typing import Any
 from tunediff.config import ConfigError, flat
 from tunediff.config.systems import Systems
 from tunediff.core import text
-from tunediff.core.machine import OMP, cores, gpus, mig
+from tunediff.core.machine import OMP, cores, gpus
 from tunediff.core.machine import threads as threads_set
 from tunediff.search_space import SearchSpace
 
@@ -26,10 +26,6 @@ class Machine:
     """Address of a node."""
     id: str = ""
     """Ray's, of a node."""
-    accelerator: str = ""
-    """Type of its GPUs, as Ray calls it; '' if unknown."""
-    mig: bool = False
-    """Whether its GPUs are MIG devices, each of which serves a trial of one worker."""
 
     @property
     def device(self) -> str:
@@ -37,8 +33,7 @@ class Machine:
         return "cuda" if self.gpus else "cpu"
 
     def __str__(self) -> str:
-        kind = f" ({self.accelerator})" if self.accelerator and self.gpus else ""
-        has = f"{text.pluralize(self.cores, 'CPU core')}, {text.pluralize(self.gpus, 'GPU')}{kind}"
+        has = f"{text.pluralize(self.cores, 'CPU core')}, {text.pluralize(self.gpus, 'GPU')}"
         return f"{self.name}: " * bool(self.name) + has
 
 
@@ -92,40 +87,13 @@ class ResourcePartition:
         return machine.gpus * self.per_gpu if self.gpu else machine.cores
 
     def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
-        """Return the machines that workers fit on, the largest first; of GPUs only one type."""
-        ours = {machine.accelerator for machine in self.machines}
-        fitting = [
-            machine
-            for machine in machines
-            if self.units(machine) and (not self.gpu or not ours or machine.accelerator in ours)
-        ]
+        """Return the machines that workers fit on, the largest first."""
+        fitting = filter(self.units, machines)
         return tuple(sorted(fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)))
-
-    @property
-    def has_type(self) -> bool:
-        """Return whether it is decided which type of GPU is used; without GPUs it always is."""
-        return not self.gpu or bool(self.machines)
-
-    def with_type(self, machines: Iterable[Machine]) -> ResourcePartition:
-        """Return the partition with a type of GPU of these machines, if it had none and they can hold every trial."""
-        if self.has_type:
-            return self
-        of_type: dict[str, list[Machine]] = {}
-        for machine in self.usable(machines):
-            of_type.setdefault(machine.accelerator, []).append(machine)
-        there = max(of_type.values(), key=self._room_of, default=[])
-        # A trial that is larger would wait for ever for other nodes of a type of which there are no more.
-        return dataclasses.replace(self, machines=tuple(there)) if self._room_of(there) >= self.sizes[-1] else self
-
-    def _room_of(self, machines: Iterable[Machine]) -> int:
-        return sum(map(self.units, machines))
 
     def why_unused(self, machine: Machine) -> str:
         """Return a line on why a machine is not used; '' if it is."""
-        if machine in self.usable([machine]):
-            return ""
-        why = "without GPUs" if not machine.gpus else "GPUs of one type are compared with each other only"
-        return f"{machine}: not used, {why if self.gpu else 'no CPU cores'}"
+        return "" if self.units(machine) else f"{machine}: not used, {'without GPUs' if self.gpu else 'no CPU cores'}"
 
     def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
         """Return the placement of a trial of `size` workers on these machines.
@@ -161,22 +129,14 @@ class ResourcePartition:
         return sum(trials) or sum(map(self.units, self.machines)) // size
 
 
-def most_frequent_type(machines: Iterable[Machine]) -> str:
-    """Return the type of which these machines have most GPUs; '' without any."""
-    counts: dict[str, int] = {}
-    for machine in machines:
-        counts[machine.accelerator] = counts.get(machine.accelerator, 0) + machine.gpus
-    return max(counts, key=lambda name: counts[name]) if counts else ""
-
-
 def local() -> Machine:
     """Return this machine: the cores that this process may use and the GPUs that it may see."""
-    return Machine(cores(), len(gpus()), mig=mig())
+    return Machine(cores(), len(gpus()))
 
 
 def world_sizes_of(machine: Machine) -> tuple[int, ...]:
     """Return 1, 2, 4, … up to what the machine can place, for `parallel.workers: all`."""
-    limit = 1 if machine.mig else max(1, machine.gpus or machine.cores)
+    limit = max(1, machine.gpus or machine.cores)
     return tuple(2**power for power in range(limit.bit_length()))
 
 
@@ -197,13 +157,13 @@ def values_of(space: SearchSpace, name: str) -> set[Any]:
     return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
 
 
-def share(space: SearchSpace, *machines: Machine, may_come: Sequence[Machine] = ()) -> ResourcePartition:
+def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
     protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
     values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
     strategies = values_of(space, "parallel.strategy")
-    partition = divided(machines, world_sizes(space), values, space.source, space.alone, may_come, strategies)
+    partition = divided(machines, world_sizes(space), values, space.source, space.alone, strategies)
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
     if not partition.gpu or partition.sizes[-1] > 1:
@@ -222,40 +182,31 @@ def gpu_only(config: Systems) -> list[str]:
 
 def divided(
     machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str, alone: bool = False,
-    may_come: Sequence[Machine] = (), strategies: Iterable[str] = (),
+    strategies: Iterable[str] = (),
 ) -> ResourcePartition:  # fmt: skip
     """Return the machines for trials of these world sizes, the largest last.
 
-    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of `parallel.strategy`; `may_come`:
-    nodes that a cluster would start if it was asked for them. Raises `ConfigError` for what fits nowhere.
+    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of `parallel.strategy`. Raises
+    `ConfigError` for what fits nowhere.
     """
-    every = [*machines, *may_come]
-    gpu = any(machine.gpus for machine in every)
+    gpu = any(machine.gpus for machine in machines)
     unit = "GPU" if gpu else "CPU core"
-    of_gpus = machines if any(machine.gpus for machine in machines) else may_come
-    kinds = {machine.accelerator for machine in every if machine.gpus}
-    kind = most_frequent_type(of_gpus) if gpu else ""
-    one_kind = [one for one in machines if not gpu or one.accelerator == kind]
-    may_come = [one for one in may_come if not gpu or one.accelerator in (kind, "")]  # Ray may not know the type yet
     partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
-    partition = dataclasses.replace(partition, machines=partition.usable(one_kind))
-    parts = any(machine.mig for machine in partition.machines)
-    limit = 1 if parts else max(sum(map(partition.units, some)) for some in (partition.machines, may_come))
+    partition = dataclasses.replace(partition, machines=partition.usable(machines))
+    limit = sum(map(partition.units, partition.machines))
     listed = "; ".join(map(str, machines)) or "no nodes"
     if sizes[-1] > limit:
-        where = "on this cluster" if any(machine.id for machine in every) else "on this machine"
-        why = f"each worker needs one {unit}{f' of one type ({kind})' if len(kinds) > 1 else ''}"
-        why = "CUDA shows a process only one of several MIG devices," if parts else why
+        where = "on this machine" if machines and not machines[0].id else "on this cluster"
         raise ConfigError(
-            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; {why} and there are {listed}; "
-            f"allowed: at most {limit}"
+            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit} and there "
+            f"are {listed}; allowed: at most {limit}"
         )
     for value in values:
         if not gpu and value in _GPU_ONLY:
             raise ConfigError(f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}")
     notes = tuple(_notes(partition, machines))
     if sizes[-1] > 1 and "dp" in strategies:
-        _check_dp(sizes[-1], max(map(partition.units, [*partition.machines, *may_come])), gpu, listed, source)
+        _check_dp(sizes[-1], max(map(partition.units, partition.machines)), gpu, listed, source)
         notes += ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
     return dataclasses.replace(partition, notes=notes)
 
@@ -288,7 +239,6 @@ def omp_notes(share: ResourcePartition) -> Iterable[str]:
     """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a worker."""
     chosen = os.environ.get(OMP, "")
     threads = {share.place([machine], 1).threads for machine in share.machines}
-    # No threads are known yet on a cluster that scales from no nodes
-    if threads and threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:
+    if threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:
         has = text.pluralize(max(threads), "thread")
         yield f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train obeys it"

@@ -33,11 +33,11 @@ class Slots:
         self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
         self.environment = None if nodes is None else nodes.environment
-        """Of a cluster's node; {}: there is none yet; None: trials run on this machine."""
+        """Of a cluster's node; {}: not known; None: trials run on this machine."""
         self._storage, self._here = str(folder / "train"), share.here
         self.actors: list[Any] = []
         self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot
-        self.pool = Pool(share, nodes, cluster.ask, self._make, self._free, self.prefix)
+        self.pool = Pool(share, nodes, self._make, self._free, self.prefix)
         self._notes, self._nodes = (*share.notes, *omp_notes(share)), nodes
 
     def warm(self, config: Systems) -> None:
@@ -90,8 +90,6 @@ def opened(
     finally:
         if nodes is not None:
             nodes.close()
-        with contextlib.suppress(Exception):  # a cluster that is gone keeps no nodes either
-            slots.pool.withdraw()
 
 
 def _create(name: str, storage: str, here: str) -> Any:
