@@ -57,7 +57,6 @@ search folder                                       | folder: is a folder, not a
 search taken                                        | taken: is a folder, not a search file; its search file is taken/search.yaml
 search ok.yaml --name taken --storage .             | --name: 'taken' exists in {here}; choose another name, or --resume taken
 search --resume taken --storage . --total 59s       | --total: '59s' is not allowed; allowed: at least 60s, which are spent
-search /dev/zero                                    | /dev/zero: is a binary file, not a text file
 search config.yaml                                  | config.yaml: is a configuration, not a search file; a search file names it after base:
 search digits_classifer                             | digits_classifer: no such search file; did you mean digits_classifier
 search --resume /                                   | /: no such search in /; there are: none

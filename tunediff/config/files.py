@@ -15,14 +15,11 @@ from tunediff.config import workload
 from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
 from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
 
-MOST_BYTES, MOST_VALUES, DEEPEST = 2**22, 300_000, 50
-"""Limits of a file. More is a mistake, and reporting it would take minutes."""
 FORMAT, FORMAT_KEY = 1, "tunediff_format"
 """Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML file. It rises when
 an older version would misread a file."""
 NULLS, QUOTES = ("", "~", "null", "Null", "NULL"), ("'", '"')
 """Words that YAML reads as null, and what a quoted string begins with."""
-TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
@@ -56,62 +53,18 @@ for _kind in ("int", "float"):
     _UniqueKeyLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
 
 
-def _parsed(text: str) -> Any:
-    """Parse YAML. Raises `yaml.YAMLError`, and `ValueError` for more than anybody would write by hand."""
-    # Count the values of every open collection, aliases by the size of what they repeat
-    values, names, anchors = [0], list[str | None](), dict[str | None, int]()
-    for event in yaml.parse(text, _Loader):  # detect what would overflow the stack before it is built
-        if isinstance(event, yaml.CollectionStartEvent):
-            values.append(1)
-            names.append(event.anchor)
-            if len(values) > DEEPEST:
-                raise ValueError(TOO_DEEP)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            inside = anchors[names.pop()] = values.pop()
-            values[-1] += inside
-        elif isinstance(event, yaml.AliasEvent):  # it counts like the content of its anchor
-            if event.anchor not in anchors:
-                raise ValueError(f"*{event.anchor} stands for nothing that ends before it")
-            values[-1] += anchors[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            anchors[event.anchor] = 1
-            values[-1] += 1
-        if values[-1] > MOST_VALUES:
-            raise ValueError(f"holds more than {MOST_VALUES:,} values")
-    return yaml.load(text, _UniqueKeyLoader)
-
-
-def read_text(path: Path, most: int) -> str:
-    """Return the content of a text file of at most `most` bytes. Raises `ConfigError`.
-
-    No more than that is read: a device such as /dev/zero has no end.
-    """
-    refuse(path.is_dir(), f"{path}: is a folder, not a file")
-    try:
-        with open(path, "rb") as file:
-            content = file.read(most + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    refuse(b"\0" in content[:1000], f"{path}: is a binary file, not a text file")
-    refuse(len(content) > most, f"{path}: holds more than {most // 2**20} MiB, which is no configuration")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
-
-
 def read_yaml(path: Path) -> Lines:
     """Return the mapping in a YAML file. Raises `ConfigError` for anything else."""
-    text = read_text(path, MOST_BYTES)
+    refuse(path.is_dir(), f"{path}: is a folder, not a file")
     try:
-        content = _parsed(text)
-    except yaml.YAMLError as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         message = " ".join(str(error).replace(' in "<unicode string>"', "").split())
-        # PyYAML ≥ 6.0.4 has its own limit of a thousand levels, and reads that far ahead of its events.
-        deep = "maximum nesting depth" in message
-        raise ConfigError(f"{path}: {TOO_DEEP if deep else f'is not valid YAML: {message}'}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: is not valid YAML: {message}") from None
     refuse(content is None, f"{path}: is empty; it needs `key: value` lines")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
@@ -202,7 +155,7 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
             values[name] = _value(text, knob)
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise ConfigError(f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}") from None
     return values
 
@@ -214,7 +167,7 @@ def _value(text: str, knob: Knob) -> Any:
     """
     if knob.kind == "str" and text not in NULLS and not text.startswith(QUOTES):
         return text
-    value = _parsed(text)
+    value = yaml.load(text, _UniqueKeyLoader)
     choices = knob.choices or ()
     if value not in choices and text in choices:  # off and on, which YAML 1.1 reads as false and true
         return text
