@@ -1,12 +1,10 @@
-"""What works on this machine and what does not, in about a minute, and what that means for a search.
+"""Can a search train on this machine, how fast, and what is broken? In about a minute.
 
-Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0 if a search can run, else
-1.
+Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0: a search can run.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -28,29 +26,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     with terminable():  # what was started for a look, a search even, ends with it
-        return _examine(args, text.original_command("doctor", argv))
+        from tunediff.distributed import alone  # imports torch, after what is refused
+        from tunediff.doctor import checks
 
-
-def _examine(args: argparse.Namespace, command: str) -> int:
-    from tunediff.distributed import alone  # imports torch, after what is refused
-    from tunediff.doctor import machine, software
-
-    begun, site, findings = command_began(), Site(args.storage, alone().device.type), list[Finding]()
-    for check in (*machine.CHECKS, *software.CHECKS):
-        findings.append(check(site))
-        if not args.json:
-            print("\n".join(finding.lines(findings[-1])), flush=True)
-    whole = {
-        "can_search": not any(result.stops for result in findings), "verdict": finding.verdict(findings),
-        "command": command,
-        "wall_s": time.monotonic() - begun, "device": site.device, "environment": environment.describe(),
-        "findings": [dataclasses.asdict(result) for result in findings],
-    }  # fmt: skip
+        began, findings = command_began(), list[Finding]()
+        site = Site(args.storage, alone().device.type)
+        for check in checks.CHECKS:
+            findings.append(check(site))
+            if not args.json:
+                print("\n".join(finding.lines(findings[-1])), flush=True)
+    can_search, verdict = not any(one.stops for one in findings), finding.verdict(findings)
+    wall_s = time.monotonic() - began
     if args.json:
-        cli.print_json(whole)
+        cli.print_json({
+            "can_search": can_search, "verdict": verdict, "wall_s": wall_s, "device": site.device,
+            "command": text.original_command("doctor", argv), "environment": environment.describe(),
+            "findings": [dataclasses.asdict(one) for one in findings],
+        })  # fmt: skip
     else:
-        print(f"\n{whole['verdict']}\nwall_s: {text.number(whole['wall_s'])}")
-    return cli.OK if whole["can_search"] else cli.FAILED
+        print(f"\n{verdict}\nwall_s: {text.number(wall_s)}")
+    return cli.OK if can_search else cli.FAILED
 
 
 if __name__ == "__main__":

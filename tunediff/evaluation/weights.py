@@ -201,15 +201,6 @@ def cached() -> Path | None:
     return path if path.is_file() and _sha256(path).startswith(DIGEST_PREFIX) else None
 
 
-def unreachable() -> str | None:
-    """Return why the weights cannot be downloaded now, or None. Requests the file's headers only."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(URL, method="HEAD"), timeout=TIMEOUT_S):
-            return None
-    except (OSError, http.client.HTTPException) as error:
-        return str(error)
-
-
 def _hub_file() -> Path:
     """Return the file of torch hub's copy, which may not exist."""
     return hub_dir() / "checkpoints" / FILE_NAME
