@@ -10,7 +10,7 @@ import yaml
 
 from tests import searches
 from tests.json_schemas import validate
-from tunediff import search, search_space, train
+from tunediff import cli, search, search_space, train
 from tunediff.config import ConfigError, missing_equals_hint
 from tunediff.core import text
 from tunediff.workloads.diffusion import commands
@@ -203,7 +203,7 @@ def test_a_result_is_json_wherever_it_is_asked_for(capsys):
     assert told["train"]["steps"] == 1
     assert told["sample"]["images"] == 2
     assert told["sample"]["sampler"]["name"] == "ddim"
-    assert (told["evaluate"]["schema"], Path(told["evaluate"]["json"]).is_file()) == (1, True)
+    assert (told["evaluate"]["schema"], Path(told["evaluate"]["json"]).is_file()) == (cli.SCHEMA, True)
     assert Path(told["sample"]["path"]).is_absolute()
     assert Path(told["evaluate"]["json"]).is_absolute()
     assert told["train"]["metric"].startswith("FD")

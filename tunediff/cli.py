@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
-SCHEMA = 1
+SCHEMA = 2
 """Version of what `--json` prints: it rises when a key is renamed or removed, or changes its type."""
 EXIT_CODE_FILE = "TUNEDIFF_EXIT_CODE_FILE"
 """Environment variable that names the file for the exit code, which only the parent process knows otherwise."""
