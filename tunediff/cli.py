@@ -188,15 +188,15 @@ class _Parser(argparse.ArgumentParser):
         refusal = re.sub(r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2", refusal)
         if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
-        refusal = _removed(message) or refusal
+        refusal = _removed(message, re.split(r"[ .]", self.prog)[-1]) or refusal
         raise ConfigError(f"command line: {refusal.removeprefix('argument ')}; all options: {self.prog} --help")
 
 
-def _removed(message: str) -> str:
+def _removed(message: str, command: str) -> str:
     """Return the refusal of an option, or of its value, that an earlier version had; '' if none had it."""
     option, value = re.search(r"--([a-z-]+)", message), re.search(r"invalid choice: '(.*?)'", message)
     name = option[1].removeprefix("no-") if option is not None else ""
-    if gone := removed.reason(f"--{name}"):
+    if message.startswith("unrecognized") and (gone := removed.reason(f"{command} --{name}")):
         return f"--{name} is not allowed: {gone}"
     gone = removed.reason(name.replace("-", "_"), value[1]) if value is not None else ""
     return f"--{name}: {value[1]!r} is not allowed: {gone}" if value is not None and gone else ""

@@ -28,8 +28,8 @@ FILES = {
 """Search files with each removed key or value."""
 OPTIONS = {
     "early_stopping: pause": (search.main, ["--early-stopping", "pause"]),
-    "--sweep": (profile.main, ["--config", "digits", "--sweep"]),
-    "--compile": (profile.main, ["--config", "digits", "--compile"]),
+    "profile --sweep": (profile.main, ["--config", "digits", "--sweep"]),
+    "profile --compile": (profile.main, ["--config", "digits", "--compile"]),
 }
 
 
