@@ -17,7 +17,7 @@ REMOVED = {
     "early_stopping: median": "use early_stopping: asha",
     "optimizer.name: schedule_free": "it was never ahead; use optimizer.name: adamw or muon",
     "optimizer.beta1": "it belonged to optimizer.name: schedule_free; leave it out",
-    "profile --sweep": "search loader.batch_size, or see the study batch_by_gpus: tunediff search studies/batch_by_gpus",
+    "profile --sweep": "search loader.batch_size, or run tunediff search studies/batch_by_gpus",
     "profile --compile": "a search's report says when compile.mode has paid, and so does the study compile_by_gpus",
     "paused_gib": "no trial is paused any more; leave it out",
 }
