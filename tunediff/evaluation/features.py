@@ -176,7 +176,7 @@ class Random(Extractor):
     the images: a first part of them gives the means and variances of their normalization. On CIFAR-10, 2,000 images a
     side, its distance grew with noise, from a standard deviation of 10/255 on, blur, wrong colours and shuffled
     patches; to classes it is blinder than `Classifier`: without five of ten, 2 times that of two halves, not 13
-    (docs/methods.md, "The evaluation protocol").
+    (docs/results/2026-11-methods.md).
     """
 
     name = "random"

