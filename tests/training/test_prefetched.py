@@ -21,23 +21,26 @@ class Loader:
 
     position = None
 
-    def __init__(self, hands, processes=1, batch_s=0.25, room=8, held=False):
-        self.hands, self.processes, self.batch_s, self.held = hands, processes, batch_s, held
+    def __init__(self, hands, processes=1, batch_s=0.25, room=8, held=False, stagger_s=0.0):
+        self.hands, self.many, self.batch_s, self.held = hands, processes, batch_s, held
+        self.processes = processes if held else 0
         self.seen_s, self.noted_s, self.still, self.closed = hands.s, 0.0, True, False
         self.left = collections.deque([batch_s, number % processes] for number in range(room))  # seconds, process
         self.number = room
+        for number in range(processes):  # they start one after the other
+            self.left[number][0] += number * stagger_s
 
     def work(self):
         """Let the time pass for all processes."""
         passed_s, self.seen_s = self.hands.s - self.seen_s, self.hands.s
-        for process in range(self.processes):
+        for process in range(self.many):
             rest_s = passed_s
             for batch in [batch for batch in self.left if batch[1] == process and batch[0] > 1e-9]:
                 if self.held and self.closed and batch[0] == self.batch_s:
                     break
                 spent_s = min(rest_s, batch[0])
                 batch[0], rest_s = batch[0] - spent_s, rest_s - spent_s
-                self.noted_s += spent_s / self.processes if self.still else 0.0
+                self.noted_s += spent_s / self.many if self.still else 0.0
 
     def fetch(self):
         self.work()
@@ -46,7 +49,7 @@ class Loader:
             self.hands.s += self.left[0][0]
             self.work()
         self.left.popleft()
-        self.left.append([self.batch_s, self.number % self.processes])
+        self.left.append([self.batch_s, self.number % self.many])
         self.number += 1
         return INPUTS[:8], TARGETS[:8]
 
@@ -125,6 +128,11 @@ def test_steps_do_not_depend_on_how_long_an_evaluation_takes(kind):
         again, _, more_s = trained(evaluation_s, **how)
         assert again == pytest.approx(steps, rel=0.03), evaluation_s
         assert more_s > charged_s
+
+
+def test_processes_that_start_one_after_the_other_are_not_taken_for_a_fast_loader():
+    how = {"processes": 8, "batch_s": 1.0, "room": 16, "held": True, "stagger_s": 0.05, "setup_s": 0.0}
+    assert trained(0.0, **how)[2] == pytest.approx(1.0, rel=0.1), "the second in which each made its first batch"
 
 
 def test_what_was_made_meanwhile_stands_in_the_point():

@@ -45,6 +45,11 @@ class Gate:
         self._closed.fill_(0)
 
     @property
+    def processes(self) -> int:
+        """Return how many processes the largest loader has."""
+        return max((len(worked) for worked in self._worked), default=0)
+
+    @property
     def worked_s(self) -> float | None:
         """Return the seconds for which the processes have worked while the clock stood still, as noted at the end of
         each batch; None where there are no processes that note it. It is the mean over the processes of a loader, which

@@ -19,7 +19,8 @@ WINDOW = 256
 
 
 SURE = 3
-"""Waits of the loop from which on the speed is no longer that of processes which began one after the other."""
+"""Waits of the loop, and batches of each process, from which on a speed is not that of processes which began one
+after the other."""
 STALL = 0.3
 """A batch was waited for, and did not only take its time to be handed over, from this part of a usual wait on."""
 
@@ -45,6 +46,8 @@ class Speed(NamedTuple):
     """How long it waits where no batch is ready: several intervals, if several come at once."""
     stalls: int
     """How often the loop waited so, as far as it was measured."""
+    batches: int
+    """How many batches it got from the first such wait to the last one."""
     burst: float
     """Batches that come at once then: about as many as there are processes, if these are in step."""
 
@@ -155,14 +158,17 @@ class Prefetched:
     @property
     def _sure(self) -> Speed | None:
         """Return the speed if it is known well enough to forget what was before."""
-        return self._speed if self._speed is not None and self._speed.stalls >= SURE else None
+        return self._speed if self._speed is not None and self._enough(self._speed) else None
+
+    def _enough(self, speed: Speed) -> bool:
+        return speed.stalls >= SURE and speed.batches >= SURE * self.gate.processes
 
     def _measure(self) -> None:
         """Measure the loader's speed over the last batches; keep it where the loop waited for too few of them."""
         speed = _speed(self._takes, across=False)
         if speed is None and self.gate.worked_s is not None:
             speed = _speed(self._takes, across=True)
-        if speed is not None and (self._sure is None or speed[0].stalls >= SURE):
+        if speed is not None and (self._sure is None or self._enough(speed[0])):
             self._speed, self._ready = speed
 
     def facts(self) -> dict[str, Any]:
@@ -200,5 +206,5 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, 
         last, count, waited_s = take, 0, 0.0
     if not stalls:
         return None
-    speed = Speed(interval_s / batches, wait_s / batches, stall_s, stalls, batches / stalls)
+    speed = Speed(interval_s / batches, wait_s / batches, stall_s, stalls, batches, batches / stalls)
     return speed, max(0.0, speed.burst - 1 - count)
