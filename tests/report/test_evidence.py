@@ -12,13 +12,13 @@ from tests import searches
 from tests.comparisons import PLAIN
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, make, write
-from tunediff import analysis, export, search
+from tunediff import analysis, export, search, search_space
 from tunediff.analysis import comparison, confirmation, evidence
 from tunediff.api import search_run
 from tunediff.report import context, headline, outputs, verdicts
 from tunediff.report.style import Highlights
 from tunediff.report.words import duration
-from tunediff.tuning import confirming
+from tunediff.tuning import confirming, sessions
 
 SEARCH = {
     "workload": "digits",
@@ -125,8 +125,9 @@ def test_a_confirmed_winner_is_the_same_everywhere_and_has_one_speedup(tmp_path,
 SESSION = '{"event": "begin", "time": 0, "monotonic_s": 0}\n{"event": "end", "time": %d, "monotonic_s": %d}\n'
 
 
-def test_totals_of_the_page_are_those_of_the_json(tmp_path, capsys, plain):
+def test_totals_of_the_page_are_those_of_the_json(tmp_path, capsys, plain, monkeypatch):
     """The search took 100 s and its confirming runs 75; each training takes 20 s of one device."""
+    monkeypatch.setattr(sessions.CommandTime, "charge", lambda _: None)  # the seconds of the commands that read it
     fast = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (2.6, 1.5, 1.1, 1.0))
     for folder, wall_s in ((fast.folder, 100), (fast.folder / "confirm", 75)):
         (folder / "sessions.jsonl").write_text(SESSION % (wall_s, wall_s))
@@ -231,7 +232,8 @@ def test_a_file_of_ones_own_is_confirmed_as_well(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(PLAIN)
     content = {"workload": str(tmp_path / "mine.py"), "budget": {"per_trial": "20s", "trials": 3},
                "search": {"width": [4, 8, 16]}, "confirm": {"of": 1, "seeds": 3}}  # fmt: skip
-    wanted = make(tmp_path / "night", content)
+    make(tmp_path / "night", content)
+    wanted = search_space.load_recorded(tmp_path / "night")
     write(tmp_path / "night", wanted, 0, curve=curve(0.5, 0.7))
     write(tmp_path / "night", wanted, 1, {"width": 4}, curve=curve(0.5, 0.9))
     write(tmp_path / "night", wanted, 2, {"width": 16}, curve=curve(0.5, 0.6))
