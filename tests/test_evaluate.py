@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tests.helpers import pair, tiny
 from tunediff import config as cfg
 from tunediff import distributed, evaluate, models
-from tunediff.api import average_curve
+from tunediff.api import own_evaluation
 from tunediff.core import environment, progress
 from tunediff.data import images as data
 from tunediff.distributed import World
@@ -30,7 +30,7 @@ from tunediff.evaluation.quality import Quality, Real
 from tunediff.training import judging, strategies
 from tunediff.training.strategies.ddp import Ddp
 from tunediff.workloads.classification import train as classification
-from tunediff.workloads.diffusion import diffusers_export, knobs, unet
+from tunediff.workloads.diffusion import knobs, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 
@@ -196,21 +196,6 @@ def test_reference_of_another_split(tmp_path, model, capsys):
     assert len({f["extractor"]["digest"] for f in found}) == 1
     assert len({f["metrics"]["frechet"]["value"] for f in found}) == 3
     assert "data.path" in refused(capsys, "small.yaml")  # it is not where the training found it
-
-
-def test_a_pipeline_of_diffusers_is_judged_by_what_it_is_compared_with(tmp_path, model, capsys):
-    """Nobody knows what it learned."""
-    digits_folder(tmp_path / "set", 40, lambda number: "")
-    diffusers_export.write_pipeline(tmp_path / "pipeline", CONFIG, network().state_dict())
-    words = ["pipeline", "--images", "16", "--sampler", "ddim", "--steps", "2", "--metrics", "fd"]
-    assert "a pipeline does not say which images it learned" in refused(capsys, *words)
-    assert "--data: 'faces' is not allowed" in refused(capsys, *words, "--data", "faces")
-    assert evaluate.main([*words, "--data", "digits", "--out", "digits.json"]) == 0
-    assert "digits, all, 1797 images" in capsys.readouterr().out
-    words += ["--data-path", "set"]
-    assert evaluate.main([*words, "--split", "all"]) == 0
-    assert ", all, 40 images" in capsys.readouterr().out
-    assert (tmp_path / "pipeline" / "evaluation-ddim-16.json").exists()
 
 
 GENERATOR = """
@@ -454,7 +439,7 @@ def test_refused(model, tmp_path, capsys, words, message):
     "words",
     [
         ["--images", "10000"], ["--sampler", "ddim"], ["--seeds", "1"], ["--metrics", "fd"], ["--split", "test"],
-        ["--extractor", "random"], ["--data-path", "set"], ["--data", "digits"], ["--batch-size", "8"],
+        ["--extractor", "random"], ["--data-path", "set"], ["--batch-size", "8"],
     ],
 )  # fmt: skip
 def test_options_that_a_model_does_not_follow_are_refused(tmp_path, monkeypatch, capsys, words):
@@ -477,8 +462,7 @@ def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, caps
         assert 0 <= json.loads(Path(name).read_text())["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("as_curve", [False, True])
-def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_path, monkeypatch, as_curve):
+def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_path, monkeypatch):
     """Each has one device, and takes its share of the images."""
     world, strategy = World(0, 2, torch.device("cpu")), []
     monkeypatch.setattr(distributed, "from_environment", lambda: contextlib.nullcontext(world))
@@ -492,11 +476,7 @@ def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_pat
     config = cfg.override(cfg.baseline("digits_classifier"), values)
     save_file({}, tmp_path / "small.safetensors")
     model = models.Saved(config, tmp_path / "small.safetensors", "weights", "small", tmp_path)
-    monkeypatch.setattr(models.Saved, "averaged", lambda self, half_life: self)
-    if as_curve:
-        average_curve.evaluate_curve(model, [0.1], tmp_path / "out.json", as_json=False)
-    else:
-        average_curve.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
+    own_evaluation.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
     assert strategy == [Ddp]
 
 

@@ -50,7 +50,7 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
     assert "num_inference_steps=50" in lines["sample"]
     pipeline = storage.parent / "out" / "pipeline"
-    values, state = diffusers_export.read_config(pipeline), diffusers_export.read_unet(pipeline)[1]
+    values, state = diffusers_export.read_unet(pipeline)
     assert {name: cfg.flat(config)[name] for name in values} == values
     expected = network(config, seed).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())

@@ -16,7 +16,7 @@ from tunediff import models
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.training import weights as saved_weights
-from tunediff.workloads.diffusion import diffusers_export, unet
+from tunediff.workloads.diffusion import unet
 
 SPACE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -150,22 +150,6 @@ def test_weights_of_another_configuration_are_refused_whatever_machine_it_names(
             models.find(str(tmp_path / name))
 
 
-def test_pipelines_nested_and_flat(tmp_path):
-    config = tiny(process__prediction="v")
-    state = network(config).state_dict()
-    diffusers_export.write_pipeline(tmp_path / "nested", config, state)
-    (tmp_path / "flat").mkdir()
-    for file in ("unet/config.json", "unet/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json"):
-        shutil.copy(tmp_path / "nested" / file, tmp_path / "flat")
-    for name in ("nested", "flat"):
-        found = models.find(name, tmp_path)
-        assert (found.kind, found.name, found.folder) == ("diffusers", name, tmp_path / name)
-        assert (found.config.model, found.config.process) == (config.model, config.process)
-        assert (found.config.data.image_size, found.config.data.channels) == (8, 1)
-        assert found.weights.name == "diffusion_pytorch_model.safetensors"
-        assert same(found, state)
-
-
 def test_unknown_names_come_with_their_neighbours(tmp_path):
     search_folder(tmp_path / "night")
     run_folder(tmp_path / "train-digits", tiny())
@@ -181,7 +165,7 @@ def test_unknown_names_come_with_their_neighbours(tmp_path):
     assert "night/t0002" in refused("night/t0009")
     assert "there are: night, night/t0000, night/t0001, night/t0002, train-digits" in refused("zzz")
     assert "there are: none" in refused("zzz", tmp_path / "nowhere")
-    assert "notes: no model in this folder; looked for a search (search.yaml), a training" in refused("notes")
+    assert "notes: no model in this folder; looked for a search (search.yaml) and a training" in refused("notes")
     (tmp_path / "notes" / "a.txt").write_text("")
     assert "a.txt: no model; allowed: .yaml, .safetensors, checkpoint.pt or a folder" in refused(
         str(tmp_path / "notes/a.txt")
@@ -225,15 +209,14 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
 @pytest.mark.training  # in a process of its own
 def test_finding_needs_no_torch(tmp_path):
     search_folder(tmp_path / "night")
-    diffusers_export.write_pipeline(tmp_path / "pipeline", tiny(), network(tiny()).state_dict())
     program = (
         "import sys; from pathlib import Path; from tunediff import models\n"
-        "print([models.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002', 'pipeline')])\n"
+        "print([models.find(name, Path(sys.argv[1])).name for name in ('night', 'night/t0002')])\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "['night-t0001', 'night-t0002', 'pipeline']\n"
+    assert done.stdout == "['night-t0001', 'night-t0002']\n"
 
 
 def test_weights_that_are_tied_are_saved_both(tmp_path):

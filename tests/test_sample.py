@@ -21,7 +21,7 @@ from tunediff import config as cfg
 from tunediff import evaluate, export, sample
 from tunediff.core import progress
 from tunediff.evaluation.generation import Noise
-from tunediff.workloads.diffusion import commands, diffusers_export
+from tunediff.workloads.diffusion import commands
 from tunediff.workloads.diffusion.process import Diffusion
 
 CONFIG = tiny()  # T = 50, 8×8 grey
@@ -145,14 +145,6 @@ def test_the_strip_shows_noise_becoming_the_image(run, capsys):
     # Fewer steps than columns: every state once; batches do not matter.
     path = drawn(capsys, "--strip", "--images", "3", "--sampler", "ddim", "--batch-size", "2", "--out", "s.png")["path"]
     assert np.asarray(Image.open(path)).shape == (3 * 34 + 2, 6 * 34 + 2)
-
-
-def test_other_models(run, capsys, tmp_path):
-    diffusers_export.write_pipeline(tmp_path / "pipeline", CONFIG, network(CONFIG).state_dict())
-    assert sample.main(["pipeline", "--images", "3", "--out", "p.npz"]) == 0
-    assert_same(np.load("p.npz")["arr_0"], expected(3))
-    assert sample.main(["pipeline", "--images", "3"]) == 0
-    assert (tmp_path / "pipeline" / "samples-pipeline-ddpm.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,12 @@ class _Parser(argparse.ArgumentParser):
 
 def _removed(message: str, command: str) -> str:
     """Return the refusal of an option, or of its value, that an earlier version had; '' if none had it."""
-    option, value = re.search(r"--([a-z-]+)", message), re.search(r"invalid choice: '(.*?)'", message)
+    option, value = re.search(r"--([a-z-]+)", message), re.search(r"invalid (?:choice|float value): '(.*?)'", message)
     name = option[1].removeprefix("no-") if option is not None else ""
     if message.startswith("unrecognized") and (gone := removed.reason(f"{command} --{name}")):
         return f"--{name} is not allowed: {gone}"
-    gone = removed.reason(name.replace("-", "_"), value[1]) if value is not None else ""
+    kind = "H,H" if value is not None and "," in value[1] else value and value[1]
+    gone = removed.reason(name.replace("-", "_"), kind) if kind else ""
     return f"--{name}: {value[1]!r} is not allowed: {gone}" if value is not None and gone else ""
 
 

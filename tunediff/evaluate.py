@@ -1,7 +1,7 @@
 """Measure a saved model at full protocol: `python -m tunediff.evaluate RUN`.
 
 RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
-.safetensors file with its configuration beside it, a checkpoint.pt, or a pipeline folder of diffusers. Draws 10,000
+.safetensors file with its configuration beside it or a checkpoint.pt. Draws 10,000
 images by ancestral sampling unless told otherwise; a model of another workload than diffusion is judged as in its
 training, unless its file has `sample_images` and our sections `data` and `evaluation`. Runs alone, or as
 `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference and
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
-from tunediff.api.average_curve import evaluate_as_trained, evaluate_curve
+from tunediff.api.own_evaluation import evaluate_as_trained
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
@@ -46,7 +46,7 @@ NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
 DEFAULTS = {"images": IMAGES, "seeds": 1, "metrics": ",".join(KINDS)}
 PROTOCOL = (
-    *DEFAULTS, *contract.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "data", "batch_size",
+    *DEFAULTS, *contract.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "batch_size",
 )  # fmt: skip
 """Options that a model's own evaluation does not follow."""
 
@@ -59,20 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     vars(args).update(DEFAULTS | asked)
     kinds = _check(args)
     model = models.find(args.run, args.storage)
-    if len(args.ema) > 1:
-        _refuse(asked, "with several half-lives, which are judged as in the training")
-        return evaluate_curve(model, args.ema, args.out, args.json)
-    model = model.averaged(args.ema[0] if args.ema else None)
+    model = model.averaged(args.ema)
     if not _has_full_protocol(model.config):
         _refuse(asked, f"for a model of {cfg.of(model.config).title}, which is judged as in its training")
         return evaluate_as_trained(model, args.out or model.folder / NUMBERS, args.json)
-    config = _configured(_with_data(model, args), args)
+    config = _configured(model.config, args)
     sampler = contract.sampler_options(config).describe(config)
     learned: Data = config.data
     other = args.split not in (None, learned.split)  # all images of another split, or the learned ones
     real = dataclasses.replace(learned, split=args.split, max_images=None) if other else learned
-    if model.is_foreign:  # nobody knows what it learned; the classifier learns what it is compared with
-        config = dataclasses.replace(config, data=real)
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
     if config.evaluation.extractor not in PRETRAINED:  # they are made from what is learned, whatever is compared with
@@ -102,26 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
     add("--weights-path", metavar="FILE", help="weights of a trained extractor (default: as for a training)")
     add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
-    add("--data", help="for a pipeline of diffusers, which does not say what it learned: digits, cifar10 or images")
     add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
     places = (
         f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
     )
     places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
-    averages = "weights averaged with this half-life, where the training has ema.snapshots=true; several, separated by "
-    averages += "commas: a table of the training's own evaluation of each (default: those that were evaluated)"
-    add("--ema", type=_half_lives, default=(), metavar="H[,H…]", help=averages)
+    cli.add_average(parser)
     add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
     cli.add_printing(parser, quiet=False)
     return parser
-
-
-def _half_lives(words: str) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, words.split(",")))
-    except ValueError:
-        allowed = "numbers above 0 and at most 0.5, separated by commas"
-        raise argparse.ArgumentTypeError(f"{words!r} is not allowed; allowed: {allowed}") from None
 
 
 def _has_full_protocol(config: Any) -> bool:
@@ -152,26 +136,6 @@ def _refuse(asked: Values, why: str) -> None:
     for name, value in asked.items():
         option = f"--{name.replace('_', '-')}"
         raise ConfigError(f"{option}: {value!r} is not allowed {why}; allowed: --ema, --out and --json")
-
-
-def _with_data(model: Saved, args: argparse.Namespace) -> Any:
-    """Return the model's configuration, naming its images. Raises `ConfigError` where nobody knows what they are."""
-    if not model.is_foreign:
-        if args.data is not None:
-            raise ConfigError("--data: belongs to pipelines of diffusers; this model knows what it learned")
-        return model.config
-    if args.data is None and args.data_path is None:
-        raise ConfigError(
-            f"{model.folder}: a pipeline does not say which images it learned; "
-            "give --data digits, --data cifar10, or --data-path with a folder or .zip of images"
-        )
-    name = args.data or "images"
-    sets = model.config.schema.knobs["data.name"].choices
-    cli.allow(name in sets, "--data", name, ", ".join(sets))
-    values: Values = {"data.name": name, "data.path": args.data_path, "data.horizontal_flip": False}
-    if name == "digits":
-        values["data.split"] = "all"
-    return cfg.override(model.config, values, where="--data")
 
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""Find a saved model by what a user calls it: a training, a search, an exported file, a pipeline of diffusers.
+"""Find a saved model by what a user calls it: a training, a search, an exported file.
 
 Finding reads configurations only; torch is imported when the weights are read, or when the configuration itself is
 inside a checkpoint.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems, recorded
+from tunediff.config import ConfigError, Systems, recorded, removed
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 
@@ -29,7 +29,7 @@ WEIGHTS, _CHECKPOINT, _CONFIG, _AVERAGES = "weights.safetensors", record.CHECKPO
 
 LACKS = {
     "sample_images": "generate images (it has no function sample_images)",
-    "foreign_format": "know another library's files",
+    "foreign_format": "write another library's files",
 }
 """What a workload without a hook does not do."""
 
@@ -38,20 +38,14 @@ LACKS = {
 class Saved:
     """A model on disk."""
 
-    config: Any  # of a pipeline of diffusers, data, model and process; the rest are defaults
+    config: Any
     weights: Path  # the file that holds them
     kind: str
-    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration;
-    `diffusers`: a pipeline folder, as `diffusers_export.NAME` says."""
+    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration."""
     name: str  # for file names: `train-digits`, `night-t0003`, `best`
     folder: Path  # where results about it are written unless told otherwise
     half_life: float | None = None
     """Of the average that `--ema` makes of what the training wrote; None: the one that was evaluated."""
-
-    @property
-    def is_foreign(self) -> bool:
-        """Return whether it is a model of another library, whose training data are not known."""
-        return self.kind not in ("run", "weights")
 
     def network(self, device: torch.device | str) -> Any:
         """Return the network with the weights that were evaluated, in evaluation mode, without gradients.
@@ -77,8 +71,6 @@ class Saved:
         """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""
         from tunediff.training.weights import read
 
-        if self.is_foreign:
-            return cfg.of(self.config).get_hook("foreign_format").read_state(self.weights)
         state = read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
         if self.half_life is not None:
             from tunediff.training import power_average
@@ -149,7 +141,6 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
     - a search: its best trial; `NAME/t0003`: that trial
     - an exported `best.yaml` with `best.safetensors` beside it
     - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
-    - a folder of diffusers: a pipeline, nested or flat
 
     Raises `ConfigError` saying what was looked for and which names are near.
     """
@@ -170,14 +161,12 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
-        for foreign in cfg.shipped_hooks("foreign_format").values():
-            if foreign.is_pipeline(path):
-                config, weights = foreign.read_model(path)
-                return Saved(config, weights, foreign.NAME, path.absolute().name, path)
+        if (path / "model_index.json").is_file():
+            raise ConfigError(f"{what}: is a pipeline of diffusers: {removed.reason('pipeline of diffusers')}")
     if paths:
         raise ConfigError(
-            f"{what}: no model in this folder; looked for a search (search.yaml), a training ({record.JOURNAL}, "
-            f"{WEIGHTS}, {_CHECKPOINT}) and a pipeline of diffusers (model_index.json, config.json)"
+            f"{what}: no model in this folder; looked for a search (search.yaml) and a training ({record.JOURNAL}, "
+            f"{WEIGHTS}, {_CHECKPOINT})"
         )
     stored = list(_names(storage))
     near = difflib.get_close_matches(what, stored, n=5, cutoff=0.5)
@@ -187,13 +176,12 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
 
 def _names(storage: Path) -> Iterator[str]:
     """Yield the names of all models in `storage`, those of trials behind their search."""
-    formats = cfg.shipped_hooks("foreign_format").values()
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
         if (folder / "search.yaml").is_file():
             yield folder.name
             journals = sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
             yield from (f"{folder.name}/{journal.parent.name}" for journal in journals)
-        elif (folder / record.JOURNAL).is_file() or any(foreign.is_pipeline(folder) for foreign in formats):
+        elif (folder / record.JOURNAL).is_file():
             yield folder.name
 
 

@@ -1,7 +1,7 @@
 """Draw images from a saved model: `python -m tunediff.sample RUN`.
 
 RUN is a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a .safetensors file with its
-configuration beside it, a checkpoint.pt, or a pipeline folder of diffusers. Image number i is the same whatever the
+configuration beside it or a checkpoint.pt. Image number i is the same whatever the
 batch size and the number of processes: alone, or as `torchrun --nproc-per-node N -m tunediff.sample …`.
 """
 

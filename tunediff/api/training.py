@@ -131,7 +131,7 @@ def run_profile(
 
 
 def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
-    """Return a saved model: of a training, the best of a search, `NAME/t0003`, an exported file, a diffusers pipeline.
+    """Return a saved model: of a training, the best of a search, `NAME/t0003`, an exported file.
 
     `Saved.network("cpu")` is the network with its weights. Raises `ConfigError` where there is none.
     """

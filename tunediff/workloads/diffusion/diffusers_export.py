@@ -1,4 +1,4 @@
-"""Write and read pipeline folders of diffusers, without diffusers being installed.
+"""Write pipeline folders of diffusers, and read their networks, without diffusers being installed.
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it (google/ddpm-cifar10-32), name by name.
 What the other side cannot represent is refused, never approximated. Torch is imported only where weights are touched,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.unet import UNet
 
 NAME = "diffusers"
-"""The library's, and `Saved.kind` of its models."""
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -101,47 +100,11 @@ def _json(content: Mapping[str, object]) -> bytes:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-def is_pipeline(folder: Path) -> bool:
-    """Return whether the folder looks like a pipeline or a model of diffusers."""
-    return any((folder / name).is_file() for name in ("model_index.json", "unet/config.json", "config.json"))
-
-
-def read_model(folder: Path) -> tuple[Any, Path]:
-    """Return (configuration, file of weights) of a pipeline: its data, model and process; the rest are defaults.
-
-    Raises `ConfigError` as `read_config` and `weights_file` do.
-    """
-    values, base = read_config(folder), default()
-    values["evaluation.steps"] = min(base.evaluation.steps, values["process.steps"])
-    if values["data.image_size"] < 16:  # Inception says nothing about such images
-        values["evaluation.extractor"] = "classifier"
-    return cfg.override(base, values, where=str(folder)), weights_file(folder)
-
-
-def read_state(weights: Path) -> dict[str, Tensor]:
-    """Return the weights in the file of a pipeline, for our `UNet`. Raises `ConfigError` as `read_unet` does."""
-    return read_unet(weights.parent)[1]
-
-
 def example(folder: Path, config: Any) -> str:
     """Return the call that samples from a pipeline as we do."""
     scheduler = options.scheduler_class(config.process)
     steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
     return f"diffusers.{options.PIPELINES[scheduler]}.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
-
-
-def read_config(folder: Path) -> Values:
-    """Return what a pipeline says about data, model and process, by dotted knob name.
-
-    Raises `ConfigError` naming the file, the option and the value for whatever our U-Net or our process does not do.
-    """
-    unet = _unet_folder(folder)
-    values = _unet_values(unet)
-    missing = "no scheduler_config.json, so the noise schedule of this model is not known"
-    scheduler = _first(folder, ("scheduler/scheduler_config.json", "scheduler_config.json"), missing)
-    process = options.read_scheduler(scheduler)
-    cfg.override(default(), process, where=str(scheduler), check=False)
-    return values | process
 
 
 def weights_file(folder: Path) -> Path:

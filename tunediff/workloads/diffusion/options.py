@@ -1,10 +1,9 @@
-"""Convert our U-Net and process to and from the options of diffusers' config files."""
+"""Convert our U-Net and process to the options of diffusers' config files, and the U-Net back."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,18 +47,6 @@ _FLOW: dict[str, tuple[Any, Any]] = {
 _EDM: dict[str, tuple[Any, Any]] = {
     "sigma_min": (EDM_SIGMAS[0], 0.002), "sigma_max": (EDM_SIGMAS[1], 80.0), "sigma_schedule": ("karras", "karras"),
     "rho": (7.0, 7.0), "final_sigmas_type": ("zero", "zero"), "prediction_type": ("v_prediction", "epsilon"),
-}  # fmt: skip
-# Of a flow: options of dynamic shifting only.
-_FLOW_OTHERS: dict[str, object] = {
-    "num_train_timesteps": 1000, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
-    "max_image_seq_len": 4096, "time_shift_type": "exponential",
-}  # fmt: skip
-_EDM_OTHERS: dict[str, object] = {"num_train_timesteps": 1000, "sigma_data": 0.5}
-# Options of inference alone do not change the chain. Of a DDIM scheduler the chain is the same.
-_CHAIN: dict[str, object] = {
-    "num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
-    "prediction_type": "epsilon", "variance_type": "fixed_small", "timestep_spacing": None, "steps_offset": None,
-    "set_alpha_to_one": None, "dynamic_thresholding_ratio": None, "sample_max_value": None,
 }  # fmt: skip
 # Of these options our knob, and our word for each of theirs; the first of several is the one we write.
 _CHOICES = {
@@ -217,31 +204,3 @@ def read_unet(path: Path) -> Values:
         "model.dropout": content["dropout"],
         "model.norm_groups": content["norm_num_groups"],
     }
-
-
-def _scheduler_rules(options: Mapping[str, Any]) -> Iterable[_Rule]:
-    for option, (_, words) in _CHOICES.items():
-        yield option, options[option] in [*words], ", ".join(words)
-    steps = options["num_train_timesteps"]
-    for name, beta in _BETAS.items() if options["beta_schedule"] == "linear" else ():
-        scaled = beta * 1000 / steps if isinstance(steps, int) and steps > 0 else beta
-        near = isinstance(options[name], float | int) and math.isclose(options[name], scaled, rel_tol=1e-6)
-        yield name, near, f"{scaled:.6g} in {steps} steps"
-
-
-def read_scheduler(path: Path) -> Values:
-    """Return what `scheduler_config.json` says about the process, by dotted knob name. Raises `ConfigError`."""
-    others: dict[str, tuple[Mapping[str, tuple[Any, Any]], Mapping[str, object], Values]] = {
-        "FlowMatchEulerDiscreteScheduler": (_FLOW, _FLOW_OTHERS, {"process.path": "flow"}),
-        "EDMEulerScheduler": (_EDM, _EDM_OTHERS, {"process.schedule": "edm"}),
-    }
-    kinds = ("DDPMScheduler", "DDIMScheduler", *others)
-    name = _content(path, kinds).get("_class_name")
-    if name not in others:
-        options = _options(path, kinds, _SCHEDULER, _CHAIN, _scheduler_rules)
-        values = {f"process.{knob}": words[options[option]] for option, (knob, words) in _CHOICES.items()}
-        return values | {"process.steps": options["num_train_timesteps"]}
-    fixed, known, values = others[name]
-    options = _options(path, kinds, fixed, known, lambda _: ())
-    values = values | {"process.prediction": "v", "process.steps": options["num_train_timesteps"]}
-    return values | ({"process.sigma_data": options["sigma_data"]} if "sigma_data" in options else {})
