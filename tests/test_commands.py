@@ -398,7 +398,7 @@ def test_a_figure_that_cannot_be_drawn_takes_nothing_else_along(found, monkeypat
 
 def test_results(found):
     assert (found.leader.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
-    assert [trial.name for trial in found.ranked] == ["t0001", "t0000"]
+    assert [outcome.trial.name for outcome in found.ranked] == ["t0001", "t0000"]
     assert found.versus_baseline(found.leader) == 0.5
     assert found.time_to_target_speedup(found.leader) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
     assert found.seconds()["train"] == 50.0

@@ -144,7 +144,8 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
         base_value = base.value(results.metric) if base is not None else None
         of_baseline = f"; baseline {text.number(base_value)}" if base_value is not None else ""
         train_time = f"{trial.points[-1][trial.along]:.1f} {results.clock.seconds}"
-        lines.append(f"{results.label} {text.number(value)} after {train_time}{of_baseline}")
+        reached = words.noted(f"{results.label} {text.number(value)} after {train_time}", results.outcome_of(trial))
+        lines.append(f"{reached}{of_baseline}")
     facts = evidence.read(results)
     if facts.confirmation is not None and (
         facts.is_baseline(trial) or facts.confirmation.of(trial) is facts.confirmation.leader

@@ -29,6 +29,7 @@ coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import math
@@ -49,6 +50,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, confirmation, noise, statistics
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
@@ -230,7 +232,7 @@ def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers)
             for seed, value in enumerate(values[row])
         ]
         changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
-        groups.append(Group(dict(changed), dict(changed), [*runs], [*runs], one))
+        groups.append(Group(changed, Outcome([*runs], results.metric, results.falls, len(runs)), one))
     compared_ = Comparison(results, results.metric, groups, test.ratios)
     winner = Confirmation(results, compared_, test).winner
     return None if winner is None else next(place for place, one in enumerate(groups[1:]) if one is winner)
@@ -320,7 +322,7 @@ def raced(source: Measured | Drawn, off: Numbers, trials: int, reruns: int, rng:
     for place, seed in [(0, 0), (0, 1), *((place, 0) for place in range(1, len(off)))]:
         run(place, seed)
     begun: list[dict[str, Any]] = []
-    while len(begun) < reruns and (point := next_rerun(results, begun)) is not None:
+    while len(begun) < reruns and (point := next_rerun(dataclasses.replace(results), begun)) is not None:
         first = next(trial.number for trial in results.trials if trial.drawn == {"optimizer.lr": point["optimizer.lr"]})
         run(first - 1, point["seed"] - space.baseline.seed)
         begun.append(point)

@@ -383,7 +383,7 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     fail(folder, "t0008")
     told = confirmation.confirm(found, analysis.read(folder))
     assert told.winner.changed == {"loader.batch_size": 64}
-    assert told.compared.others[1].difference.verdict == statistics.TOO_FEW
+    assert told.compared.others[1].difference.verdict == statistics.FAILS
     assert not confirming.pending(found.folder, found.space)
 
 

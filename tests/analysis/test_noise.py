@@ -154,12 +154,11 @@ def test_one_run_tells_of_no_noise(tmp_path, more):
 def test_a_lucky_seed_of_the_baseline_is_not_the_best(tmp_path):
     """1.1 is the best single value; the mean of the baseline is 1.55, and its first run stands for it."""
     found = read(tmp_path / "night", repeats=(1.1,), others=(1.2, 1.7))
-    assert named(found.ranked) == ["t0002", "t0000", "t0003"]
-    assert [value for _, value in found.standings] == pytest.approx([1.2, 1.55, 1.7])
+    assert named(outcome.trial for outcome in found.ranked) == ["t0002", "t0000", "t0003"]
+    assert [outcome.value for outcome in found.ranked] == pytest.approx([1.2, 1.55, 1.7])
     again = found.trials[1]
-    assert (found.leader.name, found.baseline_of(again).name, found.repeats(again)) == ("t0002", "t0000", True)
+    assert (found.leader.name, found.baseline_of(again).name) == ("t0002", "t0000")
     assert found.versus_baseline(again) == pytest.approx(1.1 / 2.0)
-    assert len(found.singles) == 3
 
 
 def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its_mean_only(tmp_path):
@@ -169,7 +168,7 @@ def test_an_unlucky_seed_of_the_baseline_leaves_it_the_best_of_one_that_beat_its
 
 def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path):
     found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
-    assert named(found.ranked) == ["t0001", "t0002"]
+    assert named(outcome.trial for outcome in found.ranked) == ["t0002", "t0001"], "the baseline has failed once"
     assert found.baseline_of(found.trials[2]) is found.trials[1]
     assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
 
@@ -280,7 +279,6 @@ def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):
     told = noise.measured(found)
     assert (noise.within_best(found, told, found.leader), evidence.read(found).better(found.leader)) == ([], None)
     assert evidence.NEAR not in evidence.read(found).table()
-    assert not any(map(found.repeats, found.trials))
     assert [found.baseline_of(trial).config["seed"] for trial in found.trials] == [0, 0, 1, 1]
 
 
@@ -318,8 +316,7 @@ def test_a_repeat_says_nothing_about_knobs(tmp_path):
         return [(e.knob, [(v.label, v.objective, v.rate) for v in e.levels], e.p) for e in effects.effects(found)]
 
     assert said(once) == said(twice)
-    extra = [trial for trial in twice.trials if not twice.repeats(trial)]
-    assert len(extra) == len(once.trials) == 7
+    assert sum(len(outcome.samples) for outcome in twice.outcomes) == len(once.trials) == 7
     for found in (once, twice):  # the eighth trial, for the forest
         write(found.folder, found.space, 20, {"optimizer.lr": 5e-3}, ((20.0, 4000, 2.5),))
     forests = [

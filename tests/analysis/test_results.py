@@ -8,6 +8,7 @@ from tests.helpers import point
 from tests.searches import FILE, make, write
 from tunediff import analysis
 from tunediff.analysis import evidence, why
+from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
 from tunediff.analysis.speed import per_thousand
 from tunediff.core import trial_record
@@ -33,8 +34,8 @@ def test_a_finished_baseline_is_what_a_speedup_is_measured_by(found):
 
 
 def test_best_and_front_follow_the_direction(found):
-    assert [trial.name for trial in found.ranked] == ["t0001", "t0000", "t0002"]
-    assert [trial.name for trial in upwards(found).ranked] == ["t0002", "t0000", "t0001"]
+    assert [outcome.trial.name for outcome in found.ranked] == ["t0001", "t0000", "t0002"]
+    assert [outcome.trial.name for outcome in upwards(found).ranked] == ["t0002", "t0000", "t0001"]
     assert (found.leader.name, upwards(found).leader.name) == ("t0001", "t0002")
     for trial, cost in zip(found.trials, (500.0, 600.0, 500.0), strict=True):
         trial.points[-1] = dataclasses.replace(trial.points[-1], peak_memory_mib=cost)
@@ -100,7 +101,7 @@ def test_what_differs_from_the_baseline(tmp_path):
     write(tmp_path / "night", wanted, 0, {"precision.amp": "bf16"}, config={"weighting.gamma": 5.0, "seed": 3})
     found = analysis.read(tmp_path / "night")
     assert found.changed(found.trials[0]) == {"precision.amp": "bf16", "weighting.gamma": 5.0, "seed": 3}
-    assert analysis.without_seed(found.changed(found.trials[0])) == {"precision.amp": "bf16", "weighting.gamma": 5.0}
+    assert without_seed(found.changed(found.trials[0])) == {"precision.amp": "bf16", "weighting.gamma": 5.0}
 
 
 def test_a_gain_is_a_gain_in_either_direction():

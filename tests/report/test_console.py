@@ -649,7 +649,7 @@ def test_confirming_runs_are_told_apart_from_the_search(tmp_path, capsys):
     assert head.startswith("night: confirming runs (confirm) · 3/")
     assert "best" not in head
     assert "as fast" not in head
-    assert [row.split()[0] for row in rows] == ["confirm/t0002", "confirm/t0001", "confirm/t0000"], "none has a rank"
+    assert [row.split()[0] for row in rows] == ["confirm/t0000", "confirm/t0002", "confirm/t0001"], "by configuration"
 
 
 def test_of_thousands_of_trials_the_summary_is_made_seldom_and_every_end_is_told(night, capsys, monkeypatch):

@@ -36,8 +36,8 @@ def test_what_leads_by_its_mean_runs_again_until_it_has_three_runs(make):
     assert again == [{**lucky, "seed": 1}, {**solid, "seed": 1}, {**solid, "seed": 2}, {**lucky, "seed": 2}]
     assert searcher.suggest("more") == "FINISHED"
     results = read(searcher)
-    assert [trial.name for trial in results.ranked] == ["t0002", "t0001", "t0000", "t0003"]
-    assert results.standings[0][1] == pytest.approx(4.1)
+    assert [outcome.trial.name for outcome in results.ranked] == ["t0002", "t0001", "t0000", "t0003"]
+    assert results.ranked[0].value == pytest.approx(4.1)
     assert [trial.name for trial in noise.candidates(results, 1)] == ["t0002"]
     states = [(t.user_attrs["trial"], t.state.name, t.value) for t in study(searcher)]
     assert states[4:] == [(f"t000{i}", "COMPLETE", value) for i, value in enumerate((6.0, 4.2, 4.1, 4.0), 4)]
@@ -50,11 +50,12 @@ def test_the_baseline_is_not_run_again_for_leading(make):
     assert not any({**base, "seed": drawn["seed"]} == drawn for drawn in again)
 
 
-def test_a_rerun_that_fails_counts_as_a_run(make):
+def test_what_fails_when_it_runs_again_leads_no_more(make):
+    """Its value is luck until all others that lead have failed, too; a failure counts as a run."""
     searcher = make(**SEARCH)
     listed = [ended(searcher, value, number) for number, value in enumerate((5.0, 3.0, 4.0, 9.0))]
     again = [ended(searcher, 3.0, number, status="nan") for number in range(4, 8)]
-    assert again == [{**listed[i], "seed": seed} for i in (1, 2) for seed in (1, 2)]
+    assert again == [{**listed[i], "seed": seed} for i, seed in ((1, 1), (2, 1), (3, 1), (1, 2))]
 
 
 def test_resume_continues_a_rerun_and_does_not_begin_it_twice(make, tmp_path):

@@ -22,20 +22,25 @@ from tunediff.report import plan
 from tunediff.tuning import experiment, resources, warm_start
 
 
-@pytest.fixture
-def earlier(tmp_path):
-    """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+def finished(folder, *values, trials=4, **changes):
+    """A search whose trials end one after the other with these values; None: not finite."""
     from tunediff.tuning.loop import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
 
-    folder, content = tmp_path / "earlier", FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}}
+    content = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": trials}} | changes
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
     searcher = Searcher(OptunaProposer(wanted, folder), pool())
-    for status, value in (("ok", 5.0), ("ok", 3.0), ("nan", None), ("ok", 4.0)):
+    for value in values:
         suggestion = searcher.suggest("a")
-        end(searcher, suggestion, "a", status=status, value=value)
+        end(searcher, suggestion, "a", status="nan" if value is None else "ok", value=value)
     return folder
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A finished search: baseline 5, batch 64 best with 3, batch 32 not finite, another learning rate 4."""
+    return finished(tmp_path / "earlier", 5.0, 3.0, None, 4.0)
 
 
 def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
@@ -51,6 +56,14 @@ def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
     assert second["trial"] == "t0001"
     assert (second["loader.batch_size"], second["optimizer.lr"]) not in [(64, 1e-3), (32, 1e-3), (128, 5e-3)]
     assert len(study(make(**EARLIER, warm_start=str(earlier)))) == len(study(searcher))  # resumed: not added twice
+
+
+def test_luck_that_diverged_when_it_ran_again_is_known_as_a_failure(make, tmp_path):
+    """Its value of the first run is neither reused nor tried first; the best that has not failed is."""
+    lucky = finished(tmp_path / "lucky", 5.0, 0.1, 3.0, 4.0, None, trials=7, reruns=3)
+    searcher = make(**EARLIER, warm_start=str(lucky))
+    known = [(t.user_attrs["from"], t.value) for t in study(searcher) if t.state.is_finished()]
+    assert known == [("lucky/t0002", 3.0), ("lucky/t0003", 4.0), ("lucky/t0001", 8.0)]
 
 
 def test_with_another_budget_the_best_are_tried_first(make, earlier):

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,6 +19,7 @@ import pandas as pd
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import reach
+from tunediff.analysis.outcome import Outcome, by_configuration
 from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import Unit
@@ -107,11 +108,9 @@ class Results:
         """
         if self.space.seeds > 1:
             return self._with_seed(trial.config["seed"])
-        base = self.baseline
-        if base is None or base.value(self.metric) is not None:
-            return base
-        further = (run for run in filter(self.repeats, self.trials) if not without_seed(self.changed(run)))
-        return next((run for run in further if run.value(self.metric) is not None), base)
+        if (base := self.baseline) is None:
+            return None
+        return self.outcome_of(base).trial
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name: label and unit of a measured number."""
@@ -126,75 +125,31 @@ class Results:
         changed, why = self.space.changed(trial.config), trial.not_effective
         return {name: value for name, value in changed.items() if why.get(name) != NEVER_READ}
 
-    @property
-    def groups(self) -> list[list[TrialRecord]]:
-        """Return the trials in groups that differ only in the seed, in the order of their first trials."""
-        return _grouped(self.trials)
+    @functools.cached_property
+    def outcomes(self) -> list[Outcome]:
+        """Return what every configuration has shown, in the order of their first trials."""
+        groups = by_configuration(self.trials)
+        return [Outcome(runs, self.metric, self.falls, self.space.seeds) for runs in groups]
 
-    def repeats(self, trial: TrialRecord) -> bool:
-        """Return whether a trial is a further run of a configuration in a search with one seed."""
-        return self.space.seeds == 1 and "seed" in trial.drawn
+    @functools.cached_property
+    def _outcome_by_name(self) -> dict[str, Outcome]:
+        return {run.name: outcome for outcome in self.outcomes for run in outcome.runs}
 
-    @property
-    def singles(self) -> list[TrialRecord]:
-        """Return the trials except those that repeat another one."""
-        return [trial for trial in self.trials if not self.repeats(trial)]
-
-    @property
-    def standings(self) -> list[tuple[TrialRecord, float]]:
-        """Return the trials that ended ok with the value of their configuration, the best first.
-
-        If a search repeats its baseline, or what leads, that value is the mean over these runs, and the first run
-        that ended ok stands for all, so that no lucky seed is ahead. In a search with several seeds every run
-        stands for itself.
-        """
-        means = [(trial, sum(values) / len(values)) for trial, values in self.values_of_runs]
-        return sorted(means, key=lambda pair: self.loss(pair[1]))
+    def outcome_of(self, trial: TrialRecord) -> Outcome:
+        """Return what the configuration of a trial has shown in all its runs; of an unknown trial, in this one."""
+        alone = Outcome([trial], self.metric, self.falls, self.space.seeds)
+        return self._outcome_by_name.get(trial.name, alone)
 
     @property
-    def values_of_runs(self) -> list[tuple[TrialRecord, list[float]]]:
-        """Return the trials in `standings`, each with the values of all runs of its configuration that ended ok."""
-        done = ((first, [trial.value(self.metric) for trial in (first, *again)]) for first, again in self.reruns)
-        return [(first, [value for value in values if value is not None]) for first, values in done]
-
-    @property
-    def reruns(self) -> list[tuple[TrialRecord, list[TrialRecord]]]:
-        """Return the trials in `standings`, each with the further runs of its configuration that ended ok."""
-        done = [trial for trial in self.trials if trial.value(self.metric) is not None]
-        configurations = [(trial, list[TrialRecord]()) for trial in done if not self.repeats(trial)]
-        # Add each repetition to the run of its configuration; without one it stands for the configuration itself.
-        for trial in filter(self.repeats, done):
-            own = without_seed(trial.drawn)
-            same = next((again for first, again in configurations if without_seed(first.drawn) == own), None)
-            if same is None:
-                configurations.append((trial, []))
-            else:
-                same.append(trial)
-        return configurations
-
-    @property
-    def ranked(self) -> list[TrialRecord]:
-        """Return the trials that ended ok, the best first; runs of the baseline once, as in `standings`."""
-        return [trial for trial, _ in self.standings]
+    def ranked(self) -> list[Outcome]:
+        """Return the configurations that have a value, the best first: see `Outcome.rank`."""
+        measured = [outcome for outcome in self.outcomes if outcome.values]
+        return sorted(measured, key=lambda outcome: outcome.rank)
 
     @property
     def leader(self) -> TrialRecord | None:
-        """Return the trial that is ahead, by however little; `evidence` says which one is shown to be best.
-
-        In a search with several seeds that is the first run of the configuration with the best mean, among
-        those that have as many successful runs as any.
-        """
-        if self.space.seeds == 1:
-            return next(iter(self.ranked), None)
-        runs = _grouped(self.ranked)
-        most = max(map(len, runs), default=0)
-        full = [trials for trials in runs if len(trials) == most]
-        best = min(full, key=lambda trials: sum(map(self.loss_at_end, trials)), default=[])
-        return min(best, key=lambda trial: trial.number, default=None)
-
-    def loss_at_end(self, trial: TrialRecord) -> float:
-        """Return the loss at the end of a successful trial."""
-        return self.loss(trial.value(self.metric) or 0.0)
+        """Return the trial that is ahead, by however little; `evidence` says which one is shown to be best."""
+        return next((outcome.trial for outcome in self.ranked), None)
 
     def versus(self, value: float | None, base: float | None) -> float | None:
         """Return the ratio of two values, or their difference without `ratios`; None if one is missing."""
@@ -263,6 +218,7 @@ class Results:
     def table(self, more: Collection[str] = ()) -> pd.DataFrame:
         """Return one row per trial: status, objective, rates, and every knob by its dotted name.
 
+        `failures`: runs, on any seed, that the trial's configuration has made fail.
         A knob that has the name of another column, of this table or of those `more` that the caller adds, is in the
         column `knobs.NAME`.
         """
@@ -272,6 +228,7 @@ class Results:
             reached = {
                 "trial": trial.name,
                 "status": trial.status or "running",
+                "failures": len(self.outcome_of(trial).failures),
                 "disturbed": disturbed(trial),
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
@@ -280,7 +237,7 @@ class Results:
             cells = {**reached, **measured, "reason": trial.remarks}
             rows.append(cells | knob_columns(trial.config, {*cells, *more}))
         # Columns also before the first trial begins: whoever waits for it selects some.
-        columns = ["trial", "status", "disturbed", self.metric, "versus_baseline", *_OF_POINTS, "reason"]
+        columns = ["trial", "status", "failures", "disturbed", self.metric, "versus_baseline", *_OF_POINTS, "reason"]
         return pd.DataFrame(rows or {name: [] for name in columns})
 
     def curves(self) -> pd.DataFrame:
@@ -297,18 +254,6 @@ def read(folder: Path) -> Results:
 def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
     """Return the columns of knobs: by their names, or `knobs.NAME` for a name that another column has."""
     return {f"knobs.{name}" if name in taken else name: value for name, value in knobs.items()}
-
-
-def without_seed(values: Mapping[str, Any]) -> dict[str, object]:
-    """Return the knobs without the seed: equal for all runs of a configuration."""
-    return {name: value for name, value in values.items() if name != "seed"}
-
-
-def _grouped(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    groups: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        groups.setdefault(json.dumps(without_seed(trial.drawn), sort_keys=True), []).append(trial)
-    return list(groups.values())
 
 
 def last(trial: TrialRecord, name: str) -> Any:
@@ -340,11 +285,6 @@ def device_s(trial: TrialRecord) -> float:
 def disturbed(trial: TrialRecord) -> bool:
     """Return whether other processes used the machine during any part of a training."""
     return any(point.get("disturbed") is True for point in trial.points)
-
-
-def failed(trial: TrialRecord) -> bool:
-    """Return whether a trial ran and ended without a result, unless it was only stopped early."""
-    return trial.status not in (None, "ok", "pruned", "skipped")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tunediff.analysis import Results, knob_columns, last, without_seed
+from tunediff.analysis import Results, knob_columns, last
+from tunediff.analysis.outcome import Outcome, without_seed
 from tunediff.analysis.statistics import (
     BASELINE,
     BETTER,
+    FAILS,
     Difference,
     Estimate,
     differences,
@@ -41,23 +44,38 @@ class CurveMean(NamedTuple):
 class Group:
     """One configuration with all its seeds."""
 
-    knobs: dict[str, object]
-    """The drawn knobs without the seed."""
     changed: dict[str, object]
-    """Those of `knobs` that differ from the baseline."""
-    runs: list[TrialRecord]
-    done: list[TrialRecord]
-    """The runs that ended ok."""
+    """The drawn knobs that differ from the baseline."""
+    outcome: Outcome
     difference: Difference
+
+    @property
+    def knobs(self) -> dict[str, object]:
+        """Return the drawn knobs without the seed."""
+        return without_seed(self.runs[0].drawn)
+
+    @property
+    def runs(self) -> list[TrialRecord]:
+        return self.outcome.runs
+
+    @property
+    def done(self) -> list[TrialRecord]:
+        """Return the runs that have a value."""
+        return self.outcome.done
 
     @property
     def name(self) -> str:
         """Return its name: `timesteps.name=speed weighting.name=p2`, or `baseline`."""
         return knobs(self.changed)
 
+    @property
+    def fails(self) -> bool:
+        """Return whether it fails on a seed; the baseline, with which all are compared, is left as it is."""
+        return bool(self.changed and self.outcome.failures)
+
     def values(self, metric: str) -> list[float]:
         """Return the value at the end of the budget of every run that has one, in the order of the seeds."""
-        return [value for trial in self.done if (value := trial.value(metric)) is not None]
+        return dataclasses.replace(self.outcome, metric=metric).values
 
     def curve(self, metric: str) -> list[CurveMean]:
         """Return the mean over the runs that ended ok, at every evaluation that all of them have."""
@@ -90,6 +108,18 @@ class Comparison:
             for trial in group.done:
                 values[row, seeds.index(trial.config["seed"])] = trial.value(self.metric)
         return values
+
+    def judged(self, against: Sequence[Difference], ratios: bool) -> Comparison:
+        """Return the comparison with the differences of all configurations from the baseline.
+
+        What fails on a seed has none: the runs that survived are no sample of what it reaches.
+        """
+        differences = [Difference(verdict=BASELINE), *against]
+        groups = [
+            dataclasses.replace(group, difference=Difference(verdict=FAILS) if group.fails else difference)
+            for group, difference in zip(self.groups, differences, strict=True)
+        ]
+        return dataclasses.replace(self, groups=groups, ratios=ratios)
 
     @property
     def seeds(self) -> int:
@@ -143,6 +173,7 @@ class Comparison:
             cells: dict[str, object] = {
                 "runs": len(group.runs),
                 "finished": len(group.done),
+                "failures": len(group.outcome.failures),
                 f"{metric}_mean": mean(values),
                 f"{metric}_sd": sd(values),
                 effect: group.difference.estimate,
@@ -173,6 +204,8 @@ class Comparison:
             return ITSELF
         if self.baseline is None or not self.baseline.done:
             return "no run of the baseline ended ok"
+        if note := group.outcome.failure_note:
+            return f"it {note}"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
         trials = [trial for trial in group.done if self.results.time_to_target_speedup(trial) is not None]
@@ -201,25 +234,22 @@ def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
 
 
 def compare(results: Results, metric: str | None = None) -> Comparison:
-    """Compare the configurations of a search with its baseline. Failed runs count as missing.
+    """Compare the configurations of a search with its baseline, those that fail on no seed by their values.
 
     `metric`: another quantity of the last points with the same direction; by default the objective.
     """
     metric = metric or results.metric
     groups = []
-    for runs in results.groups:
-        drawn, done = without_seed(runs[0].drawn), [trial for trial in runs if trial.value(metric) is not None]
-        groups.append(Group(drawn, results.space.changed(drawn), runs, done, Difference()))
+    for outcome in results.outcomes:
+        changed = results.space.changed(without_seed(outcome.runs[0].drawn))
+        groups.append(Group(changed, dataclasses.replace(outcome, metric=metric), Difference()))
     groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
     compared = Comparison(results, metric, groups)
     if compared.baseline is None:
         return compared
-    against, ratios = differences(compared.values, results.falls, results.ratios)
-    verdicts = [Difference(verdict=BASELINE), *against]
-    judged = [
-        dataclasses.replace(group, difference=difference) for group, difference in zip(groups, verdicts, strict=True)
-    ]
-    return Comparison(results, metric, judged, ratios)
+    values = compared.values
+    values[[group.fails for group in groups]] = np.nan  # the tests of the others count without them
+    return compared.judged(*differences(values, results.falls, results.ratios))
 
 
 def _rates(group: Group) -> list[float]:

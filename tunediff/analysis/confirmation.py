@@ -22,10 +22,11 @@ import pandas as pd
 
 from tunediff import analysis
 from tunediff import config as cfg
-from tunediff.analysis import Results, failed, last, noise
+from tunediff.analysis import Results, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
+from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, look
-from tunediff.analysis.statistics import BASELINE, BETTER, LEVEL, Difference, mean, sd
+from tunediff.analysis.statistics import BETTER, LEVEL, mean, sd
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
 
@@ -168,12 +169,13 @@ class Confirmation:
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
         """Return (value in the search, values of the confirming runs) of a finalist, in the search's protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
-        value = next((mean for trial, mean in self.search.standings if trial is chosen), None)
+        value = self.search.outcome_of(chosen).value if chosen is not None else None
         return (value, ends) if ends and value is not None else None
 
     def trial(self, group: Group) -> TrialRecord | None:
         """Return the trial of the search that had this configuration, on its own seed."""
-        return next((trial for trial in self.search.ranked if _knobs(trial) == _knobs(group.runs[0])), None)
+        trials = (outcome.trial for outcome in self.search.ranked)
+        return next((trial for trial in trials if _knobs(trial) == _knobs(group.runs[0])), None)
 
     def of(self, trial: TrialRecord) -> Group | None:
         """Return the confirming runs of a trial's configuration, which may be the baseline."""
@@ -209,9 +211,7 @@ def confirm(search: Results, runs: Results) -> Confirmation:
         if group.changed and any(map(failed, group.runs)):
             values[row] = math.nan  # it is out, and the others' rounds count without it
     test = look(values, runs.space.seeds, search.falls, search.ratios, level=level(runs.folder))
-    against = [Difference(verdict=BASELINE), *test.differences]
-    groups = [replace(group, difference=difference) for group, difference in zip(compared.groups, against, strict=True)]
-    return Confirmation(search, replace(compared, groups=groups, ratios=test.ratios), test)
+    return Confirmation(search, compared.judged(test.differences, test.ratios), test)
 
 
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tunediff.analysis import RATE, Results, failed, shown
+from tunediff.analysis import RATE, Results, shown
 from tunediff.analysis.importance import is_range, searched
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
 from tunediff.core.text import knob_value, number
-from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
 from tunediff.search_space.model import as_param
 
@@ -35,11 +35,11 @@ class Level:
 
     label: str
     objective: Estimate | None
-    """Mean ± one standard error of the trials that ended ok; None: none did."""
+    """Mean ± one standard error of the configurations that fail on no seed; None: there are none."""
     rate: Estimate | None
     """Samples per second of all trials that measured it."""
     failed: int
-    """Trials that ended as oom, nan, timeout or error."""
+    """Trials that failed by their configurations: see `configuration_failed`."""
     members: frozenset[str]
     """Names of all trials with it."""
 
@@ -69,16 +69,20 @@ class Effect:
 
 def effects(results: Results) -> list[Effect]:
     """Return the effect of every searched knob with several values, in the order of the file."""
-    logs = results.ratios and all((trial.value(results.metric) or 0.0) > 0 for trial in results.ranked)
+    logs = results.ratios and all(value > 0 for outcome in results.outcomes for value in outcome.values)
     drafts: list[Effect] = []
     for dimension in searched(results):
         samples, levels = list[list[float]](), list[Level]()
-        for label, trials in _groups(dimension, [trial for trial in results.singles if dimension.name in trial.drawn]):
-            ends = [value for trial in trials if (value := trial.value(results.metric)) is not None]
+        drawn = [outcome for outcome in results.outcomes if dimension.name in outcome.trial.drawn]
+        for label, outcomes in _groups(dimension, drawn):
+            runs = [run for outcome in outcomes if not outcome.failures for run in outcome.samples]
+            ends = [value for run in runs if (value := run.value(results.metric)) is not None]
             samples.append([math.log(value) for value in ends] if logs else ends)
+            trials = [run for outcome in outcomes for run in outcome.samples]
             speed = estimate([value for trial in trials if (value := rate(trial))], ratios=True, errors=True)
-            names = frozenset(trial.name for trial in trials)
-            levels.append(Level(label, estimate(ends, logs, errors=True), speed, sum(map(failed, trials)), names))
+            names = frozenset(run.name for outcome in outcomes for run in outcome.runs)
+            failed = sum(len(outcome.failures) for outcome in outcomes)
+            levels.append(Level(label, estimate(ends, logs, errors=True), speed, failed, names))
         if len(levels) > 1:
             drafts.append(Effect(dimension.name, levels, anova(samples), ratios=logs))
     corrected = holm([effect.p for effect in drafts])
@@ -88,24 +92,24 @@ def effects(results: Results) -> list[Effect]:
     ]
 
 
-def _groups(dimension: Dimension, trials: list[TrialRecord]) -> list[tuple[str, list[TrialRecord]]]:
-    """Return the trials by the value of a knob, or by the part of its range."""
+def _groups(dimension: Dimension, outcomes: list[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    """Return the configurations by the value of a knob, or by the part of its range."""
     # Few different values, or no range: one group per value
-    values, by_value = [trial.drawn[dimension.name] for trial in trials], dict[Any, list[TrialRecord]]()
-    for trial, value in zip(trials, values, strict=True):
-        by_value.setdefault(as_param(value), []).append(trial)
+    values, by_value = [outcome.trial.drawn[dimension.name] for outcome in outcomes], dict[Any, list[Outcome]]()
+    for outcome, value in zip(outcomes, values, strict=True):
+        by_value.setdefault(as_param(value), []).append(outcome)
     on_scale = is_range(dimension, values)
     if not on_scale or len(by_value) <= BINS + 1:
         order = [*(dimension.choices or (sorted(values) if on_scale else ())), *values]
         return [(shown(value), by_value[value]) for value in dict.fromkeys(map(as_param, order)) if value in by_value]
-    # A range: parts with about the same number of trials
+    # A range: parts with about the same number of configurations
     parts = max(2, min(BINS, len(values) // 4))
     edges = np.unique(np.quantile(values, np.linspace(0, 1, parts + 1)))
     places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     groups = []
     for place in sorted(set(places)):
-        inside = [trial for trial, part in zip(trials, places, strict=True) if part == place]
-        drawn = [trial.drawn[dimension.name] for trial in inside]
+        inside = [outcome for outcome, part in zip(outcomes, places, strict=True) if part == place]
+        drawn = [outcome.trial.drawn[dimension.name] for outcome in inside]
         groups.append((min(drawn), max(drawn), inside))
     # If one end needs an exponent, write all of them with one.
     tiny = any("e" in number(end) for *ends, _ in groups for end in ends)

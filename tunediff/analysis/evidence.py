@@ -11,10 +11,11 @@ import functools
 import pandas as pd
 
 from tunediff import analysis
-from tunediff.analysis import Results, confirmation, noise, without_seed
+from tunediff.analysis import Results, confirmation, noise
 from tunediff.analysis.comparison import ITSELF, Comparison, Group, compare, speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.noise import Noise
+from tunediff.analysis.outcome import Outcome, without_seed
 from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
@@ -51,16 +52,36 @@ class Evidence:
         """Return the best trial: the confirmed winner, or with several seeds the best that is significantly better.
 
         If runs on several seeds show that none is better, return the baseline. A search with one run each
-        cannot show that; it returns the trial that is ahead, whether it is `better` or not. None: no trial
-        has a result.
+        cannot show that; it returns the trial that is ahead, whether it is `better` or not. What fails on a seed is
+        best only if everything does. None: no trial has a result.
         """
         if self.confirmation is not None and self.confirmation.winner is not None:
-            return self.confirmation.trial(self.confirmation.winner) or self.results.leader
+            return self.confirmation.trial(self.confirmation.winner) or self._leader
         better = [] if self.compared is None else [g for g in self.compared.others if g.difference.verdict == BETTER]
         if better:
             return min(better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)).done[0]
         tested = self.compared is not None or (self.confirmation is not None and self.confirmation.settled)
-        return (self.baseline if tested else None) or self.results.leader
+        stays = tested and self.baseline is not None and not self.outcome(self.baseline).failures
+        return self.baseline if stays else self._leader
+
+    @property
+    def _leader(self) -> TrialRecord | None:
+        """Return the trial that is ahead among those that have not failed on new seeds, if there are such."""
+        trials = [outcome.trial for outcome in self.results.ranked]
+        confirmed = self.confirmation.of if self.confirmation is not None else lambda _: None
+        stable = (trial for trial in trials if (group := confirmed(trial)) is None or not group.fails)
+        return next(stable, next(iter(trials), None))
+
+    @property
+    def set_aside(self) -> list[Outcome]:
+        """Return the configurations whose value is better than that of the best, but which fail on some seeds."""
+        if self.best is None:
+            return []
+        best, results = self.outcome(self.best), self.results
+        return [
+            outcome for outcome in results.ranked
+            if outcome.failures and outcome is not best and outcome.rank[-1] < best.rank[-1]
+        ]  # fmt: skip
 
     @property
     def winner(self) -> TrialRecord | None:
@@ -76,8 +97,8 @@ class Evidence:
     @functools.cached_property
     def baseline(self) -> TrialRecord | None:
         """Return the first run of the baseline with a result."""
-        runs = (trial for trial in self.results.ranked if not without_seed(self.results.changed(trial)))
-        return min(runs, key=lambda trial: trial.number, default=None)
+        trials = (outcome.trial for outcome in self.results.outcomes if outcome.values)
+        return next((trial for trial in trials if not without_seed(self.results.changed(trial))), None)
 
     @property
     def baseline_of_best(self) -> TrialRecord | None:
@@ -91,15 +112,9 @@ class Evidence:
         """Return the cache of `is_baseline`."""
         return {}
 
-    @functools.cached_property
-    def values(self) -> dict[str, float]:
-        """Return the values of configurations, by the name of their trial in `Results.standings`."""
-        return {trial.name: value for trial, value in self.results.standings}
-
-    def runs(self, trial: TrialRecord | None) -> list[float]:
-        """Return the values of all runs of the search that a trial stands for; [] if it stands for none."""
-        name = trial.name if trial is not None else None
-        return next((values for first, values in self.results.values_of_runs if first.name == name), [])
+    def outcome(self, trial: TrialRecord) -> Outcome:
+        """Return what the configuration of a trial has shown in all its runs of the search."""
+        return self.results.outcome_of(trial)
 
     def is_baseline(self, trial: TrialRecord) -> bool:
         """Return whether a trial is a run of the baseline, on any seed."""
@@ -108,13 +123,18 @@ class Evidence:
         return self._baseline_by_name[trial.name]
 
     def better(self, trial: TrialRecord) -> bool | None:
-        """Return whether a trial beats the baseline by more than the noise; None: unknown, or it is a baseline."""
+        """Return whether a trial beats the baseline by more than the noise, and fails on no seed.
+
+        None: unknown, or it is a baseline.
+        """
         if self.is_baseline(trial):
             return None
         if (group := self._runs(trial)) is not None:
             return group.difference.verdict == BETTER
+        if self.outcome(trial).failures:
+            return False
         runs = (self.baseline, trial)
-        base, mine = (self.values.get(run.name) if run is not None else None for run in runs)
+        base, mine = (self.outcome(run).value if run is not None else None for run in runs)
         if self.noise is None or base is None or mine is None:
             return None
         return not self.noise.within(base, mine)
@@ -139,6 +159,8 @@ class Evidence:
             return self.confirmation.compared.speedup(group)
         if reason := self.results.no_baseline(trial):
             return reason
+        if note := self.outcome(trial).failure_note:
+            return f"it {note}"
         if not (better := self.better(trial)):
             return NOT_SIGNIFICANT if better is False else UNKNOWN
         ratio = self.results.time_to_target_speedup(trial)
@@ -168,7 +190,8 @@ class Evidence:
         for name in added:
             frame.insert(place, name, [speedup_values(speedup)[name] for speedup in ended])
         if self.compared is None:
-            ranked = {trial.name for trial in self.results.ranked} if self.noise is not None else set[str]()
+            measured = self.results.ranked if self.noise is not None else []
+            ranked = {outcome.trial.name for outcome in measured}
             near = {trial.name for trial in [*self.near, *filter(None, [self.best])]}
             marks = [trial.name in near if trial.name in ranked else None for trial in self.results.trials]
             frame.insert(place, NEAR, pd.Series(marks, dtype=object))

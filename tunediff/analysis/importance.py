@@ -68,7 +68,8 @@ def importance(results: Results, target: Callable[[TrialRecord], float | None], 
     all values are positive. The study is made from the journals: the one in study.db contains penalties
     for failures, which are not measurements.
     """
-    measured = [(trial, value) for trial in results.singles if (value := target(trial)) is not None]
+    trials = [run for outcome in results.outcomes for run in outcome.samples]
+    measured = [(trial, value) for trial in trials if (value := target(trial)) is not None]
     logs = logs and all(value > 0 for _, value in measured)
     rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in measured]
     dimensions = searched(results)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from tunediff.analysis import RATE, Results, curve, without_seed
+from tunediff.analysis import RATE, Results, curve
+from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
 from tunediff.core.trial_record import TrialRecord
 
@@ -74,7 +75,7 @@ def measured(results: Results, confirming: Results | None = None, metric: str | 
     """
     metric = metric or results.metric
     sets = [runs for runs in (results, confirming) if runs is not None]
-    groups = [_unselected(part, runs, metric) for part in sets for runs in part.groups]
+    groups = [_unselected(part, outcome.runs, metric) for part in sets for outcome in part.outcomes]
     ratios = (results.ratios or metric == RATE) and all(value > 0 for values in groups for value in values)
     return pooled(groups, ratios, results.falls and metric != RATE)
 
@@ -125,7 +126,7 @@ def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> l
     would be a third too large, since the first is partly the luckiest.
     """
     values = {trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}
-    chosen = any(map(results.repeats, runs)) and without_seed(results.changed(runs[0]))
+    chosen = results.space.seeds == 1 and without_seed(results.changed(runs[0]))
     return list(values.values())[1 if chosen else 0 :]
 
 
@@ -157,14 +158,21 @@ def unmoved(results: Results) -> int:
 
 def within_best(results: Results, noise: Noise | None, best: TrialRecord | None) -> list[TrialRecord]:
     """Return the trials of a search with one seed that are within the noise of its best, best first."""
-    value = next((value for trial, value in results.standings if best is not None and trial.name == best.name), None)
+    value = results.outcome_of(best).value if best is not None else None
     if noise is None or value is None or best is None or results.space.seeds > 1:
         return []
-    return [trial for trial, own in results.standings if trial.name != best.name and noise.within(own, value)]
+    return [trial for trial, own in stable(results) if trial.name != best.name and noise.within(own, value)]
+
+
+def stable(results: Results) -> list[tuple[TrialRecord, float]]:
+    """Return the configurations that fail on no seed, each as its trial and its value, the best first."""
+    outcomes = [outcome for outcome in results.ranked if not outcome.failures]
+    return [(outcome.trial, value) for outcome in outcomes if (value := outcome.value) is not None]
 
 
 def candidates(results: Results, of: int) -> list[TrialRecord]:
-    """Return the trials that may be better than the baseline: the leader, and what is within its noise.
+    """Return the trials that may be better than the baseline and fail on no seed: the leader, and what is within its
+    noise.
 
     The first is the best that differs from the baseline. The next best follow, as long as they differ from
     each other and are behind the first by no more than the noise; at most `of`. Without a known noise, the
@@ -172,7 +180,7 @@ def candidates(results: Results, of: int) -> list[TrialRecord]:
     confirmed.
     """
     noise, chosen, seen = measured(results), list[tuple[TrialRecord, float]](), set[str]()
-    for trial, value in results.standings:
+    for trial, value in stable(results):
         if is_baseline(results, trial) or _configuration(trial) in seen:
             continue
         if len(chosen) == of or (chosen and noise is not None and not noise.within(value, chosen[0][1])):

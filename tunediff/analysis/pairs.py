@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tunediff import config as cfg
-from tunediff.analysis import failed
+from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
 from tunediff.config import ConfigError, Metric, Values, recorded

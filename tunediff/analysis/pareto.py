@@ -1,6 +1,6 @@
 """Find the trade-offs of a search: configurations that no other one beats in two quantities at once.
 
-As in `Results.standings`, all values are means over the runs of a configuration, so that no lucky run is on a front.
+As in `Results.ranked`, all values are means over the runs of a configuration, so that no lucky run is on a front.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from tunediff.analysis import RATE, Results, last, without_seed
+from tunediff.analysis import RATE, Results, last
+from tunediff.analysis.outcome import Outcome, without_seed
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
@@ -32,40 +33,35 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
 def pareto(results: Results) -> list[dict[str, Any]]:
     """Return the front of a search with two objectives, the best in the first objective first; [] with one objective.
 
-    Keys: `trial` (first run that ended ok), `configuration` (the knobs that differ), `value`, `cost`, `versus_baseline`
-    (how the value compares with the baseline's mean: see `Results.versus`).
+    What fails on a seed, or lacks one, is on no front, unless everything does. Keys: `trial` (first run that ended
+    ok), `configuration` (the knobs that differ), `value`, `failures`, `cost`, `versus_baseline` (how the value
+    compares with the baseline's mean: see `Results.versus`).
     """
     if (cost := results.space.cost) is None:
         return []
-    configurations = [(value, runs, without_seed(results.changed(runs[0]))) for value, runs in _configurations(results)]
-    of_base = next((value for value, _, changed in configurations if not changed), None)
+    configurations = [(outcome, without_seed(results.changed(outcome.trial))) for outcome in _comparable(results)]
+    bases = (outcome for outcome in results.ranked if not without_seed(results.changed(outcome.trial)))
+    of_base = next((outcome.value for outcome in bases), None)
     rows: list[dict[str, Any]] = [
         {
-            "trial": runs[0].name,
+            "trial": outcome.trial.name,
             "configuration": changed,
-            "value": value,
+            "value": outcome.value,
+            "failures": len(outcome.failures),
             "cost": price,
-            "versus_baseline": results.versus(value, of_base),
+            "versus_baseline": results.versus(outcome.value, of_base),
         }
-        for value, runs, changed in configurations
-        if (price := _mean(runs, lambda run: run.value(cost))) is not None
+        for outcome, changed in configurations
+        if (price := _mean(outcome.done, lambda run: run.value(cost))) is not None
     ]
     on_front = front([(results.loss(row["value"]), row["cost"]) for row in rows])
     return [row for row, on in zip(rows, on_front, strict=True) if on]
 
 
-def _configurations(results: Results) -> list[tuple[float, list[TrialRecord]]]:
-    """Return (mean of the objective, runs that ended ok) of each configuration, the best first.
-
-    In a search with several seeds these are the configurations that have as many such runs as any.
-    """
-    groups = [[first, *again] for first, again in results.reruns]
-    if results.space.seeds > 1:
-        ended = [[run for run in runs if run.value(results.metric) is not None] for runs in results.groups]
-        most = max(map(len, ended), default=0)
-        groups = [runs for runs in ended if len(runs) == most]
-    means = ((_mean(runs, lambda run: run.value(results.metric)), runs) for runs in groups)
-    return sorted(((value, runs) for value, runs in means if value is not None), key=lambda row: results.loss(row[0]))
+def _comparable(results: Results) -> list[Outcome]:
+    """Return the configurations that fail as rarely as any, and lack as few runs, the best first."""
+    ranked = results.ranked
+    return [outcome for outcome in ranked if outcome.rank[:2] == ranked[0].rank[:2]]
 
 
 def _mean(runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
@@ -73,22 +69,22 @@ def _mean(runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float |
 
 
 def pareto_table(results: Results) -> pd.DataFrame:
-    """Return `pareto` as rows: trial, both objectives by name, versus_baseline, and the knobs that differ."""
+    """Return `pareto` as rows: trial, both objectives by name, failures, versus_baseline, and the knobs that differ."""
     names = {"value": results.metric, "cost": results.space.cost}
-    table = pd.DataFrame(pareto(results), columns=["trial", *names, "versus_baseline", "configuration"])
+    table = pd.DataFrame(pareto(results), columns=["trial", *names, "failures", "versus_baseline", "configuration"])
     return table.assign(configuration=table["configuration"].map(text.knobs)).rename(columns=names)
 
 
 def trade_offs(results: Results) -> pd.DataFrame:
-    """Return one row per configuration that ended ok: objective, samples/s, memory, and on which fronts it lies.
+    """Return one row per configuration that fails on no seed: objective, samples/s, memory, and its fronts.
 
     A second objective of the search is included. `trial`: its first run.
     """
     signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({results.space.cost: 1.0} if results.space.cost is not None else {})
     signs.pop(results.metric, None)
     rows = [
-        [runs[0].name, value, *(_mean(runs, _quantity(name)) for name in signs)]
-        for value, runs in _configurations(results)
+        [outcome.trial.name, outcome.value, *(_mean(outcome.done, _quantity(name)) for name in signs)]
+        for outcome in _comparable(results)
     ]
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
     for name, sign in signs.items():

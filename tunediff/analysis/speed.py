@@ -6,7 +6,8 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 
-from tunediff.analysis import RATE, Results, last, seconds_of, without_seed
+from tunediff.analysis import RATE, Results, last, seconds_of
+from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
@@ -82,7 +83,7 @@ class Compiled:
 def compiled(results: Results) -> list[Compiled]:
     """Return the configurations under torch.compile, by first trial; rates are means over runs."""
     alike: dict[str, list[list[TrialRecord]]] = {}
-    for runs in results.groups:
+    for runs in (outcome.runs for outcome in results.outcomes):
         if "parallel.workers" in runs[0].config:
             same = {name: v for name, v in without_seed(runs[0].config).items() if not name.startswith("compile.")}
             alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(runs)

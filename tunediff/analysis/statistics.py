@@ -13,7 +13,7 @@ from scipy import special  # scipy.stats takes seconds to import
 LEVEL = 0.05
 """Upper bound on the probability that any verdict of a comparison is wrong if nothing differs."""
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
-BASELINE, TOO_FEW = "baseline", "too few runs"
+BASELINE, TOO_FEW, FAILS = "baseline", "too few runs", "fails on some seeds"
 ROUGH_FREEDOM = 8
 """Degrees of freedom below which a standard deviation is rough: its 95 % interval, sd·√(freedom/χ²), reaches
 beyond twice its value."""
@@ -99,7 +99,8 @@ class Difference:
     p_holm: float | None = None
     """The p-value after Holm's correction over all configurations compared with the baseline."""
     verdict: str = TOO_FEW
-    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`."""
+    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`; `fails on
+    some seeds` where a run failed, whose configuration is not tested."""
     sd: float | None = None
     """Standard deviation of the difference of two single runs on one seed, a ratio − 1 or in units."""
     resolution: float | None = None

@@ -124,9 +124,9 @@ class Search:
         head = f"{self.name}: {state}, {ended} of {text.pluralize(results.space.budget.trials, 'trial')} ended"
         rows: list[list[object]] = []
         for role, trial in (("baseline", evidence.baseline), ("best", best)):
-            if trial is not None and (values := evidence.runs(trial)):
-                mean = text.number(sum(values) / len(values))
-                rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), mean])
+            if trial is not None and (outcome := evidence.outcome(trial)).values:
+                value = phrases.noted(text.number(outcome.value), outcome)
+                rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), value])
         sentences = verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
         if not sentences and best is not None:
             sentences = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]

@@ -20,8 +20,10 @@ class SearchVerdict:
     best_configuration: dict[str, Any] | None
     best_value: float | None
     best_values: list[float]
+    best_failures: int
     baseline_value: float | None
     baseline_values: list[float]
+    baseline_failures: int
     better_than_noise: bool | None
     within_noise_of_best: list[str]
     speedup: float | None
@@ -37,9 +39,11 @@ class SearchVerdict:
     confirmed_value: float | None
     confirmed_sd: float | None
     confirmed_values: list[float]
+    confirmed_failures: int
     confirmed_baseline_value: float | None
     confirmed_baseline_sd: float | None
     confirmed_baseline_values: list[float]
+    confirmed_baseline_failures: int
     confirmed_ratio: float | None
     confirmed_ratio_low: float | None
     confirmed_ratio_high: float | None

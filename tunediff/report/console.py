@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import Results, confirmation, disturbed, failed
+from tunediff.analysis import Results, confirmation, disturbed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
+from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import EventLines
@@ -19,7 +20,7 @@ from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.mixed_hardware import MixedHardware
 from tunediff.report.remaining import RemainingTime
 from tunediff.report.verdicts import OTHERS
-from tunediff.report.words import beside
+from tunediff.report.words import beside, noted
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import warm_start
 
@@ -171,8 +172,7 @@ class Console:
             words += self._beside(results.versus_baseline(trial))
             # of the whole training; a point has the rate since the one before
             average = f"{point['samples'] / point['train_s']:.0f} {results.unit}/s on average"
-            words += [average, self._changed(trial.drawn)]
-            words += [trial.remarks]
+            words += [average, self._changed(trial.drawn), results.outcome_of(trial).failure_note, trial.remarks]
         words += [OTHERS] if disturbed(trial) else []
         if left := self._left():
             left = f"{self._done()}/{self.space.budget.trials}, {left}"
@@ -203,7 +203,10 @@ class Console:
 
     def _best(self) -> str:
         best = self.evidence.best if self.space.seeds == 1 else None  # with several seeds no single run is the best
-        return f"best {best.name} {text.number(self.evidence.values.get(best.name))}" if best is not None else ""
+        if best is None:
+            return ""
+        outcome = self.evidence.outcome(best)
+        return noted(f"best {best.name} {text.number(outcome.value)}", outcome)
 
     def _called(self, name: str) -> str:
         """Return a trial's name as other commands take it: `t0003`, or `confirm/t0003` for a confirming run."""

@@ -147,14 +147,17 @@ def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float 
         confirming_results=_confirming_results(folder),
         longer=_longer(confirmation),
         effects=effects.effects(results),
-        quality=None
-        if results.by_rate
-        else importance(results, lambda trial: trial.value(results.metric), results.ratios),
+        quality=None if results.by_rate else importance(results, functools.partial(_quality, results), results.ratios),
         throughput=importance(results, rate),
         name=name or folder.name,
         storage=storage,
         now=time.time() if now is None else now,
     )
+
+
+def _quality(results: Results, trial: TrialRecord) -> float | None:
+    """Return the value of a trial; None where its configuration fails on a seed."""
+    return None if results.outcome_of(trial).failures else trial.value(results.metric)
 
 
 def _confirming_results(folder: Path) -> list[Results]:

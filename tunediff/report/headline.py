@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tunediff.analysis import Results, failed, journals, last
+from tunediff.analysis import Results, journals, last
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
+from tunediff.analysis.outcome import failed, without_seed
 from tunediff.analysis.statistics import BETTER
-from tunediff.core.text import number, pluralize
+from tunediff.core.text import knobs, number, pluralize
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.words import OPEN, duration, interval, percent, rounded, secs, with_sd
+from tunediff.report.words import OPEN, duration, interval, noted, percent, rounded, secs, with_sd
 
 Part = tuple[str, str]
 """A part of the sentence: its text, and the role of what it names, `baseline` or `winner`; '' for plain text."""
@@ -91,18 +92,30 @@ def of_confirmation(confirmation: Confirmation) -> str:
 def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) -> list[Part]:
     group = compared.of(best)
     values, difference = group.values(compared.metric), group.difference
-    reached = f"{compared.results.title} {with_sd(values)} over {pluralize(len(values), 'seed')}"
+    over = pluralize(len(values), "seed")
+    reached = noted(f"{compared.results.title} {with_sd(values)} over {over}", group.outcome)
+    aside = _set_aside(evidence)
     if not group.changed:
         none = "No configuration is shown to be better than the "
-        return [(none, ""), (group.name, "baseline"), (f": {reached}.", "")]
+        return [(none, ""), (group.name, "baseline"), (f": {reached}.{aside}", "")]
     parts = [(group.name, "winner"), (f" is best: {reached}", "")]
     if difference.verdict != BETTER:
-        return [*parts, (f" ({difference.verdict}).", "")]
+        return [*parts, (f" ({difference.verdict}).{aside}", "")]
     if (effect := interval(difference, compared.ratios)) != OPEN:
         parts.append((f", {effect} {'times' if compared.ratios else 'beside'} the baseline's", ""))
     every = "comparisons and looks" if evidence.judged is not None else "comparisons"
     significant = f"The difference from the baseline is significant at 5 %, corrected for all {every}."
-    return [*parts, (f". {significant}", "")]
+    return [*parts, (f". {significant}{aside}", "")]
+
+
+def _set_aside(evidence: Evidence) -> str:
+    """Return which configuration would be ahead of the best if its failures did not count; '' if none would."""
+    if not (aside := evidence.set_aside):
+        return ""
+    first, space = aside[0], evidence.results.space
+    name = knobs(space.changed(without_seed(first.trial.drawn))) if space.seeds > 1 else first.trial.name
+    more = f"; {len(aside) - 1} more that would be ahead failed, too" if aside[1:] else ""
+    return f" {name}, with {number(first.value)}, {first.failure_note}{more}."
 
 
 def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list[Part]:
@@ -114,40 +127,44 @@ def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list
         alone = f" is the only trial with a result{so_far}: {results.title} {number(value)}."
         return [itself, (f"{alone} {unfinished(results)}".rstrip(), "")]
     rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
-    mean = evidence.values.get(base.name, value)
-    runs = "" if mean == value else " (mean of its runs)"
-    return [itself, (f" itself is best: {rest} its {results.title} of {number(mean)}{runs}.", "")]
+    outcome = evidence.outcome(base)
+    runs = "" if outcome.value == value else " (mean of its runs)"
+    beaten = noted(f"{rest} its {results.title} of {number(outcome.value)}{runs}", outcome)
+    return [itself, (f" itself is best: {beaten}.{_set_aside(evidence)}", "")]
 
 
 def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | None) -> list[Part]:
     """Return the value of the leading trial, compared with the baseline as far as the noise of one run allows it."""
     results, better = evidence.results, evidence.better(best)
-    runs = len(evidence.runs(best))
-    value = evidence.values.get(best.name, 0.0)
+    outcome, base_outcome = evidence.outcome(best), evidence.outcome(base) if base is not None else None
+    runs, value, aside = len(outcome.values), outcome.value or 0.0, _set_aside(evidence)
     of_base, over_runs = base.value(results.metric) if base is not None else None, ""
-    runs_of_base = len(evidence.runs(base))
+    runs_of_base = len(base_outcome.values) if base_outcome is not None else 0
     behind = of_base is not None and results.loss(value) >= results.loss(of_base)  # though it is ahead of the mean
-    if base is not None and runs_of_base > 1 and (runs > 1 or behind):
-        of_base, over_runs = evidence.values.get(base.name, of_base), f", the mean of {runs_of_base} runs"
+    if base_outcome is not None:
+        if runs_of_base > 1 and (runs > 1 or behind):
+            of_base, over_runs = base_outcome.value, f", the mean of {runs_of_base} runs"
+        over_runs += f", {base_outcome.failure_note}" if base_outcome.failures else ""
     spent = f"{number(float(best.points[-1][best.along]))} {results.clock.seconds}"
     mean = f", the mean of {runs} runs" if runs > 1 else ""
     reached = f"after {spent} its {results.title} is {number(value)}{mean}"
-    reached = f"{rounded(value)} {results.unit}/s" if results.by_rate else reached
+    reached = noted(f"{rounded(value)} {results.unit}/s" if results.by_rate else reached, outcome)
     parts = [(best.name, "winner"), (f" is {'best' if better else 'ahead'}: {reached}", "")]
     if none := results.no_baseline(best):
-        return [*parts, (f"; how much better or faster that is than the baseline is not determined: {none}.", "")]
+        unknown = "how much better or faster that is than the baseline is not determined"
+        return [*parts, (f"; {unknown}: {none}.{aside}", "")]
     if base is None or of_base is None or (results.ratios and not of_base):
-        return [*parts, ("; the baseline's result has no ratio to compare it with.", "")]
+        return [*parts, (f"; the baseline's result has no ratio to compare it with.{aside}", "")]
     itself = (f"the baseline ({base.name})", "baseline")
     if not better:
         which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
-        return [*parts, (f" beside the {rounded(of_base)} of ", ""), itself, (f"{over_runs}: {which}.", "")]
+        return [*parts, (f" beside the {rounded(of_base)} of ", ""), itself, (f"{over_runs}: {which}.{aside}", "")]
     if results.by_rate:
         times = f", {number(value / of_base)} times the {rounded(of_base)} of "
-        return [*parts, (times, ""), itself, (f"{over_runs}.", "")]
+        return [*parts, (times, ""), itself, (f"{over_runs}.{aside}", "")]
     by = percent(abs(1 - value / of_base)) if results.ratios else number(abs(value - of_base))
     beside = f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of "
-    return [*parts, (beside, ""), itself, (f"{over_runs}.{_crossing(evidence, best, base)}", "")]
+    return [*parts, (beside, ""), itself, (f"{over_runs}.{_crossing(evidence, best, base)}{aside}", "")]
 
 
 def _crossing(evidence: Evidence, best: TrialRecord, base: TrialRecord) -> str:

@@ -15,10 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tunediff.analysis import curve, disturbed, failed, last
+from tunediff.analysis import curve, disturbed, last
 from tunediff.analysis.comparison import ITSELF
 from tunediff.analysis.evidence import NOT_SIGNIFICANT
 from tunediff.analysis.following import Throttle
+from tunediff.analysis.outcome import failed
 from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
 from tunediff.core import text
@@ -75,14 +76,14 @@ class LiveTable(Console):
     def _render(self) -> RenderableType:
         results = self.results
         # Order of the rows: running trials, results by rank with their reruns, then the rest, newest first.
-        ranks = {trial.name: rank for rank, trial in enumerate(results.ranked, 1)}
+        ranked = results.ranked
+        ranks = {outcome.trial.name: rank for rank, outcome in enumerate(ranked, 1)}
         running = [trial for trial in results.trials if trial.status is None]
         rest = [trial for trial in results.trials if trial.status is not None and trial.name not in ranks]
-        again = {first.name: trials for first, trials in results.reruns}
-        ranked = [row for trial in results.ranked for row in (trial, *again[trial.name])]
-        shown = {trial.name for trial in ranked}
+        measured = [run for outcome in ranked for run in outcome.done]
+        shown = {trial.name for trial in measured}
         left = [trial for trial in reversed(rest) if trial.name not in shown]
-        rows = [*running, *ranked, *left]
+        rows = [*running, *measured, *left]
         ranks = ranks if self.space.seeds == 1 else {}  # with several seeds ranks belong to configurations
         noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}
         legend = ""
@@ -155,6 +156,7 @@ class LiveTable(Console):
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         reached = f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
         status = reached if trial.status is None else trial.status
+        status = ", ".join(filter(None, [status, results.outcome_of(trial).failure_note if values else ""]))
         rates = {} if results.by_rate else {f"{results.unit}/s": f"{rate:.0f}" if rate is not None else ""}
         return {
             "trial": self._called(trial.name),

@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from tunediff.analysis import Results, disturbed, without_seed
-from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, speedup_values
+from tunediff.analysis import Results, disturbed
+from tunediff.analysis.comparison import SPEEDUP, Comparison, speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import unmoved
+from tunediff.analysis.outcome import failure_note, without_seed
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
@@ -127,10 +128,10 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
 
 
 def plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a result fits in lines of text: no lists and nothing that is null; means with their sd."""
+    """Return what of a result fits in lines of text, nothing that is null; means with their sd and with failures."""
     lines = dict[str, Any]()
     for name, value in result.items():
-        if value is None or isinstance(value, list) or name.endswith("_sd"):
+        if value is None or isinstance(value, list) or name.endswith(("_sd", "_failures")):
             continue
         if isinstance(value, bool):
             lines[name] = "yes" if value else "no"
@@ -139,8 +140,13 @@ def plain(result: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             lines[name] = text.knobs(value)
         else:
-            lines[name] = with_sd(result[f"{name}s"]) if f"{name}s" in result else value
+            lines[name] = _mean_line(name, result) if f"{name}s" in result else value
     return lines
+
+
+def _mean_line(name: str, result: Mapping[str, Any]) -> str:
+    values, failures = result[f"{name}s"], result.get(f"{name.removesuffix('value')}failures", 0)
+    return ", ".join(filter(None, [with_sd(values), failure_note(failures, len(values))]))
 
 
 def effects(difference: Difference, ratios: bool) -> dict[str, float | None]:
@@ -165,21 +171,21 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 def best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     """Return the best configuration and the baseline; values are means over the runs of each in the search."""
     compared, best = evidence.compared, evidence.best
-    groups: tuple[Group | None, Group | None] = (None, None)
-    if compared is not None:
-        groups = (compared.of(best) if best is not None else None, compared.baseline)
-    values = [
-        group.values(compared.metric) if compared is not None and group is not None else evidence.runs(trial)
-        for group, trial in zip(groups, (best, evidence.baseline), strict=True)
-    ]
+    trials = (best, evidence.baseline)
+    outcomes = [evidence.outcome(trial) if trial is not None else None for trial in trials]
+    values = [outcome.values if outcome is not None else [] for outcome in outcomes]
+    failures = [len(outcome.failures) if outcome is not None else 0 for outcome in outcomes]
+    group = compared.of(best) if compared is not None and best is not None else None
     return {
         "best_trial": best.name if best is not None else None,
         "best_configuration": without_seed(evidence.results.changed(best)) if best is not None else None,
-        "best_verdict": groups[0].difference.verdict if groups[0] is not None else None,
+        "best_verdict": group.difference.verdict if group is not None else None,
         "best_value": mean(values[0]),
         "best_values": values[0],
+        "best_failures": failures[0],
         "baseline_value": mean(values[1]),
         "baseline_values": values[1],
+        "baseline_failures": failures[1],
     }
 
 
@@ -213,6 +219,7 @@ def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
     values, of_base = (
         confirmation.values(runs) if confirmation is not None and runs is not None else [] for runs in (group, baseline)
     )
+    failures = [len(side.outcome.failures) if side is not None else 0 for side in (group, baseline)]
     bias = confirmation.bias(group) if confirmation is not None and group is not None else None
     ratios = confirmation is None or confirmation.compared.ratios
     shown = effects(group.difference if group is not None else Difference(), ratios)
@@ -224,9 +231,11 @@ def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
         "confirmed_value": mean(values),
         "confirmed_sd": sd(values),
         "confirmed_values": values,
+        "confirmed_failures": failures[0],
         "confirmed_baseline_value": mean(of_base),
         "confirmed_baseline_sd": sd(of_base),
         "confirmed_baseline_values": of_base,
+        "confirmed_baseline_failures": failures[1],
         **{f"confirmed_{name}": value for name, value in shown.items()},
         "value_when_chosen": bias[0] if bias is not None else None,
         "value_on_new_seeds": mean(bias[1]) if bias is not None else None,
@@ -252,6 +261,7 @@ def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
             "configuration": group.changed,
             "runs": row["runs"],
             "finished": row["finished"],
+            "failures": row["failures"],
             "value": row[f"{compared.metric}_mean"],
             "sd": row[f"{compared.metric}_sd"],
             "values": group.values(compared.metric),

@@ -179,7 +179,7 @@ def table(results: Results) -> Table:
     """Return the table of a search with a `study:` section. Raises `ConfigError` if it has none."""
     if results.space.study is None:
         raise ConfigError(f"{results.folder.name}: its search file has no study:")
-    rows = [_row(results, runs) for runs in results.groups]
+    rows = [_row(results, outcome.runs) for outcome in results.outcomes]
     if results.space.kind == "ladder":
         rows = _of_ladder(results, rows)
     if results.space.kind == "grid":  # in the order of the choices in the file, not of the runs

@@ -8,21 +8,22 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.sequential import Look
-from tunediff.analysis.statistics import BETTER, SAME, TOO_FEW, WORSE
+from tunediff.analysis.statistics import BETTER, FAILS, SAME, TOO_FEW, WORSE
 from tunediff.core.text import number, pluralize
 from tunediff.report.headline import of_confirmation
-from tunediff.report.words import OPEN, interval, percent, rounded, speedup, times, verdict, with_sd
+from tunediff.report.words import OPEN, interval, noted, percent, rounded, speedup, times, verdict, with_sd
 
 
 def comparison_table(compared: Comparison, compact: bool = False) -> list[list[str]]:
     """Return headings and rows of a comparison without empty columns; `compact`: without p-values and speed."""
     rows = []
     for group, row in zip(compared.groups, compared.table().astype(object).to_dict("records"), strict=True):
+        value = noted(with_sd(group.outcome.values), group.outcome)
         cells = {
             "configuration": group.name,
             "verdict": verdict(group.difference) if compact else group.difference.verdict,
             "runs": f"{len(group.done)} of {compared.seeds}",
-            f"{compared.results.quantity(compared.label).label}, mean ± sd": with_sd(group.values(compared.metric)),
+            f"{compared.results.quantity(compared.label).label}, mean ± sd": value,
             f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             "speed-up": speedup(compared.speedup(group), cell=True),
@@ -48,6 +49,7 @@ def conclusions(compared: Comparison) -> list[str]:
         (BETTER, "Better than the baseline"),
         (WORSE, "Worse than the baseline"),
         (SAME, "No significant difference from the baseline"),
+        (FAILS, "Not tested, since they fail on some seeds"),
         (TOO_FEW, "Too few runs for a test"),
     ):
         if groups := [group.name for group in compared.others if group.difference.verdict == kind]:
@@ -144,7 +146,7 @@ def _details(confirmation: Confirmation) -> list[str]:
         return lines
     label = confirmation.compared.results.label
     chosen = f"The {label} of {group.name} was {number(bias[0])} when it was chosen"
-    return [*lines, f"{chosen}, and is {with_sd(bias[1])} on new seeds."]
+    return [*lines, f"{chosen}, and is {noted(f'{with_sd(bias[1])} on new seeds', group.outcome)}."]
 
 
 def _undecided(confirmation: Confirmation) -> list[str]:
@@ -190,7 +192,7 @@ def confirmation_table(confirmation: Confirmation, compact: bool = True) -> list
         runs = f"{len(group.done)} of {len(group.runs)}"
         difference = interval(group.difference, confirmation.compared.ratios)
         times_faster = speedup(confirmation.compared.speedup(group), cell=True) if group.done else ""
-        value = with_sd(confirmation.values(group)) or "none"
+        value = noted(with_sd(group.outcome.values) or "none", group.outcome)
         lines.append([group.name, verdict_text, runs, value, difference, times_faster])
     return lines
 

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from tunediff.analysis.comparison import ITSELF
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.statistics import SAME, Difference, Estimate, is_wide, mean, sd
 from tunediff.core.text import number
 
@@ -136,6 +137,11 @@ def interval(difference: Difference, ratios: bool) -> str:
     digits = _decimals(width, 2) if width > 1e-9 * middle else _decimals(middle, 3)  # less is an error of rounding
     shown = [f"{value:.{digits}f}" if ratios else signed(value) for value in values]
     return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
+
+
+def noted(value: str, outcome: Outcome) -> str:
+    """Return the text of a configuration's value with its failures: `1.44 ± 0.12, failed on 2 of 5 seeds`."""
+    return ", ".join(filter(None, [value, outcome.failure_note]))
 
 
 def verdict(difference: Difference) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunediff.analysis import Results, noise, without_seed
+from tunediff.analysis import Results, noise
 from tunediff.analysis.following import Following
+from tunediff.analysis.outcome import without_seed
 from tunediff.config import Values
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import MOST_RUNS
@@ -27,13 +28,13 @@ def is_rerun(space: SearchSpace, drawn: Values) -> bool:
 
 
 def next_rerun(results: Results, reruns: Sequence[Values]) -> Values | None:
-    """Return the point to run next: what leads by its mean and has fewer than `MOST_RUNS` runs, on its next seed.
+    """Return the point to run next: what leads and has fewer than `MOST_RUNS` runs, on its next seed.
 
     `reruns`: all that were begun, whether they have ended or not. None: no configuration but the baseline has a result
     and runs left. Compared with other rules in `benchmarks/believe`.
     """
-    for trial, _ in results.standings:
-        own = without_seed(trial.drawn)
+    for outcome in results.ranked:
+        own = without_seed((trial := outcome.trial).drawn)
         runs = 1 + sum(without_seed(drawn) == own for drawn in reruns)
         if runs < MOST_RUNS and not noise.is_baseline(results, trial):
             return {**own, "seed": results.space.baseline.seed + runs}

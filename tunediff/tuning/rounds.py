@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tunediff import config as cfg
-from tunediff.analysis import failed
+from tunediff.analysis.outcome import failed
 from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.environment import unwritable

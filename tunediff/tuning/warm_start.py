@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunediff import analysis
 from tunediff import config as cfg
-from tunediff import search_space as spaces
+from tunediff.analysis.outcome import Outcome
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment
-from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge
@@ -43,18 +43,17 @@ def prior_trials(
     `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see `environment.differences`.
     Raises `ConfigError` if the search cannot be read.
     """
-    # ---- candidates: results from best to worst, then failures that say something about their configuration
-    earlier, trials = spaces.load_recorded(folder), record.read_trials(folder)
-    metric, most = earlier.metric, earlier.mode == "max"
-    done = [trial for trial in trials if trial.value(metric) is not None]
-    ranked = sorted(done, key=lambda trial: trial.value(metric) or 0.0, reverse=most)
-    priors = []
-    failures = [trial for trial in trials if trial.status in ("nan", "timeout") or knowledge.teaches_memory(trial)]
+    # ---- candidates: results from best to worst, then failures that say something about their configuration. A value
+    # of a configuration that fails on a seed is no result.
+    results, priors = analysis.read(folder), list[PriorTrial]()
+    earlier = results.space
+    stable = [outcome for outcome in results.ranked if not outcome.failures]
+    done = [trial for outcome in stable for trial in outcome.samples if trial in outcome.done]
+    failures = [trial for outcome in results.outcomes for trial in _known_failures(outcome)]
 
     # ---- those that this space can express, with the reasons why they may not be comparable
-    for trial in [*ranked, *failures]:
-        again = earlier.seeds == 1 and "seed" in trial.drawn  # a point that runs again is known already
-        if again or not _alike(trial, space) or (point := _point(space, trial.config)) is None:
+    for trial in [*done, *failures]:
+        if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
         doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
@@ -62,6 +61,14 @@ def prior_trials(
         doubts += environment.differences(trial.environment, device, here)
         priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
     return priors
+
+
+def _known_failures(outcome: Outcome) -> list[TrialRecord]:
+    """Return the planned runs of a configuration, as they ended where it failed for a reason that is its own."""
+    failures = [run for run in outcome.runs if run.status in ("nan", "timeout") or knowledge.teaches_memory(run)]
+    if failures and outcome.seeds == 1:  # it may have failed when it was repeated
+        return [dataclasses.replace(outcome.runs[0], end=failures[0].end)]
+    return failures
 
 
 def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> str:

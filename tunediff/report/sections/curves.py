@@ -10,8 +10,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tunediff.analysis import Results, curve, without_seed
+from tunediff.analysis import Results, curve
 from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
@@ -56,19 +57,22 @@ def curves(context: ReportContext, files: Files) -> Html | None:
         f"{context.label} against {results.clock.seconds}, all trials",
     )
     # The sentence: how many trials are better than the baseline at their ends.
-    standings, of_base = results.standings, context.evidence.runs(base)
+    ranked = results.ranked
+    of_base = results.outcome_of(base).values if base is not None else []
     end = mean(of_base)
-    others = [value for trial, value in standings if base is None or trial.name != base.name]
+    others = [outcome for outcome in ranked if base is None or base not in outcome.runs]
     if context.evidence.compared is not None:
-        sentence = f"{pluralize(len(standings), 'run has', 'runs have')} a result; their means are above."
+        runs = sum(len(outcome.done) for outcome in ranked)
+        sentence = f"{pluralize(runs, 'run has', 'runs have')} a result; their means are above."
     elif end is None:
-        count = pluralize(len(standings), "trial has", "trials have")
+        count = pluralize(len(ranked), "trial has", "trials have")
         sentence = f"{count} a result; the baseline has none to compare them with."
     elif not others:
         so_far = "" if context.over else " so far"
         sentence = f"Only the baseline has a result{so_far}. {unfinished(results)}".rstrip()
     else:
-        better = sum(results.loss(value) < results.loss(end) for value in others)
+        ends = [value for outcome in others if not outcome.failures and (value := outcome.value) is not None]
+        better = sum(results.loss(value) < results.loss(end) for value in ends)
         side = "below" if results.falls else "above"
         sentence = f"{better:,} of {pluralize(len(others), 'other trial')} with a result "
         sentence += f"{'ends' if better == 1 else 'end'} {side} the baseline"
@@ -114,7 +118,8 @@ def _crossing(axes: Axes, results: Results, base: Line, of: tuple[Line, str, str
 
 
 def _kind(results: Results, trial: TrialRecord) -> str:
-    if trial.status == "ok" and results.repeats(trial) and not without_seed(results.changed(trial)):
+    repeats = trial is not results.outcome_of(trial).trial and results.space.seeds == 1
+    if trial.status == "ok" and repeats and not without_seed(results.changed(trial)):
         return AGAIN
     kinds = {None: "under way", "ok": "other trials", "pruned": "stopped early"}
     return kinds.get(trial.status, "failed")

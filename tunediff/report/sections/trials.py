@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunediff.analysis import RATE, Results, failed, shown
+from tunediff.analysis import RATE, Results, shown
 from tunediff.analysis.effects import failures_table
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
+from tunediff.analysis.outcome import failed
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import pluralize, truncate
 from tunediff.core.trial_record import TrialRecord
@@ -16,7 +17,7 @@ from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
-from tunediff.report.words import beside, has_value, rounded
+from tunediff.report.words import beside, has_value, noted, rounded
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
@@ -31,7 +32,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         frame.loc[[not _is_better(context, trial) for trial in results.trials], ["speedup", "speedup_at_least"]] = None
     files.csv("trials", frame)
     names = [
-        *(["seed"] if any(map(results.repeats, results.trials)) else []),
+        *(["seed"] if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials) else []),
         *(d.name for d in results.space.dimensions),
     ]
     reasons = any(trial.remarks for trial in results.trials)
@@ -40,7 +41,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     lines.sort(key=lambda line: (ranks.get(line[0].name, len(results.trials)), line[0].number))
     rows = [
         [
-            *_reached(context, row),
+            *_reached(context, trial, row),
             *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
             *([truncate(trial.remarks, 100)] if reasons else []),
         ]
@@ -71,12 +72,11 @@ def trials(context: ReportContext, files: Files) -> Html | None:
 
 
 def _ranks(results: Results) -> dict[str, int]:
-    """Return the ranks of the trials with a result, by name; further runs of a configuration have its rank."""
-    ranks = {trial.name: rank for rank, trial in enumerate(results.ranked)}
-    return ranks | {trial.name: ranks[first.name] for first, again in results.reruns for trial in again}
+    """Return the ranks of the trials with a result, by name: those of their configurations."""
+    return {run.name: rank for rank, outcome in enumerate(results.ranked) for run in outcome.done}
 
 
-def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
+def _reached(context: ReportContext, trial: TrialRecord, row: dict[Any, Any]) -> list[object]:
     """Return the cells of a row before its knobs."""
     fast = [] if context.results.by_rate else [_speedup(row), rounded(row[RATE])]
     if context.evidence.noise is not None:
@@ -86,6 +86,8 @@ def _reached(context: ReportContext, row: dict[Any, Any]) -> list[object]:
     value = [rounded(row[context.results.metric]), beside(versus, context.results.ratios)]
     spent = [rounded(row[name]) for name in (context.results.clock.along, "peak_memory_mib")]
     status = row["status"] + f" {DISTURBED}" * row["disturbed"]
+    if has_value(row[context.results.metric]):
+        status = noted(status, context.results.outcome_of(trial))
     return [row["trial"], status, *value, *fast, *spent]
 
 

@@ -9,9 +9,10 @@ import pandas as pd
 from PIL import Image
 
 from tunediff import config as cfg
-from tunediff.analysis import RATE, last, shown, without_seed
+from tunediff.analysis import RATE, last, shown
 from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
+from tunediff.analysis.outcome import without_seed
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
 from tunediff.report.context import ReportContext, lead, marked, note, protocol
