@@ -126,7 +126,7 @@ def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> l
     would be a third too large, since the first is partly the luckiest.
     """
     values = {trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None}
-    chosen = results.space.seeds == 1 and without_seed(results.changed(runs[0]))
+    chosen = results.space.seeds == 1 and len(values) > 1 and without_seed(results.changed(runs[0]))
     return list(values.values())[1 if chosen else 0 :]
 
 
