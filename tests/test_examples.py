@@ -89,6 +89,7 @@ def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsy
     """The same images in any batch size; the file of the workload runs only if the user says so."""
     monkeypatch.chdir(tmp_path)
     config, folder = example("flow", loader__batch_size=8), tmp_path / "ray_results" / "flow-run"
+    config = cfg.take_along(config, folder)
     journal = Journal(folder)
     journal.start(config, {}, 3.0)
     journal.end(record.End("ok", seconds={"train": 3.0}, steps=1))
@@ -121,7 +122,7 @@ def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsy
 
 def test_a_model_that_generates_no_images_is_not_sampled(tmp_path, capsys):
     config, folder = example("classifier"), tmp_path / "run"
-    Journal(folder).start(config, {}, 3.0)
+    Journal(folder).start(cfg.take_along(config, folder), {}, 3.0)
     (folder / "weights.safetensors").touch()
     assert sample.main([str(folder), "--trust-code"]) == 2
     message = "run: is a model of classifier.py, which does not generate images (it has no function sample_images)"

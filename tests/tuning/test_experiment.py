@@ -214,8 +214,9 @@ def test_the_baseline_is_never_stopped_and_others_are_held_against_it(seed):
     alone = tuner.scheduler(loaded(early_stopping="asha"))
     alone.set_search_properties("objective", "min")
     baseline = {"loader.batch_size": 128}
-    for number in range(3):
-        stopped_at(alone, [good], first=number, drawn=baseline | {"seed": number})
+    for number, by in enumerate((1.0, 1.001, 1.003)):  # equal values would be those of a metric of few steps
+        curve = [(train_s, value * by) for train_s, value in good]
+        stopped_at(alone, [curve], first=number, drawn=baseline | {"seed": number})
     assert stopped_at(alone, [bad], first=3) == [4.0], "the baseline's results are not held against others"
 
 

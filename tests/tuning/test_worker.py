@@ -432,9 +432,11 @@ def test_what_a_file_sets_when_it_is_imported_stays(tmp_path, job, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SET_BY_A_FILE", "0")
     text = (ROOT / "tests" / "users" / "plain.py").read_text()
+    copies = tmp_path / "t0000" / "workload"
+    copies.mkdir(parents=True)
     for name, more in (("plain_one", ""), ("plain_two", "import os\nos.environ['SET_BY_A_FILE'] = '1'\n")):
-        (tmp_path / f"{name}.py").write_text(f"{text}{more}")
-    config = cfg.baseline(str(tmp_path / "plain_one.py"))
+        (copies / f"{name}.py").write_text(f"{text}{more}")
+    config = cfg.baseline(str(copies / "plain_one.py"))
     one = job_of(tmp_path / "t0000", config, samples=32)
     one = dataclasses.replace(one, pickled=one.pickled.replace(b"plain_one.py", b"plain_two.py"))
     assert not worker.work(one, "s1", Slot(one.folder), alone())

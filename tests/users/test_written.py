@@ -71,7 +71,7 @@ def test_check_writes_over_nothing_that_was_there(baseline, way):
 
 def test_evaluate_saves_nothing_after_the_loop_and_writes_over_nothing_before_it(baseline):
     config = baseline("Path('model').write_text('trained')")
-    weights = run(Engine(config, Budget(samples=16), CPU, Observer())).model.state_dict()
+    weights = run(Engine(config, Budget(samples=16), CPU, Observer(), evaluates=True)).weights
     assert Path("model").read_text() == "trained"
     Path("model").write_text("trained for a day")
     assert 0 <= judged(config, weights, CPU)["accuracy"] <= 1
