@@ -95,13 +95,29 @@ def test_other_finalists_get_another_folder_and_other_seeds(tmp_path):
     assert {point["seed"] for point in wanted.candidates} == {2000, 2001, 2002, 2003}, "none that the first ones had"
     write_trials(folder, wanted, lambda size, seed: 2.0 + 0.01 * (-1) ** (seed * size // 64))
     shown = evidence.read(analysis.read(found.folder))
-    (other,) = summary.values(shown, 1.0)["other_confirmations"]
-    assert (other["name"], other["winner"]) == ("confirm", {"loader.batch_size": 64})
-    assert f"confirm, with other finalists: {other['verdict']}" in sentences(shown.confirmation)
+    said = summary.values(shown, 1.0)
+    (other,) = said["other_confirmations"]
+    assert (other["name"], other["winner"]) == ("confirm-2", None)
+    assert f"confirm-2, with other finalists: {other['verdict']}" in sentences(shown.confirmation)
+    assert said["winner"] == {"loader.batch_size": 64}, "what was confirmed stays so"
+    assert (shown.best.drawn["loader.batch_size"], said["confirmed"]) == (64, True)
     assert sentences(context.read(found.folder).evidence.confirmation) == sentences(shown.confirmation)
     assert confirmation.latest(analysis.read(found.folder)) == folder
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=9.0, seconds={})
     assert confirmation.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
+
+
+def test_a_confirmed_winner_with_a_knob_that_was_not_read_is_found_in_the_search(tmp_path):
+    found = searched(
+        tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0),
+        trials=[{"loader.batch_size": 64, "optimizer.warmup": 0.1}, {"loader.batch_size": 32}],
+    )  # fmt: skip
+    winner = Journal(found.folder / "trials" / "t0001")
+    winner.write("unread", knobs=["optimizer.warmup"])
+    found = analysis.read(found.folder)
+    confirmed(found, lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed, 0.01))
+    shown = evidence.read(analysis.read(found.folder))
+    assert (shown.best.name, shown.better(shown.best)) == ("t0001", True)
 
 
 def test_finalists_in_another_order_are_no_other_finalists(tmp_path):

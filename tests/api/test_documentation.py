@@ -23,8 +23,11 @@ def run(tmp_path, monkeypatch):
     """Runs the code of a page from top to bottom, and returns its variables."""
 
     def run_trials(folder, space, *_):
+        has_rates = "optimizer.lr" in {dimension.name for dimension in space.dimensions}
         for number in range(len(analysis.read(folder).trials), space.budget.trials):
-            place = searches.write(folder, space, number, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.0 / (number + 1))))
+            point = {"optimizer.lr": 0.001 + 0.0001 * number} if has_rates and number else None
+            curve = ((5.0, 1000, 4.0), (20.0, 4000, 2.0 / (number + 1)))
+            place = searches.write(folder, space, number, point, curve)
             if network := space.workload.get_hook("network"):
                 save(network(space.baseline.knobs).state_dict(), place / "weights.safetensors", {})
 

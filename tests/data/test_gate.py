@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import time
@@ -198,9 +199,22 @@ def test_what_is_the_users_stays_as_it_is() -> None:
     gate.open()
 
 
+def test_a_loader_that_is_made_anew_for_each_pass_leaves_nothing_behind() -> None:
+    gate = Gate()
+    for _ in range(3):
+        with gate.over_loaders():
+            assert next(iter(loads(Counted(), num_workers=0, prefetch_factor=None))) is not None
+        loader = loads(Counted())
+        gate._twin(loader)
+        del loader
+        gc.collect()
+    assert (gate.processes, gate.worked_s) == (0, None)
+
+
 def test_a_loader_without_processes_notes_nothing() -> None:
     gate = Gate()
     with gate.over_loaders():
         RepeatingLoader([1, 2], torch.device("cpu")).fetch()
         RepeatingLoader(loads(Counted(), num_workers=0, prefetch_factor=None), torch.device("cpu")).fetch()
     assert gate.worked_s is None
+    assert gate.only_in_process, "nothing is made while the clock stands still"

@@ -250,6 +250,15 @@ def test_a_file_of_ones_own_is_confirmed_as_well(tmp_path, capsys):
     assert exported(found, capsys)[0] == "t0000"
 
 
+def test_a_baseline_that_failed_once_is_best_where_no_finalist_is_confirmed(tmp_path):
+    found = searched(tmp_path / "night", {64: (2.6, 1.5, 1.1, 1.0)}, lambda seed: (4, 3.6, 3.3, 3.0))
+    journal = found.folder / "trials" / "t0000" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"status": "ok"', '"status": "nan"'))
+    shown = evidence.read(analysis.read(found.folder))
+    assert shown.confirmation.winner is None
+    assert shown.is_baseline(shown.best)
+
+
 def test_an_interval_over_orders_of_magnitude_is_no_result(tmp_path, capsys, plain):
     """Better at the end on every seed; when it was so is another question, to which six seeds give six answers."""
     wide = searched(

@@ -19,7 +19,7 @@ class Loader:
     still. The others are what the gate does not know.
     """
 
-    position = None
+    position, only_in_process = None, False
 
     def __init__(self, hands, processes=1, batch_s=0.25, room=8, held=False, stagger_s=0.0):
         self.hands, self.many, self.batch_s, self.held = hands, processes, batch_s, held

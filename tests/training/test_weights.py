@@ -14,6 +14,10 @@ def weights():
     }
 
 
+def test_digest_takes_empty_weights():
+    assert digest({"a": torch.empty(0), "b": torch.empty(0, 5)}) != digest({"a": torch.empty(0)})
+
+
 def test_digest_does_not_depend_on_how_weights_lie_in_memory():
     other = weights()
     other["a"] = other["a"].to(memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ from tunediff import config as cfg
 from tunediff.api import search_setup, train_run
 from tunediff.api.calls import words
 from tunediff.api.train_run import TrainOptions
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError, code, recorded
 from tunediff.config.code import WorkloadError
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
@@ -219,6 +219,16 @@ def test_no_file_is_run_because_a_journal_names_it(gift, capsys, name):
     assert codes == [cli.OK, cli.BAD_INPUT]
     assert "1 journal was not readable and left out" in (gift / "report.html").read_text()
     assert f"t0001: workload: {name.format(gift)} is not allowed; allowed: the file of its own search" in errors
+
+
+def test_a_training_reads_its_copy_whatever_lies_in_the_folder_where_it_was_started(tmp_path):
+    (tmp_path / "search.yaml").write_text("workload: mine.py\n")
+    folder = tmp_path / "ray_results" / "train-mine"
+    (folder / "workload").mkdir(parents=True)
+    copy = folder / "workload" / "mine.py"
+    copy.touch()
+    (folder / "config.yaml").write_text("workload: workload/mine.py\n")
+    assert recorded.trained_by(str(copy), folder) == str(copy)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "../evil.py", "workload/link.py", "workload/../evil.py", "tests.evil"])

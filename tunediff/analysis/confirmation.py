@@ -63,7 +63,7 @@ def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) 
     """
     names = {dimension.name for dimension in results.space.dimensions} - {"seed"}
     tried = [
-        {name: value for name, value in results.changed(trial).items() if name in names}
+        {name: value for name, value in results.space.changed(trial.config).items() if name in names}
         for trial in noise.candidates(results, of)
     ]
     budget = results.space.budget
@@ -76,6 +76,9 @@ def nothing_to_confirm(results: Results) -> str:
     """Return why a search with `confirm:` has no finalist; '' if it has one, or has no `confirm:`."""
     if results.space.confirm is None or noise.candidates(results, 1):
         return ""
+    others = [outcome for outcome in results.ranked if not noise.is_baseline(results, outcome.trial)]
+    if others:
+        return "every configuration but the baseline failed on a seed"
     return "only the baseline finished" if results.ranked else "no trial finished"
 
 
@@ -250,16 +253,27 @@ def latest(results: Results) -> Path | None:
 
 
 def read(results: Results) -> Confirmation | None:
-    """Read the confirming runs of the present finalists, else the newest, and the others; None if there are none."""
+    """Read the confirmation of a search that counts, see `counting`; None if there is none."""
     if results.space.confirm is None or (chosen := latest(results)) is None:
         return None
-    runs = analysis.read(chosen)
-    if not runs.trials:  # `budget: total` may leave no time for them
-        return None
-    return replace(confirm(results, runs), others=others(results, chosen, analysis.read))
+    return counting(results, analysis.read(chosen), analysis.read)
 
 
-def others(results: Results, chosen: Path, read: Callable[[Path], Results]) -> list[Confirmation]:
+def counting(results: Results, runs: Results, read: Callable[[Path], Results]) -> Confirmation | None:
+    """Return the confirmation of a search that counts, and beside it the others; None if there is none yet.
+
+    A configuration that was confirmed stays so, whatever other finalists show later. So it is the first that has
+    a winner, beginning with `runs`, those of the present finalists, else `runs`. `read` reads a folder's results.
+    """
+    present = confirm(results, runs) if runs.trials else None  # `budget: total` may leave no time for them
+    if present is not None and not runs.ranked and not present.over:
+        present = None  # the first runs are under way: they change nothing yet
+    every = [*([] if present is None else [present]), *_others(results, runs.folder, read)]
+    chosen = next((one for one in every if one.winner is not None), present)
+    return None if chosen is None else replace(chosen, others=[one for one in every if one is not chosen])
+
+
+def _others(results: Results, chosen: Path, read: Callable[[Path], Results]) -> list[Confirmation]:
     """Return the confirmations of a search except the one in the folder `chosen`; `read` reads a folder's results."""
     confirmations = []
     for folder in folders(results.folder):

@@ -60,9 +60,10 @@ class Evidence:
         better = [] if self.compared is None else [g for g in self.compared.others if g.difference.verdict == BETTER]
         if better:
             return min(better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)).done[0]
-        tested = self.compared is not None or (self.confirmation is not None and self.confirmation.settled)
-        stays = tested and self.baseline is not None and not self.outcome(self.baseline).failures
-        return self.baseline if stays else self._leader
+        stays = self.confirmation is not None and self.confirmation.settled  # the baseline ran on the new seeds as well
+        if self.compared is not None and self.baseline is not None:
+            stays = not self.outcome(self.baseline).failures
+        return self.baseline if stays and self.baseline is not None else self._leader
 
     @property
     def _leader(self) -> TrialRecord | None:

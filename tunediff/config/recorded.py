@@ -71,7 +71,8 @@ def trained_by(name: str, folder: Path) -> str:
 
 def _declaring(folder: Path) -> list[tuple[Path, list[Path]]]:
     """Return the folders whose results a journal in `folder` may be among, with their configurations."""
-    above = folder.parent.parent  # of a trial
-    names = (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES))
-    places = [(above, [above / name for name in names]), (folder, [folder / CONFIG])]
+    places = [(folder, [folder / CONFIG])]
+    if folder.parent.name == "trials":
+        search, names = folder.parent.parent, (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES))
+        places.insert(0, (search, [search / name for name in names]))
     return [(root, [config for config in configs if config.is_file()]) for root, configs in places]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +33,10 @@ class Gate:
         self._still.fill_(-time.monotonic())
         self._closed = _shared(1)
         self._worked: list[Tensor] = []  # one for each loader, an entry for each process
-        self._twins: list[tuple[DataLoader[Any], DataLoader[Any]]] = []
+        self._gone_s = 0.0  # what loaders had noted that are gone
+        self._twins = weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
+        self.only_in_process = False
+        """Whether batches are made by the loop itself, which makes none while the clock stands still."""
 
     def close(self) -> None:
         """Let each process finish the batch in hand, and begin no other; the clock stands still from now on."""
@@ -55,13 +60,27 @@ class Gate:
         each batch; None where there are no processes that note it. It is the mean over the processes of a loader, which
         work at the same time.
         """
+        return self._gone_s + worked_s if (worked_s := self._living_s()) is not None else self._gone_s or None
+
+    def _living_s(self) -> float | None:
         return max((float(worked.mean()) for worked in self._worked), default=None)
+
+    def _forget(self, worked: Tensor) -> None:
+        """Keep what a loader had noted whose user has let it go."""
+        self._gone_s += float(worked.mean())
+        self._worked = [one for one in self._worked if one is not worked]
 
     @contextlib.contextmanager
     def over_loaders(self) -> Iterator[None]:
         """Hold the processes of each DataLoader whose iteration begins inside, of those that others wrap as well."""
-        begin = DataLoader.__iter__
-        DataLoader.__iter__ = lambda loader: begin(self._twin(loader))  # type: ignore[method-assign]
+        begin, thread = DataLoader.__iter__, threading.get_ident()
+
+        def begin_held(loader: DataLoader[Any]) -> Any:
+            in_process = not loader.num_workers and threading.get_ident() == thread
+            self.only_in_process = in_process and not self._worked
+            return begin(self._twin(loader))
+
+        DataLoader.__iter__ = begin_held  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -71,14 +90,14 @@ class Gate:
         """Return a copy whose processes wait at the gate. Those that the user's loader has, or gets, do not."""
         if not loader.num_workers:
             return loader
-        for known, twin in self._twins:
-            if known is loader:
-                return twin
-        twin = copy.copy(loader)
+        if (known := self._twins.get(loader)) is not None:
+            return known
+        twin, worked = copy.copy(loader), _shared(loader.num_workers)
         twin._iterator = None
-        self._worked.append(_shared(loader.num_workers))
-        twin.worker_init_fn = _HeldProcess(self._still, self._closed, self._worked[-1], loader.worker_init_fn)
-        self._twins.append((loader, twin))
+        twin.worker_init_fn = _HeldProcess(self._still, self._closed, worked, loader.worker_init_fn)
+        self._worked.append(worked)
+        self._twins[loader] = twin
+        weakref.finalize(loader, self._forget, worked)
         return twin
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, confirm, folder_within, latest, longer_budgets, others
+from tunediff.analysis.confirmation import Confirmation, counting, folder_within, latest, longer_budgets
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
@@ -187,15 +187,10 @@ def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    confirmation = confirm(results, runs) if runs.trials else None
-    if confirmation is not None and not runs.ranked and not confirmation.over:
-        confirmation = None  # The first runs are under way: they change nothing yet.
+    confirmation = counting(results, runs, lambda place: journals.read(place)[0])
     # Say how far the runs are, unless the comparison is decided.
     ended = sum(trial.finished for trial in runs.trials)
     unfinished = f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
     message = "" if confirmation is not None and confirmation.over else unfinished
     message += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
-    if confirmation is not None:
-        other = others(results, folder, lambda place: journals.read(place)[0])
-        confirmation = dataclasses.replace(confirmation, others=other)
     return confirmation, message.strip()

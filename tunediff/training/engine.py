@@ -132,9 +132,13 @@ class Engine(Session):
                 self.evaluate_point(index, index / total)
             else:  # it was asked to stop
                 checkpoints.save(self)
-        if self.judged is None:  # it was asked to stop
+        # It was asked to stop, or resumed after its last point, whose weights rank 0 alone has; gathering is for all.
+        if self.world.any(self.judged is None):
+            kept = self.judged, self.judged_digest
             with self.clock.part("checkpoint"):
                 checkpoints.note_judged(self, last=True)
+            if kept[0] is not None:
+                self.judged, self.judged_digest = kept
         self.done = True
         self.close()
         self.program.after_loop(self)

@@ -119,7 +119,7 @@ class Prefetched:
     def release(self) -> None:
         """Let loader processes go on: the clock runs."""
         now_s = self._clock.now()
-        if self.gate.worked_s is None:
+        if self.gate.worked_s is None and not self.gate.only_in_process:
             self._lead_s += now_s - self._changed_s
         if self._sure is not None or not self._taken:
             self._taken, self._waited_s, self._charged_s = -self._ready, 0.0, 0.0

@@ -42,7 +42,7 @@ def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
     """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's class."""
     fields = {field.name for field in dataclasses.fields(knobs)}
     if not hasattr(knobs, "__dict__"):  # slots: nobody sees who reads it
-        read.add(*(prefix + name for name in fields))
+        read.add(*flatten(dataclasses.asdict(knobs), prefix=prefix))
         return knobs
     inner = {
         name: _watched(value, f"{prefix}{name}.", read)

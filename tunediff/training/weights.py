@@ -59,6 +59,8 @@ def digest(weights: Mapping[str, Any]) -> str:
 
 def _checksum(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's 8-byte words, each weighted by its row, int64 []."""
+    if not tensor.numel():  # an empty buffer, or a rank's part of a weight of fewer rows than ranks
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
     content = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if content.numel() % 8 or content.data_ptr() % 8:
         content = torch.nn.functional.pad(content, (0, -content.numel() % 8))

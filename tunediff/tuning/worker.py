@@ -274,6 +274,7 @@ def evaluate_finally(
     judged_steps = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
     if world.agree(float(outcome.steps in judged_steps)):
         return
-    findings = judged(cfg.override(config, protocol), state.broadcast(outcome.weights, world), world)
+    whole = state.broadcast(outcome.weights, world)
+    findings = judged(cfg.override(config, protocol), whole, world, guarded=False)
     if world.main:
         Journal(folder).write("final", steps=outcome.steps, **findings)
