@@ -86,20 +86,31 @@ def commands():
     parts = ["# Commands", "`tunediff COMMAND` and `python -m tunediff.COMMAND` are the same."]
     for name, purpose in COMMANDS.items():
         package = importlib.import_module(f"tunediff.{name}")
-        module = importlib.import_module(f"tunediff.{name}.__main__") if hasattr(package, "__path__") else package
+        module = (
+            importlib.import_module(f"tunediff.{name}.__main__")
+            if hasattr(package, "__path__")
+            else package
+        )
         text = io.StringIO()
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
             module.main(["--help"])
-        parts.append(f"## {name}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{text.getvalue()}```")
+        parts.append(
+            f"## {name}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{text.getvalue()}```"
+        )
     return "\n\n".join(parts)
 
 
 def outputs():
     """Return the page with the keys of every `--json` output, from their schemas."""
-    parts = ["# JSON outputs", "Keys and types of every output; [JSON for scripts](../json.md) has the rules."]
+    parts = [
+        "# JSON outputs",
+        "Keys and types of every output; [JSON for scripts](../json.md) has the rules.",
+    ]
     for path in sorted(knobs.OUTPUTS.glob("*.json")):
         schema = json.loads(path.read_text(encoding="utf-8"))
-        parts.append(f"## {schema['title'].removeprefix('tunediff ')}\n\n`tunediff knobs --schema {path.stem}`")
+        parts.append(
+            f"## {schema['title'].removeprefix('tunediff ')}\n\n`tunediff knobs --schema {path.stem}`"
+        )
         parts += [_keys(schema)] if "properties" in schema else []
         for name, of in schema.get("$defs", {}).items():
             parts.append(f"`{name}`: {of.get('description', '')}\n\n{_keys(of)}")
@@ -107,7 +118,10 @@ def outputs():
 
 
 def _keys(schema):
-    rows = [(f"`{name}`", _type(of), of.get("description", "")) for name, of in schema["properties"].items()]
+    rows = [
+        (f"`{name}`", _type(of), of.get("description", ""))
+        for name, of in schema["properties"].items()
+    ]
     return _table(("key", "type", "is"), rows)
 
 
@@ -138,7 +152,9 @@ def knob_page(workload, title):
         default = json.dumps(record["default"])
         facts = [record["allowed"], f"default `{default}`"]
         if record["belongs_to"] is not None:
-            facts.append(f"only with `{record['belongs_to']['knob']}` = {', '.join(record['belongs_to']['values'])}")
+            facts.append(
+                f"only with `{record['belongs_to']['knob']}` = {', '.join(record['belongs_to']['values'])}"
+            )
         facts += [] if record["searchable"] else ["never searched"]
         effect = record["not_effective_on_cpu"]
         parts.append(
@@ -149,5 +165,9 @@ def knob_page(workload, title):
 
 
 def _table(head, rows):
-    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    lines = [
+        head,
+        ("---",) * len(head),
+        *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

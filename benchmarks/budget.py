@@ -156,7 +156,11 @@ def configuration(name: str) -> cfg.Systems:
     if (kind := TRAININGS[name]) is None:
         return cfg.baseline("digits")
     module: Any = types.ModuleType("budget")
-    module.Knobs, module.OBJECTIVE, module.train = Knobs, cfg.Metric("loss_of_nothing", "min"), train
+    module.Knobs, module.OBJECTIVE, module.train = (
+        Knobs,
+        cfg.Metric("loss_of_nothing", "min"),
+        train,
+    )
     sys.modules["budget.knobs"] = sys.modules["budget.train"] = module
     workload.SHIPPED["budget"] = "budget"
     NOW[:] = [name]
@@ -179,7 +183,9 @@ def measured(name: str, seconds: float) -> Run:
 def row(name: str, runs: Sequence[Run]) -> str:
     """Return the line of a training in the table."""
     ratios, late = [one.ratio for one in runs], [one.late_s for one in runs]
-    places = zip(*([point.train_s / one.seconds for point in one.points] for one in runs), strict=True)
+    places = zip(
+        *([point.train_s / one.seconds for point in one.points] for one in runs), strict=True
+    )
     cells = [
         name, str(len(runs)), f"{statistics.median(ratios):.3f}", f"{max(ratios):.3f}",
         " ".join(f"{statistics.median(place):.3f}" for place in places),
@@ -191,7 +197,16 @@ def row(name: str, runs: Sequence[Run]) -> str:
 
 def table(seconds: float, count: int, names: Sequence[str]) -> Iterator[str]:
     """Train `count` times each and yield the lines of the table as they become known."""
-    heads = ["training", "runs", "trained/given", "worst", "points at", "late, ms", "slowest step, ms", "late/step"]
+    heads = [
+        "training",
+        "runs",
+        "trained/given",
+        "worst",
+        "points at",
+        "late, ms",
+        "slowest step, ms",
+        "late/step",
+    ]
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for name in names:
@@ -200,10 +215,14 @@ def table(seconds: float, count: int, names: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     """See the module's description."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="budget of each run")
     parser.add_argument("--runs", type=int, default=20, help="of each training")
-    parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="NAME"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for line in table(options.seconds, options.runs, options.only):

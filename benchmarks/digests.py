@@ -67,20 +67,32 @@ def trained(workload: str, knobs: list[str], folder: Path) -> str:
         for name in sorted(tensors)
     ]
     points = training.points()
-    kept = [name for name in points if name in ("samples", "frechet", "loss", "accuracy", "validation_loss", "kid")]
+    kept = [
+        name
+        for name in points
+        if name in ("samples", "frechet", "loss", "accuracy", "validation_loss", "kid")
+    ]
     return f"{digest(weights)} {digest([json.dumps(points[kept].to_dict('list')).encode()])}"
 
 
 def main() -> None:
     torch.set_num_threads(1)
     earlier = (
-        dict(line.split(maxsplit=1) for line in Path(sys.argv[1]).read_text().splitlines()) if sys.argv[1:] else {}
+        dict(line.split(maxsplit=1) for line in Path(sys.argv[1]).read_text().splitlines())
+        if sys.argv[1:]
+        else {}
     )
     with tempfile.TemporaryDirectory() as place:
         for workload, cases in (("digits", DIFFUSION), ("digits_classifier", CLASSIFIER)):
             for name, knobs in cases.items():
                 found = trained(workload, knobs, Path(place) / name)
-                note = "" if name not in earlier else "  equal" if earlier[name] == found else "  DIFFERS"
+                note = (
+                    ""
+                    if name not in earlier
+                    else "  equal"
+                    if earlier[name] == found
+                    else "  DIFFERS"
+                )
                 print(f"{name} {found}{note}", flush=True)
 
 

@@ -60,7 +60,11 @@ SMALL = (
 )
 SETS = {
     "digits": ("digits", "loader.batch_size=64 evaluation.images=1000", (8192, 32768, 131072)),
-    "cifar10-16": ("cifar10", f"{SMALL} data.image_size=16 model.channels=16 loader.batch_size=64", (16384, 65536)),
+    "cifar10-16": (
+        "cifar10",
+        f"{SMALL} data.image_size=16 model.channels=16 loader.batch_size=64",
+        (16384, 65536),
+    ),
     "cifar10-32": ("cifar10", f"{SMALL} model.channels=16 loader.batch_size=64", (8192, 16384)),
 }
 """Workload, knobs, and the moments: images that an ordinary training has seen."""
@@ -68,7 +72,16 @@ ALL = (
     "timesteps.name=uniform loader.workers=0 loader.resident=true optimizer.lr=2.0e-3 evaluation.sampler=ddim "
     "evaluation.steps=25 evaluation.eta=1.0 evaluation.points=1 evaluation.validation_images=128"
 )
-COLUMNS = ("set", "moment", "seed", "draws", "frechet", "validation_mse", "validation_log_snr", "share")
+COLUMNS = (
+    "set",
+    "moment",
+    "seed",
+    "draws",
+    "frechet",
+    "validation_mse",
+    "validation_log_snr",
+    "share",
+)
 SAMPLERS = (
     "uniform",
     "log_snr_laplace",
@@ -86,9 +99,13 @@ SHADES = {"cmap": "PuOr", "vmin": -20.0, "vmax": 20.0}
 class Band(TableSampler):
     """`REST` of the draws uniform in t, the others spread evenly over the log-SNRs from low to high."""
 
-    def __init__(self, low: float, high: float, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(
+        self, low: float, high: float, diffusion: Diffusion, channels: int, world: World
+    ) -> None:
         self._range = low, high
-        super().__init__(SimpleNamespace(importance_correction=0.0, stratified=True), diffusion, channels, world)
+        super().__init__(
+            SimpleNamespace(importance_correction=0.0, stratified=True), diffusion, channels, world
+        )
 
     def _initial(self, diffusion: Diffusion) -> Tensor:
         log_snr, (low, high) = diffusion.snr_table.log(), self._range
@@ -107,13 +124,19 @@ class Trained(NamedTuple):
 
 
 def train(
-    config: Any, samples: int, initial: Mapping[str, Tensor] | None, band: int | None = None, judged: bool = True
+    config: Any,
+    samples: int,
+    initial: Mapping[str, Tensor] | None,
+    band: int | None = None,
+    judged: bool = True,
 ) -> Trained:
     """Train on so many images, with the configuration's own sampler or in one band."""
     built: list[timesteps.TimestepSampler] = []
     log_snr = Diffusion(config.process).snr_table.log()
 
-    def build(member: Any, diffusion: Diffusion, channels: int, world: World) -> timesteps.TimestepSampler:
+    def build(
+        member: Any, diffusion: Diffusion, channels: int, world: World
+    ) -> timesteps.TimestepSampler:
         built.append(
             plain(member, diffusion, channels, world) if band is None
             else Band(EDGES[band], EDGES[band + 1], diffusion, channels, world)
@@ -122,12 +145,22 @@ def train(
 
     plain, timesteps.build = timesteps.build, build
     try:
-        engine = Engine(config, Budget(samples=samples), alone("cpu"), Observer(), initial=initial, evaluates=judged)
+        engine = Engine(
+            config,
+            Budget(samples=samples),
+            alone("cpu"),
+            Observer(),
+            initial=initial,
+            evaluates=judged,
+        )
         outcome = run(engine)
     finally:
         timesteps.build = plain
     p = built[0].probabilities()
-    share = [float(p[(log_snr >= low) & (log_snr < high)].sum()) for low, high in itertools.pairwise(EDGES)]
+    share = [
+        float(p[(log_snr >= low) & (log_snr < high)].sum())
+        for low, high in itertools.pairwise(EDGES)
+    ]
     return Trained(outcome.model.state_dict(), outcome.points[-1], share)
 
 
@@ -181,7 +214,9 @@ def worth(rows: pd.DataFrame) -> pd.DataFrame:
     share of the draws in proportion to that."""
     scored = rows.dropna(subset="frechet").pivot(index="draws", columns="seed", values="frechet")
     gains = 1 - scored.div(scored.loc["uniform"])
-    frame = pd.DataFrame({"gain": gains.mean(axis=1), "low": gains.min(axis=1), "high": gains.max(axis=1)})
+    frame = pd.DataFrame(
+        {"gain": gains.mean(axis=1), "low": gains.min(axis=1), "high": gains.max(axis=1)}
+    )
     frame = frame.loc[[draws for draws in rows["draws"].unique() if "…" in draws]]
     positive = frame["gain"].clip(lower=0)
     return frame.assign(oracle=positive / positive.sum())
@@ -197,7 +232,11 @@ def gains_by_level(rows: pd.DataFrame) -> tuple[list[float], list[list[float]]]:
         return parts.set_index([scored["draws"], scored["seed"]])
 
     errors = numbers("validation_mse")
-    below = [1 - errors.loc[draws] / errors.loc["uniform"] for draws in rows["draws"].unique() if "…" in draws]
+    below = [
+        1 - errors.loc[draws] / errors.loc["uniform"]
+        for draws in rows["draws"].unique()
+        if "…" in draws
+    ]
     return numbers("validation_log_snr").iloc[0].tolist(), [one.mean().tolist() for one in below]
 
 
@@ -213,38 +252,72 @@ def distances(rows: pd.DataFrame, oracle: Sequence[float]) -> dict[str, float]:
 def show(tables: Sequence[Path], folder: Path) -> None:
     """`map.md` and `map.png`."""
     rows = pd.concat([pd.read_csv(table) for table in tables])
-    cells = [(name, moment, part) for (name, moment), part in rows.groupby(["set", "moment"], sort=False)]
+    cells = [
+        (name, moment, part) for (name, moment), part in rows.groupby(["set", "moment"], sort=False)
+    ]
     bands = [f"{low:g} … {high:g}" for low, high in itertools.pairwise(EDGES)]
     gains = [["log-SNR", *(f"{name}, {moment:,}" for name, moment, _ in cells)]]
     worths = [worth(part) for _, _, part in cells]
-    gains += [[band, *(f"{100 * each.loc[band, 'gain']:+.0f} %" for each in worths)] for band in bands]
-    away = [distances(part, list(each["oracle"])) for (_, _, part), each in zip(cells, worths, strict=True)]
-    far = [["sampler", *gains[0][1:]]] + [[f"`{name}`", *(f"{each[name]:.2f}" for each in away)] for name in SAMPLERS]
+    gains += [
+        [band, *(f"{100 * each.loc[band, 'gain']:+.0f} %" for each in worths)] for band in bands
+    ]
+    away = [
+        distances(part, list(each["oracle"]))
+        for (_, _, part), each in zip(cells, worths, strict=True)
+    ]
+    far = [["sampler", *gains[0][1:]]] + [
+        [f"`{name}`", *(f"{each[name]:.2f}" for each in away)] for name in SAMPLERS
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "map.md", f"{markdown_table(gains)}\n\n{markdown_table(far)}\n")
     figure, axes = plt.subplots(
-        3, len(cells), figsize=(3.2 * len(cells), 7.5), sharex=True, squeeze=False, layout="constrained"
+        3,
+        len(cells),
+        figsize=(3.2 * len(cells), 7.5),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
     left, widths = EDGES[:-1], [high - low for low, high in itertools.pairwise(EDGES)]
-    for (name, moment, part), each, (above, middle, below) in zip(cells, worths, axes.T, strict=True):
+    for (name, moment, part), each, (above, middle, below) in zip(
+        cells, worths, axes.T, strict=True
+    ):
         errors = abs(each[["low", "high"]].sub(each["gain"], axis=0).T.to_numpy()) * 100
         above.bar(
-            left, 100 * each["gain"], widths, align="edge", yerr=errors, color=BASELINE, ecolor=PLAIN, edgecolor="white"
+            left,
+            100 * each["gain"],
+            widths,
+            align="edge",
+            yerr=errors,
+            color=BASELINE,
+            ecolor=PLAIN,
+            edgecolor="white",
         )
         above.axhline(0, color=PLAIN, linewidth=0.8)
         above.set_title(f"{name}, after {moment:,} images")
         levels, changed = gains_by_level(part)
-        shades = middle.pcolormesh(levels, EDGES, [[100 * gain for gain in row] for row in changed], **SHADES)
+        shades = middle.pcolormesh(
+            levels, EDGES, [[100 * gain for gain in row] for row in changed], **SHADES
+        )
         middle.set_xlim(-10, 10)
         for number, sampler in enumerate(SAMPLERS):
-            share = [float(value) for value in part[part["draws"] == sampler]["share"].iloc[0].split(";")]
+            share = [
+                float(value) for value in part[part["draws"] == sampler]["share"].iloc[0].split(";")
+            ]
             below.stairs(
                 [value / width for value, width in zip(share, widths, strict=True)],
                 EDGES,
                 label=sampler,
                 color=SERIES[number],
             )
-        below.stairs(each["oracle"] / widths, EDGES, label="oracle", color=WINNER, linewidth=2, linestyle="--")
+        below.stairs(
+            each["oracle"] / widths,
+            EDGES,
+            label="oracle",
+            color=WINNER,
+            linewidth=2,
+            linestyle="--",
+        )
         below.set_xlabel("log-SNR")
     axes[0, 0].set_ylabel("Fréchet distance below\nuniform's, %")
     axes[1, 0].set_ylabel("log-SNR that was\ntrained on more")
@@ -256,9 +329,14 @@ def show(tables: Sequence[Path], folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "words", nargs="*", metavar="MAP.csv | knob=value", help="what was measured; with --measure knobs"
+        "words",
+        nargs="*",
+        metavar="MAP.csv | knob=value",
+        help="what was measured; with --measure knobs",
     )
     parser.add_argument("--measure", choices=SETS)
     parser.add_argument("--seeds", type=int, default=2, help="trainings of each band (default: 2)")

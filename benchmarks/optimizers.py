@@ -48,7 +48,9 @@ def training(config: Any) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", default="digits")
     parser.add_argument("knobs", nargs="*")
     options = parser.parse_args()
@@ -60,8 +62,12 @@ def main() -> int:
     for step in steps.values():
         step()
     rounds = [{name: step() for name, step in steps.items()} for _ in range(ROUNDS)]
-    print(f"{options.config}: {parameters:,} parameters, batch {base.loader.batch_size}, torch {torch.__version__}")
-    print("| optimizer | step / step of AdamW | update and average, share of the step |\n|---|---|---|")
+    print(
+        f"{options.config}: {parameters:,} parameters, batch {base.loader.batch_size}, torch {torch.__version__}"
+    )
+    print(
+        "| optimizer | step / step of AdamW | update and average, share of the step |\n|---|---|---|"
+    )
     for name in NAMES:
         ratio = statistics.median(turn[name][0] / turn["adamw"][0] for turn in rounds)
         share = statistics.median(turn[name][1] / turn[name][0] for turn in rounds)

@@ -126,7 +126,11 @@ def of_search(folder: Path) -> dict[str, Any]:
     begin = max(line["time"] for line in sessions if line["event"] == "begin")
     over = max(line["time"] for line in sessions)
     events = {path.name: list(record.events(path)) for path in (folder / "trials").glob("t*")}
-    starts = sorted(min(e["time"] for e in trial if e["event"] == "worker") for trial in events.values() if trial)
+    starts = sorted(
+        min(e["time"] for e in trial if e["event"] == "worker")
+        for trial in events.values()
+        if trial
+    )
     ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
     gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
     work = [trial.end.seconds for trial in record.read_trials(folder) if trial.end]
@@ -150,14 +154,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--window", type=int, default=100, help="trials per row")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="leave the search of trivial trials there")
-    parser.add_argument("--of", type=Path, metavar="FOLDER", help="read a search that was run instead")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="leave the search of trivial trials there"
+    )
+    parser.add_argument(
+        "--of", type=Path, metavar="FOLDER", help="read a search that was run instead"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     figures = of_search(args.of) if args.of else of_driver(args.trials, args.window, args.out)
     if args.json:
-        print(json.dumps({**figures, "load_before": load, "environment": environment.describe()}, indent=1))
+        print(
+            json.dumps(
+                {**figures, "load_before": load, "environment": environment.describe()}, indent=1
+            )
+        )
         return 0
     for key, value in figures.items():
         if key != "windows":
@@ -166,7 +178,9 @@ def main() -> int:
         print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
         for row in rows:
             numbers = (row["per_trial_s"], row["suggestion_ms_median"], row["suggestion_ms_max"])
-            print(f"| {row['trials']} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |")
+            print(
+                f"| {row['trials']} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |"
+            )
     print(f"load average before: {load:.1f}")
     return 0
 

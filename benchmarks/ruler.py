@@ -86,14 +86,22 @@ def sets(images: Images, count: int, draw: int) -> Iterator[tuple[str, float, Te
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", metavar="knob=value")
     parser.add_argument("--extractors", default="cifar10-resnet,classifier,random")
-    parser.add_argument("--images", type=int, default=2000, help="of each set (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=4, help="of all sets, for the mean (default: %(default)s)")
+    parser.add_argument(
+        "--images", type=int, default=2000, help="of each set (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--draws", type=int, default=4, help="of all sets, for the mean (default: %(default)s)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| worse by | ruler | step: distance | | | | | in order |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| worse by | ruler | step: distance | | | | | in order |\n|---|---|---|---|---|---|---|---|"
+    )
     for name in args.extractors.split(","):
         config = cfg.named(Path("cifar10"), [f"evaluation.extractor={name}", *args.words])
         weights.check(config.data, config.evaluation)
@@ -105,7 +113,10 @@ def main() -> int:
                 image_statistics, started = FeatureStatistics(extractor.dim), time.monotonic()
                 for part in torch.split(pixels, 250):
                     image_statistics.update(extractor(part))
-                seconds, passed = seconds + time.monotonic() - started, passed + image_statistics.count
+                seconds, passed = (
+                    seconds + time.monotonic() - started,
+                    passed + image_statistics.count,
+                )
                 if (kind, step) == ("real", 0):
                     real = Reference.of(image_statistics, torch.zeros(0, extractor.dim))
                 distances.setdefault((kind, step), []).append(frechet(image_statistics, real))
@@ -115,9 +126,18 @@ def main() -> int:
             ratios = {step: statistics.fmean(distances[kind, step]) / mean for _, step in steps}
             values = [1.0, *ratios.values()]
             cells = [f"{step:g}: {ratio:.3g}" for step, ratio in ratios.items()]
-            print("|", " | ".join([kind, extractor.label, *cells, "yes" if values == sorted(values) else "no"]), "|")
+            print(
+                "|",
+                " | ".join(
+                    [kind, extractor.label, *cells, "yes" if values == sorted(values) else "no"]
+                ),
+                "|",
+            )
         spread = 100 * statistics.stdev(halves) / mean if len(halves) > 1 else float("nan")
-        print(f"{extractor.label}: ± {spread:.0f} % between draws, {passed / seconds:,.0f} images/s", file=sys.stderr)
+        print(
+            f"{extractor.label}: ± {spread:.0f} % between draws, {passed / seconds:,.0f} images/s",
+            file=sys.stderr,
+        )
     return cli.OK
 
 

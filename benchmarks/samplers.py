@@ -48,7 +48,9 @@ class Stopwatch:
         """`method`, timed; waits for the device at both ends."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or self.engine is None or self.engine.warming_up:  # the first step is done twice
+            if (
+                self._depth or self.engine is None or self.engine.warming_up
+            ):  # the first step is done twice
                 return method(*args, **kwargs)
             self._depth += 1
             self._world.synchronize()
@@ -73,9 +75,13 @@ def patch(watch: Stopwatch) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", metavar="knob=value")
-    parser.add_argument("--config", type=Path, default=Path("digits"), help="file or workload (default: digits)")
+    parser.add_argument(
+        "--config", type=Path, default=Path("digits"), help="file or workload (default: digits)"
+    )
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps per run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, metavar="FILE")
@@ -101,11 +107,20 @@ def main() -> int:
     table = {}
     for name, rounds in rounds_by_method.items():
         shares = [100 * mine / rest for mine, rest in rounds]
-        table[name] = {"us_per_step": 1e6 * statistics.median(mine for mine, _ in rounds), "share_percent": shares}
+        table[name] = {
+            "us_per_step": 1e6 * statistics.median(mine for mine, _ in rounds),
+            "share_percent": shares,
+        }
         spread = f"{min(shares):.2f} … {max(shares):.2f}"
-        lines.append(f"{name:20} {table[name]['us_per_step']:9.0f} {statistics.median(shares):10.2f}  ({spread})")
-    rest_ms = 1e3 * statistics.median(rest for rounds in rounds_by_method.values() for _, rest in rounds)
-    lines.append(f"the rest of a step: {rest_ms:.2f} ms at batch {base.loader.batch_size}; load average {load:.1f}")
+        lines.append(
+            f"{name:20} {table[name]['us_per_step']:9.0f} {statistics.median(shares):10.2f}  ({spread})"
+        )
+    rest_ms = 1e3 * statistics.median(
+        rest for rounds in rounds_by_method.values() for _, rest in rounds
+    )
+    lines.append(
+        f"the rest of a step: {rest_ms:.2f} ms at batch {base.loader.batch_size}; load average {load:.1f}"
+    )
     print("\n".join(lines))
     if args.out is not None:
         content = {"command": sys.argv, "table": table, "rest_ms": rest_ms, "load_average": load}

@@ -68,12 +68,17 @@ class Simulation:
         for number in range(earlier):
             write_earlier(folder, self.space, number)
         storage = optuna.storages.InMemoryStorage() if earlier else None
-        nodes = tuple(Machine(64, DEVICES, f"node{number}", f"{number}") for number in range(-(-slots // DEVICES)))
+        nodes = tuple(
+            Machine(64, DEVICES, f"node{number}", f"{number}")
+            for number in range(-(-slots // DEVICES))
+        )
         pool = Pool(ResourcePartition(nodes, (1,), gpu=True, whole=False))
         self.searcher = self.timed("start", self._searcher, folder, pool, storage)
         self.console = Console(folder, self.space)
 
-    def _searcher(self, folder: Path, pool: Pool, storage: optuna.storages.BaseStorage | None) -> Searcher:
+    def _searcher(
+        self, folder: Path, pool: Pool, storage: optuna.storages.BaseStorage | None
+    ) -> Searcher:
         return Searcher(OptunaProposer(self.space, folder, storage=storage), pool)
 
     def timed(self, part: str, do: Callable[..., Any], *args: Any) -> Any:
@@ -114,7 +119,9 @@ class Simulation:
         self._tell("end", params)
 
     def _tell(self, event: str, params: dict[str, Any]) -> None:
-        self.timed("console", log_exceptions, event, self.console.listen, event, params["trial"], params)
+        self.timed(
+            "console", log_exceptions, event, self.console.listen, event, params["trial"], params
+        )
 
     def _write(self, params: dict[str, Any]) -> Point:
         """What worker and driver write to a journal."""
@@ -144,7 +151,12 @@ def write_earlier(folder: Path, space: search_space.SearchSpace, number: int) ->
         "ema.max_decay": rng.uniform(0.9, 0.9999),
     }  # fmt: skip
     config, name = space.config(drawn), f"t{number:04d}"
-    begun = {"config": cfg.flat(config), "drawn": drawn, "fingerprint": cfg.fingerprint(config), "budget_s": 60.0}
+    begun = {
+        "config": cfg.flat(config),
+        "drawn": drawn,
+        "fingerprint": cfg.fingerprint(config),
+        "budget_s": 60.0,
+    }
     point = {
         "index": 1,
         "train_s": 60.0,
@@ -159,10 +171,14 @@ def write_earlier(folder: Path, space: search_space.SearchSpace, number: int) ->
         {"event": "end", "time": 3.0, "status": "ok", "seconds": {"train": 60.0}},
     ]
     (folder / "trials" / name).mkdir()
-    (folder / "trials" / name / record.JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "trials" / name / record.JOURNAL).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
 
 
-def measured(folder: Path, trials: int, slots: int, window: int, earlier: int = 0) -> list[dict[str, Any]]:
+def measured(
+    folder: Path, trials: int, slots: int, window: int, earlier: int = 0
+) -> list[dict[str, Any]]:
     """CPU milliseconds per trial of each part, and MiB of the process, by windows of trials."""
     process, rows, before = psutil.Process(), list[dict[str, Any]](), dict[str, float]()
     simulation = Simulation(folder, trials, slots, earlier)
@@ -171,9 +187,16 @@ def measured(folder: Path, trials: int, slots: int, window: int, earlier: int = 
         if done % window and done != trials:
             return
         count = done - (rows[-1]["trials"] - earlier if rows else 0)
-        each = {part: 1e3 * (simulation.spent[part] - before.get(part, 0.0)) / count for part in PARTS}
+        each = {
+            part: 1e3 * (simulation.spent[part] - before.get(part, 0.0)) / count for part in PARTS
+        }
         rows.append(
-            {"trials": earlier + done, **each, "all": sum(each.values()), "mib": process.memory_info().rss / 2**20}
+            {
+                "trials": earlier + done,
+                **each,
+                "all": sum(each.values()),
+                "mib": process.memory_info().rss / 2**20,
+            }
         )
         before.update(simulation.spent)
         print(_line(rows[-1].values()), file=sys.stderr, flush=True)
@@ -183,17 +206,28 @@ def measured(folder: Path, trials: int, slots: int, window: int, earlier: int = 
 
 
 def _line(values: Any) -> str:
-    return "| " + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values) + " |"
+    return (
+        "| "
+        + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)
+        + " |"
+    )
 
 
 def main() -> int:
     """See the module's description."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--earlier", type=int, default=0, help="trials that have ended before (default: %(default)s)")
+    parser.add_argument(
+        "--earlier",
+        type=int,
+        default=0,
+        help="trials that have ended before (default: %(default)s)",
+    )
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--window", type=int, default=1000, help="trials per row")
-    parser.add_argument("--profile", action="store_true", help="also print where the time goes, by function")
+    parser.add_argument(
+        "--profile", action="store_true", help="also print where the time goes, by function"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     load, profile = os.getloadavg()[0], cProfile.Profile()
@@ -202,16 +236,25 @@ def main() -> int:
         try:
             if args.profile:
                 profile.enable()
-            rows = measured(Path(storage) / "scaling", args.trials, args.slots, args.window, args.earlier)
+            rows = measured(
+                Path(storage) / "scaling", args.trials, args.slots, args.window, args.earlier
+            )
             profile.disable()
         finally:
             sys.stdout = terminal
     if args.json:
-        print(json.dumps({"windows": rows, "load_before": load, "environment": environment.describe()}, indent=1))
+        print(
+            json.dumps(
+                {"windows": rows, "load_before": load, "environment": environment.describe()},
+                indent=1,
+            )
+        )
         return 0
     print(_line(rows[0]) + "\n" + "|---" * len(rows[0]) + "|")
     print("\n".join(_line(row.values()) for row in rows))
-    print(f"milliseconds of CPU per trial; load average before: {load:.1f}, after: {os.getloadavg()[0]:.1f}")
+    print(
+        f"milliseconds of CPU per trial; load average before: {load:.1f}, after: {os.getloadavg()[0]:.1f}"
+    )
     if args.profile:
         pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
     return 0

@@ -73,9 +73,16 @@ def plain() -> float:
 
 def seam() -> float:
     """Seconds of a step through the seam, its data wait included."""
-    values = {"loader.resident": True, "loader.batch_size": BATCH, "evaluation.points": 1, "memory.keep_freed": False}
+    values = {
+        "loader.resident": True,
+        "loader.batch_size": BATCH,
+        "evaluation.points": 1,
+        "memory.keep_freed": False,
+    }
     config = cfg.override(workload.find("empty").schema.default(), values)
-    outcome = run(Engine(config, Budget(samples=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False))
+    outcome = run(
+        Engine(config, Budget(samples=STEPS * BATCH), alone("cpu"), Observer(), evaluates=False)
+    )
     seconds = outcome.points[-1].step_s
     assert seconds is not None
     return seconds
@@ -85,7 +92,9 @@ DATA = torch.rand(4096, 4)
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     module: Any = types.ModuleType("empty")
     module.Knobs, module.OBJECTIVE, module.train = Knobs, cfg.Metric("loss", "min"), train
     sys.modules["empty.knobs"] = sys.modules["empty.train"] = module
@@ -96,7 +105,9 @@ def main() -> int:
     own = statistics.median(a - b for a, b in pairs)
     print(f"with the seam: {1e6 * statistics.median(a for a, _ in pairs):.0f} µs a step")
     print(f"plain PyTorch: {1e6 * statistics.median(b for _, b in pairs):.0f} µs a step")
-    print(f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load {os.getloadavg()[0]:.1f}")
+    print(
+        f"the seam's own: {1e6 * own:.0f} µs a step (median of {ROUNDS} turns); load {os.getloadavg()[0]:.1f}"
+    )
     return 0
 
 

@@ -60,7 +60,9 @@ def train(
     space: SearchSpace, values: Mapping[str, Any], images: int, seed: int, points: int, device: str
 ) -> list[tuple[int, float]]:
     """Train and return (images, distance) at each point."""
-    config = cfg.override(space.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points})
+    config = cfg.override(
+        space.config({**values, **BATCH, "seed": seed}), {"evaluation.points": points}
+    )
     outcome = run(Engine(config, Budget(samples=images), alone(device), Observer()))
     return [(point.samples, float(point["frechet"])) for point in outcome.points]
 
@@ -70,7 +72,13 @@ class Table:
 
     def __init__(self, path: Path, name: str, images: int, points: int, device: str) -> None:
         """Read the file, or begin it. name: the search file. images: of a trial. points, device: see `main`."""
-        self._path, self._name, self._images, self._points, self._rows = path, name, images, points, Rows()
+        self._path, self._name, self._images, self._points, self._rows = (
+            path,
+            name,
+            images,
+            points,
+            Rows(),
+        )
         self._device = device
         if path.exists():
             with open(path, newline="") as file:
@@ -80,7 +88,9 @@ class Table:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(",".join(COLUMNS) + "\n")
 
-    def distance(self, space: SearchSpace, method: str, times: int, seed: int, values: Mapping[str, Any]) -> float:
+    def distance(
+        self, space: SearchSpace, method: str, times: int, seed: int, values: Mapping[str, Any]
+    ) -> float:
         """Return the final distance of a run, which is made and written first if the table lacks it."""
         for row in self._rows.get((method, str(times)), []):
             if int(row["seed"]) == seed:
@@ -89,7 +99,9 @@ class Table:
         run_seed = space.baseline.seed + (1000 + seed) * (times > 0)
         images, looks = self._images * max(1, times), self._points if times else 1
         points = train(space, values, images, run_seed, looks, self._device)
-        numbers = (";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True))
+        numbers = (
+            ";".join(f"{value:g}" for value in column) for column in zip(*points, strict=True)
+        )
         with open(self._path, "a", newline="") as file:
             row_values = [self._name, method, times, seed, json.dumps(dict(values)), *numbers]
             csv.writer(file, lineterminator="\n").writerow(row_values)
@@ -99,9 +111,13 @@ class Table:
 
 def best_values(space: SearchSpace, method: str, trials: int, table: Table) -> Mapping[str, Any]:
     """Tune a method by so many trials and return its best values."""
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2))
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=trials // 2)
+    )
     tuned = tuple(dimension for dimension in space.dimensions if dimension.name not in BATCH)
-    study.enqueue_trial({dimension.name: space.candidates[0][dimension.name] for dimension in tuned})
+    study.enqueue_trial(
+        {dimension.name: space.candidates[0][dimension.name] for dimension in tuned}
+    )
     draw, best = Draw(tuned), (math.inf, dict[str, Any]())
     for number in range(trials):
         values = draw(trial := study.ask())
@@ -116,8 +132,13 @@ def measure(args: argparse.Namespace) -> None:
     table = Table(args.out, args.measure, args.images, args.points, args.device)
     chosen: dict[str, tuple[SearchSpace, Mapping[str, Any]]] = {}
     for method in args.methods.split(","):
-        words = [*args.words, *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False))]
-        space = search_space.load(search_space.find(args.measure), words, {"trials": max(2, args.trials)})
+        words = [
+            *args.words,
+            *(f"{knob}={name}" for knob, name in zip(NAMES, method.split("+"), strict=False)),
+        ]
+        space = search_space.load(
+            search_space.find(args.measure), words, {"trials": max(2, args.trials)}
+        )
         chosen[method] = space, best_values(space, method, args.trials, table)
     for times in args.times:
         for seed in range(args.first_seed, args.first_seed + args.seeds):
@@ -197,20 +218,35 @@ def show(table: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "words", nargs="*", metavar="FILE.csv | knob=value", help="what was measured; with --measure knobs"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--measure", metavar="SEARCH", help="search file whose dimensions are tuned")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="FILE.csv | knob=value",
+        help="what was measured; with --measure knobs",
+    )
+    parser.add_argument(
+        "--measure", metavar="SEARCH", help="search file whose dimensions are tuned"
+    )
     parser.add_argument("--images", type=int, default=36000, help="of a trial (default: 36000)")
     parser.add_argument("--trials", type=int, default=8, help="of each method (default: 8)")
-    parser.add_argument("--seeds", type=int, default=5, help="new seeds of each method's best (default: 5)")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="new seeds of each method's best (default: 5)"
+    )
     parser.add_argument("--first-seed", type=int, default=0, help="of the new seeds (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
     parser.add_argument(
-        "--times", type=int, nargs="+", default=[1, 4], help="their budgets, in those of a trial (default: 1 4)"
+        "--times",
+        type=int,
+        nargs="+",
+        default=[1, 4],
+        help="their budgets, in those of a trial (default: 1 4)",
     )
-    parser.add_argument("--points", type=int, default=4, help="their evaluations, at equal distances (default: 4)")
+    parser.add_argument(
+        "--points", type=int, default=4, help="their evaluations, at equal distances (default: 4)"
+    )
     parser.add_argument("--methods", default=",".join(METHODS), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv")
     args = parser.parse_intermixed_args()

@@ -40,7 +40,9 @@ def adastop(values: believe.Numbers) -> believe.Decisions:
     return verdicts, rounds
 
 
-def rows(name: str, source: believe.Measured | believe.Drawn, times: int, rng: np.random.Generator) -> pd.DataFrame:
+def rows(
+    name: str, source: believe.Measured | believe.Drawn, times: int, rng: np.random.Generator
+) -> pd.DataFrame:
     """Return how often each test calls B better or worse, and after how many runs of each side, per gain."""
     table = []
     for gain in believe.GAINS:
@@ -51,18 +53,33 @@ def rows(name: str, source: believe.Measured | believe.Drawn, times: int, rng: n
             ("AdaStop", adastop(values)),
         ):
             shares = {"better": float((verdicts > 0).mean()), "worse": float((verdicts < 0).mean())}
-            table.append({"noise": name, "gain": gain, "rule": rule, "times": times, **shares, "runs": rounds.mean()})
+            table.append(
+                {
+                    "noise": name,
+                    "gain": gain,
+                    "rule": rule,
+                    "times": times,
+                    **shares,
+                    "runs": rounds.mean(),
+                }
+            )
     return pd.DataFrame(table)
 
 
 def main() -> None:
     """Run; see the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=200, help="comparisons per gain (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--times", type=int, default=200, help="comparisons per gain (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("adastop.csv"))
     args = parser.parse_args()
     sources, rng = believe.sources(), np.random.default_rng(0)
-    table = pd.concat([rows(name, sources[name], args.times, rng) for name in ("digits", "cifar10", "normal")])
+    table = pd.concat(
+        [rows(name, sources[name], args.times, rng) for name in ("digits", "cifar10", "normal")]
+    )
     table.to_csv(args.out, index=False, float_format="%.4g")
     print(table.to_string(index=False))
 

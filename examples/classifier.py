@@ -25,8 +25,14 @@ BASELINE = {"loader.batch_size": 64, "loader.workers": 0}
 
 def train(trial: Trial) -> None:
     digits = load_digits()
-    images, labels = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), torch.tensor(digits.target)
-    learned, held_out = (images[:1400], labels[:1400]), (images[1400:].to(trial.device), labels[1400:].to(trial.device))
+    images, labels = (
+        torch.tensor(digits.images[:, None] / 16, dtype=torch.float32),
+        torch.tensor(digits.target),
+    )
+    learned, held_out = (
+        (images[:1400], labels[:1400]),
+        (images[1400:].to(trial.device), labels[1400:].to(trial.device)),
+    )
 
     net = trial.prepare(network(trial.knobs))
     optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
@@ -39,7 +45,10 @@ def train(trial: Trial) -> None:
 
 
 def network(knobs: Knobs) -> nn.Module:
-    first, second = nn.Conv2d(1, knobs.width, 3, padding=1), nn.Conv2d(knobs.width, 2 * knobs.width, 3, 2, padding=1)
+    first, second = (
+        nn.Conv2d(1, knobs.width, 3, padding=1),
+        nn.Conv2d(knobs.width, 2 * knobs.width, 3, 2, padding=1),
+    )
     layers = [first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Dropout(knobs.dropout)]
     return nn.Sequential(*layers, nn.Linear(2 * knobs.width * 4 * 4, 10))
 

@@ -52,13 +52,19 @@ def train(trial: Trial) -> None:
     unet = network(trial.knobs)
     net = trial.prepare(unet)
     optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
-    averaged = AveragedModel(unet, multi_avg_fn=get_ema_multi_avg_fn(trial.knobs.ema), use_buffers=True)
+    averaged = AveragedModel(
+        unet, multi_avg_fn=get_ema_multi_avg_fn(trial.knobs.ema), use_buffers=True
+    )
     trial.keep(net=unet, optimizer=optimizer, averaged=averaged)
     trial.export_model(averaged.module)
 
-    digits = images.load(Data(name="digits", split="all", image_size=8, channels=1, horizontal_flip=False))
+    digits = images.load(
+        Data(name="digits", split="all", image_size=8, channels=1, horizontal_flip=False)
+    )
     judge = Judge(digits, Classifier(digits, trial.device), trial.world)
-    noises = torch.randn(4, 128, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(trial.device)
+    noises = torch.randn(4, 128, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(
+        trial.device
+    )
 
     def judged() -> dict[str, object]:
         mine = noises[trial.world.rank :: trial.world.size]
@@ -93,7 +99,9 @@ def heun(net: nn.Module, x: Tensor, steps: int = 5) -> Tensor:
 
 
 @torch.no_grad()
-def sample_images(net: nn.Module, config: Any, request: SampleRequest) -> Iterator[tuple[int, Tensor]]:
+def sample_images(
+    net: nn.Module, config: Any, request: SampleRequest
+) -> Iterator[tuple[int, Tensor]]:
     """What `python -m tunediff.sample RUN --trust-code` draws."""
     for start, stop in request.batches():
         yield start, heun(net, request.noise(start, stop, (1, 8, 8)))

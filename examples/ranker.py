@@ -90,7 +90,9 @@ def functions() -> list[tuple[str, Words, Words]]:
     root = Path(sysconfig.get_path("stdlib"))
     for module in sorted(sys.stdlib_module_names - NOT_EVERYWHERE):
         for file in [*root.glob(f"{module}.py"), *sorted(root.glob(f"{module}/**/*.py"))]:
-            for _, first, rest in re.findall(DOCUMENTED, file.read_text("utf-8", "replace"), re.MULTILINE):
+            for _, first, rest in re.findall(
+                DOCUMENTED, file.read_text("utf-8", "replace"), re.MULTILINE
+            ):
                 line, text = words(first)[:24], words(rest.replace(first, ""))[:128]
                 if len(line) >= 3 and len(text) >= 8:
                     entries.setdefault(line, (module, line, text))
@@ -108,7 +110,9 @@ def pairs(candidates: int, *, held_out: bool = False) -> list[tuple[Words, list[
     chosen = [one for one in functions() if (zlib.crc32(one[0].encode()) % 4 == 0) == held_out]
     examples = []
     for index, (module, line, text) in enumerate(chosen):
-        around = [(index + step) % len(chosen) for far in range(1, candidates) for step in (far, -far)]
+        around = [
+            (index + step) % len(chosen) for far in range(1, candidates) for step in (far, -far)
+        ]
         nearest = sorted((chosen[one] for one in around), key=lambda one: one[0] != module)
         examples.append((text, [line, *(other for _, other, _ in nearest[: candidates - 1])]))
     return examples
@@ -117,5 +121,7 @@ def pairs(candidates: int, *, held_out: bool = False) -> list[tuple[Words, list[
 def collate(batch: list[tuple[Words, list[Words]]]) -> tuple[Tensor, Tensor]:
     """Texts [B, words] and lines [B, candidates, words], filled up to the longest."""
     texts = pad_sequence([torch.tensor(text) for text, _ in batch], batch_first=True)
-    lines = pad_sequence([torch.tensor(line) for _, lines in batch for line in lines], batch_first=True)
+    lines = pad_sequence(
+        [torch.tensor(line) for _, lines in batch for line in lines], batch_first=True
+    )
     return texts, lines.unflatten(0, (len(batch), -1))

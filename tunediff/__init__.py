@@ -1,8 +1,9 @@
-"""tunediff finds the training configuration that gives the best result for the wall-clock spent, and proves it.
+"""tunediff finds the training configuration that gives the best result for the wall-clock spent,
+and proves it.
 
-What a workload's file needs: `from tunediff import Choice, Metric, Range, Trial`. What the commands do, as functions:
-`run_search`, `open_search`, `open_study`, `run_comparison`, `run_training`, `run_profile` and
-`load_model`; docs/how-to/python.md.
+What a workload's file needs: `from tunediff import Choice, Metric, Range, Trial`. What the commands
+do, as functions: `run_search`, `open_search`, `open_study`, `run_comparison`, `run_training`,
+`run_profile` and `load_model`; docs/how-to/python.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while the rest is imported
 
 # isort: split
-from tunediff.core import machine  # noqa: F401 – it notes the threads of torch before the user's program sets them
+# It notes the threads of torch before the user's program sets them.
+from tunediff.core import machine  # noqa: F401
 
 # isort: split
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
@@ -43,7 +45,8 @@ _LAZY = {
     "api.training": ["Training", "load_model", "run_profile", "run_training"],
     "api.profile_run": ["ProfileResult"],
 }
-"""Modules of names that import torch, Ray or pandas, which most of what only reads configurations does without."""
+"""Modules of names that import torch, Ray or pandas, which most of what only reads configurations
+does without."""
 
 
 def __getattr__(name: str) -> Any:

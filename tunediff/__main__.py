@@ -1,4 +1,5 @@
-"""Run a command, `tunediff search …`, or list them all: `tunediff`; also as `python -m tunediff`."""
+"""Run a command, `tunediff search …`, or list them all: `tunediff`; also as `python -m
+tunediff`."""
 
 from __future__ import annotations
 
@@ -27,20 +28,24 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first word names; without one, print what there is. Returns the exit code."""
+    """Run the command that the first word names; without one, print what there is. Returns the exit
+    code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         words = _words_to_complete()
     if words and words[0] in COMMANDS:
         name = f"tunediff.{words[0]}"
         package = importlib.import_module(name)
-        module = importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
+        module = (
+            importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
+        )
         return int(module.main(words[1:]))
     return _overview(words)
 
 
 def _words_to_complete() -> list[str]:
-    """Return the command whose words a shell completes; print the commands and exit where it is not named yet."""
+    """Return the command whose words a shell completes; print the commands and exit where it is not
+    named yet."""
     first, *more = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[1:]
     if more and first in COMMANDS:
         os.environ["_ARGCOMPLETE"] = "2"  # how many words name the program
@@ -58,10 +63,18 @@ def _overview(words: Sequence[str] | None) -> int:
         print(f"tunediff {__version__}")
         return cli.OK
     if unknown := [word for word in words if word not in ("-h", "--help")]:
-        raise ConfigError(f"command line: {unknown[0]!r} is not allowed; {nearest(unknown[0], COMMANDS)}")
-    print("tunediff finds the training configuration that gives the best result for the wall-clock spent.\n")
+        raise ConfigError(
+            f"command line: {unknown[0]!r} is not allowed; {nearest(unknown[0], COMMANDS)}"
+        )
+    print(
+        "tunediff finds the training configuration that gives the best result for the wall-clock"
+        " spent.\n"
+    )
     print("\n".join(f"tunediff {name:<9} {text}" for name, text in COMMANDS.items()))
-    print("\nOptions of each: tunediff COMMAND --help; of this: --version. Also as python -m tunediff.COMMAND")
+    print(
+        "\nOptions of each: tunediff COMMAND --help; of this: --version. Also as python -m"
+        " tunediff.COMMAND"
+    )
     return cli.OK
 
 

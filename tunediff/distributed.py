@@ -1,6 +1,7 @@
 """Exchange numbers, tensors and objects between the processes that train one model together.
 
-The only file that calls collectives of torch.distributed. All ranks must call each method equally often.
+The only file that calls collectives of torch.distributed. All ranks must call each method equally
+often.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class World:
     def agree(self, value: float) -> float:
         """Return rank 0's number on every rank, as float64."""
         return (
-            float(self.first(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
+            float(self.first(torch.tensor(value, dtype=torch.float64, device=self.device)))
+            if self.size > 1
+            else value
         )
 
     def largest(self, value: float) -> float:
@@ -54,7 +57,11 @@ class World:
 
     def total(self, value: float) -> float:
         """Return the sum of all ranks' numbers."""
-        return float(self.sum(torch.tensor(value, dtype=torch.float64, device=self.device))) if self.size > 1 else value
+        return (
+            float(self.sum(torch.tensor(value, dtype=torch.float64, device=self.device)))
+            if self.size > 1
+            else value
+        )
 
     # ---- tensors
     def sum(self, tensor: Tensor) -> Tensor:
@@ -86,7 +93,8 @@ class World:
         return torch.stack(every)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of a few parameters outside the prepared model by their mean over ranks."""
+        """Replace the gradients of a few parameters outside the prepared model by their mean over
+        ranks."""
         for parameter in parameters if self.size > 1 else ():
             if parameter.grad is not None:
                 self.sum(parameter.grad).div_(self.size)
@@ -128,19 +136,26 @@ def alone(device: torch.device | str | None = None) -> World:
 
 @contextlib.contextmanager
 def described_in_environment(world: World) -> Iterator[None]:
-    """Describe the ranks in the environment as torchrun does, and nothing there where a process trains alone."""
+    """Describe the ranks in the environment as torchrun does, and nothing there where a process
+    trains alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     before = {name: os.environ[name] for name in names if name in os.environ}
     for name in names[:-1]:
         os.environ.pop(name, None)
     if world.size > 1:
-        local = before.get("LOCAL_RANK", str(world.rank)) if world.device.index is None else str(world.device.index)
+        local = (
+            before.get("LOCAL_RANK", str(world.rank))
+            if world.device.index is None
+            else str(world.device.index)
+        )
         os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     try:
         yield
     finally:
-        for name in names:  # what else the training sets is for its worker to put back, and to tell of
+        for (
+            name
+        ) in names:  # what else the training sets is for its worker to put back, and to tell of
             os.environ.pop(name, None)
         os.environ.update(before)
 
@@ -151,18 +166,21 @@ _is_shared = False
 
 @contextlib.contextmanager
 def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
-    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and no other rank.
+    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and
+    no other rank.
 
-    What is set inside stays, also where this is used again there: the user's file is imported inside, as workers of a
-    search have their number before they import it. `keep_fewer`: the user's program runs already, and a lower number
-    that it has set stays as well.
+    What is set inside stays, also where this is used again there: the user's file is imported
+    inside, as workers of a search have their number before they import it. `keep_fewer`: the user's
+    program runs already, and a lower number that it has set stays as well.
     """
     global _is_shared
     if _is_shared:
         yield
         return
     before, threads = torch.get_num_threads(), machine.threads()
-    if threads is None or (keep_fewer and before < threads and before != machine.TORCH_DEFAULT_THREADS):
+    if threads is None or (
+        keep_fewer and before < threads and before != machine.TORCH_DEFAULT_THREADS
+    ):
         threads = before
     torch.set_num_threads(threads)
     _is_shared = True
@@ -175,7 +193,8 @@ def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def from_environment() -> Iterator[World]:
-    """Yield the world that torchrun describes in the environment; without torchrun, that of one process.
+    """Yield the world that torchrun describes in the environment; without torchrun, that of one
+    process.
 
     Its threads are those of `share_of_cores`.
     """
@@ -192,14 +211,18 @@ def _world_of_environment() -> Iterator[World]:
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
-        here = torch.cuda.device_count()  # one where each process was given its own: then all have LOCAL_RANK 0
+        here = (
+            torch.cuda.device_count()
+        )  # one where each process was given its own: then all have LOCAL_RANK 0
         why = f"each process needs a GPU of its own, and this one sees {here}"
-        refuse(local >= here, f"LOCAL_RANK: {local} is not allowed: {why}; allowed: 0 to {here - 1}")
+        refuse(
+            local >= here, f"LOCAL_RANK: {local} is not allowed: {why}; allowed: 0 to {here - 1}"
+        )
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield World(rank, size, device)
-    # Only after a success: a rank that failed must not wait for the others. Wrapped models are freed first, because
-    # they hold threads of the process group.
+    # Only after a success: a rank that failed must not wait for the others. Wrapped models are
+    # freed first, because they hold threads of the process group.
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,11 +1,11 @@
 """Measure a saved model at full protocol: `python -m tunediff.evaluate RUN`.
 
-RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
-.safetensors file with its configuration beside it or a checkpoint.pt. Draws 10,000
-images by ancestral sampling unless told otherwise; a model of another workload than diffusion is judged as in its
-training, unless its file has `sample_images` and our sections `data` and `evaluation`. Runs alone, or as
-`torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference and
-extractor.
+RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an
+exported best.yaml, a .safetensors file with its configuration beside it or a checkpoint.pt. Draws
+10,000 images by ancestral sampling unless told otherwise; a model of another workload than
+diffusion is judged as in its training, unless its file has `sample_images` and our sections `data`
+and `evaluation`. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare
+only numbers of equal images, sampler, reference and extractor.
 """
 
 from __future__ import annotations
@@ -61,16 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = models.find(args.run, args.storage)
     model = model.averaged(args.ema)
     if not _has_full_protocol(model.config):
-        _refuse(asked, f"for a model of {cfg.of(model.config).title}, which is judged as in its training")
+        _refuse(
+            asked,
+            f"for a model of {cfg.of(model.config).title}, which is judged as in its training",
+        )
         return evaluate_as_trained(model, args.out or model.folder / NUMBERS, args.json)
     config = _configured(model.config, args)
     sampler = contract.sampler_options(config).describe(config)
     learned: Data = config.data
-    other = args.split not in (None, learned.split)  # all images of another split, or the learned ones
+    other = args.split not in (
+        None,
+        learned.split,
+    )  # all images of another split, or the learned ones
     real = dataclasses.replace(learned, split=args.split, max_images=None) if other else learned
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
-    if config.evaluation.extractor not in PRETRAINED:  # they are made from what is learned, whatever is compared with
+    if (
+        config.evaluation.extractor not in PRETRAINED
+    ):  # they are made from what is learned, whatever is compared with
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
@@ -90,21 +98,43 @@ def _parser() -> argparse.ArgumentParser:
     add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
     for options in contract.shipped_sampler_options():
         options.add_options(parser, str(STEPS), "linear", "0")
-    seeds = "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
+    seeds = (
+        "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
+    )
     add("--seeds", type=int, metavar="K", help=seeds)
-    add("--split", help="real images to compare with: train, test or all (default: the learned ones)")
+    add(
+        "--split",
+        help="real images to compare with: train, test or all (default: the learned ones)",
+    )
     add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
     extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
     add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
-    add("--weights-path", metavar="FILE", help="weights of a trained extractor (default: as for a training)")
-    add("--data-path", metavar="PATH", help="where the real images lie (default: as for the training)")
-    add("--batch-size", type=int, help="images at once on each process (default: as for the training)")
+    add(
+        "--weights-path",
+        metavar="FILE",
+        help="weights of a trained extractor (default: as for a training)",
+    )
+    add(
+        "--data-path",
+        metavar="PATH",
+        help="where the real images lie (default: as for the training)",
+    )
+    add(
+        "--batch-size",
+        type=int,
+        help="images at once on each process (default: as for the training)",
+    )
     places = (
-        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz: images as arr_0, uint8 "
+        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz:"
+        " images as arr_0, uint8 "
     )
     places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
     cli.add_average(parser)
-    add("--out", type=Path, help=f"{places}(default: a new evaluation-….json in the folder of the model)")
+    add(
+        "--out",
+        type=Path,
+        help=f"{places}(default: a new evaluation-….json in the folder of the model)",
+    )
     cli.add_printing(parser, quiet=False)
     return parser
 
@@ -112,20 +142,30 @@ def _parser() -> argparse.ArgumentParser:
 def _has_full_protocol(config: Any) -> bool:
     """Return whether a model's images can be measured at full protocol.
 
-    Its workload generates images (`sample_images`), and its knobs have our sections `data` and `evaluation`.
+    Its workload generates images (`sample_images`), and its knobs have our sections `data` and
+    `evaluation`.
     """
-    sections = isinstance(getattr(config, "data", None), Data) and isinstance(config.evaluation, Evaluation)
+    sections = isinstance(getattr(config, "data", None), Data) and isinstance(
+        config.evaluation, Evaluation
+    )
     return sections and cfg.of(config).get_hook("sample_images") is not None
 
 
-# ----------------------------------------------------------------------------------------------------- what is refused
+# ---- what is refused
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse options that can be refused without the model; returns the metrics to compute."""
     for options in contract.shipped_sampler_options():
         options.check(args)
     image_files.check_output("--out", args.out, ".npz", ".json")
-    cli.allow(1 <= args.seeds <= MOST_SEEDS, "--seeds", args.seeds, f"a whole number from 1 to {MOST_SEEDS}")
-    cli.allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
+    cli.allow(
+        1 <= args.seeds <= MOST_SEEDS,
+        "--seeds",
+        args.seeds,
+        f"a whole number from 1 to {MOST_SEEDS}",
+    )
+    cli.allow(
+        args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all"
+    )
     metrics = args.metrics.split(",")
     for name in metrics:
         cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
@@ -136,31 +176,46 @@ def _refuse(asked: Values, why: str) -> None:
     """Refuse options that an evaluation does not follow. Raises `ConfigError`."""
     for name, value in asked.items():
         option = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{option}: {value!r} is not allowed {why}; allowed: --ema, --out and --json")
+        raise ConfigError(
+            f"{option}: {value!r} is not allowed {why}; allowed: --ema, --out and --json"
+        )
 
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
     defaults = {"steps": STEPS, "skip": "linear", "eta": 0.0}
     values = contract.sampler_options(config).requested(args, defaults, config)
-    values |= {name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")}
-    if args.extractor not in (None, config.evaluation.extractor):  # the weights that are named are another network's
+    values |= {
+        name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")
+    }
+    if args.extractor not in (
+        None,
+        config.evaluation.extractor,
+    ):  # the weights that are named are another network's
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
     config = contract.with_evaluation(config, values)
     if args.data_path is not None:
         if config.data.name == "digits":
-            raise ConfigError("--data-path: belongs to data in files; the digits come with scikit-learn")
+            raise ConfigError(
+                "--data-path: belongs to data in files; the digits come with scikit-learn"
+            )
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
     if args.weights_path is not None and config.evaluation.extractor not in PRETRAINED:
         raise ConfigError(f"--weights-path: belongs to --extractor {' or '.join(PRETRAINED)}")
     return cfg.with_absolute_paths(config)
 
 
-# --------------------------------------------------------------------------------------------------------- measurement
+# ---- measurement
 def _evaluate(
-    model: Saved, config: Any, real_data: Data, kinds: tuple[str, ...], numbers: Path, args: argparse.Namespace
+    model: Saved,
+    config: Any,
+    real_data: Data,
+    kinds: tuple[str, ...],
+    numbers: Path,
+    args: argparse.Namespace,
 ) -> int:
-    """Compare generated images with those of `real_data` and write `numbers`; return the exit code."""
+    """Compare generated images with those of `real_data` and write `numbers`; return the exit
+    code."""
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
@@ -168,7 +223,9 @@ def _evaluate(
     from tunediff.training import memory
 
     evaluation = config.evaluation
-    image_folder = args.out if args.out is not None and args.out.suffix != ".json" else None  # images of the first seed
+    image_folder = (
+        args.out if args.out is not None and args.out.suffix != ".json" else None
+    )  # images of the first seed
     with from_environment() as world, EventLines().work(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
@@ -177,7 +234,9 @@ def _evaluate(
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
         real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
-        seconds, values = _sample(network, config, real, extractor, kinds, args.seeds, image_folder, world)
+        seconds, values = _sample(
+            network, config, real, extractor, kinds, args.seeds, image_folder, world
+        )
 
         # ---- result
         if world.main:
@@ -215,7 +274,11 @@ def _sample(
     from tunediff.evaluation.generation import SampleRequest, shares
     from tunediff.evaluation.quality import Quality
 
-    evaluation, n, options = config.evaluation, config.evaluation.images, contract.sampler_options(config)
+    evaluation, n, options = (
+        config.evaluation,
+        config.evaluation.images,
+        contract.sampler_options(config),
+    )
     steps, seconds, values = options.describe(config).get("steps"), [], []
     options.announce(network, config, seeds * n, world)
     batches, _ = shares(n, world.size, evaluation.batch_size)
@@ -223,8 +286,14 @@ def _sample(
     with Progress("sampling", seeds * batches * (steps or 1), unit) as progress:
         for seed in range(evaluation.seed, evaluation.seed + seeds):
             quality = Quality(extractor, n, world.device, kinds)
-            store = image_files.ImageStore(image_folder, n, world) if image_folder and seed == evaluation.seed else None
-            request = SampleRequest(n, seed, evaluation.batch_size, world.device, world.rank, world.size)
+            store = (
+                image_files.ImageStore(image_folder, n, world)
+                if image_folder and seed == evaluation.seed
+                else None
+            )
+            request = SampleRequest(
+                n, seed, evaluation.batch_size, world.device, world.rank, world.size
+            )
             receivers = [quality.update, *([store.add] if store is not None else [])]
             seconds.append(contract.draw(network, config, request, world, progress, receivers))
             quality.merge(world)
@@ -235,11 +304,17 @@ def _sample(
     return seconds, values
 
 
-# -------------------------------------------------------------------------------------------------------------- result
+# ---- result
 def _protocol(
-    config: Any, real_data: Data, images: Images, extractor: Extractor, seconds: list[float], world: World
+    config: Any,
+    real_data: Data,
+    images: Images,
+    extractor: Extractor,
+    seconds: list[float],
+    world: World,
 ) -> dict[str, Any]:
-    """Return how the metrics were measured, in JSON types; `seconds`: of sampling, with each seed."""
+    """Return how the metrics were measured, in JSON types; `seconds`: of sampling, with each
+    seed."""
     import torch
 
     evaluation, cuda = config.evaluation, world.device.type == "cuda"
@@ -253,7 +328,12 @@ def _protocol(
         "batch_size": evaluation.batch_size,
         "processes": world.size,
         "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
-        "reference": {"name": images.name, "split": real_data.split, "images": len(images), "digest": images.digest},
+        "reference": {
+            "name": images.name,
+            "split": real_data.split,
+            "images": len(images),
+            "digest": images.digest,
+        },
         "extractor": {"name": extractor.name, "label": extractor.label, "digest": extractor.digest},
     }
 
@@ -262,7 +342,9 @@ def _over_seeds(name: str, values: Sequence[Value]) -> dict[str, Any]:
     """Return one metric's values of all seeds, their mean and standard deviation."""
     per_seed = [value.value for value in values]
     numbers = [number for number in per_seed if number is not None]
-    within = {} if values[0].within_sd is None else {"within_sd": [value.within_sd for value in values]}
+    within = (
+        {} if values[0].within_sd is None else {"within_sd": [value.within_sd for value in values]}
+    )
     return {
         "name": name,
         "value": statistics.fmean(numbers) if numbers else None,

@@ -1,7 +1,8 @@
 """Take the best configuration out of a search, with its weights: `python -m tunediff.export NAME`.
 
-With --diffusers --out FOLDER the model becomes a pipeline, for `diffusers.DiffusionPipeline.from_pretrained(FOLDER)`;
-NAME may then also be a training folder, NAME/t0003 or a file of weights.
+With --diffusers --out FOLDER the model becomes a pipeline, for
+`diffusers.DiffusionPipeline.from_pretrained(FOLDER)`; NAME may then also be a training folder,
+NAME/t0003 or a file of weights.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trial", help="export this trial (default: the best)")
     cli.add_average(parser)
     parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
-    outputs = "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers (default: "
+    outputs = (
+        "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers"
+        " (default: "
+    )
     parser.add_argument("--out", type=Path, help=f"{outputs}diffusers in the folder of the model)")
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
@@ -55,29 +59,42 @@ def _export_configuration(args: argparse.Namespace) -> None:
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
-    _print_written(write(search, args.trial, out, out.absolute() if args.json else out, args.ema), args.json)
+    _print_written(
+        write(search, args.trial, out, out.absolute() if args.json else out, args.ema), args.json
+    )
 
 
 def write(
-    search: Results, name: str | None, out: Path, shown_out: Path | None = None, half_life: float | None = None
+    search: Results,
+    name: str | None,
+    out: Path,
+    shown_out: Path | None = None,
+    half_life: float | None = None,
 ) -> dict[str, str]:
-    """Write the configuration of a trial, and its weights beside it; return what was written, and how to train with it.
+    """Write the configuration of a trial, and its weights beside it; return what was written, and
+    how to train with it.
 
-    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. `half_life`: of another average
-    than the one that was evaluated. Raises `ConfigError`.
+    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. `half_life`:
+    of another average than the one that was evaluated. Raises `ConfigError`.
     """
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
-    weights, beside = search.folder / "trials" / trial.name / models.WEIGHTS, out.with_suffix(".safetensors")
+    weights, beside = (
+        search.folder / "trials" / trial.name / models.WEIGHTS,
+        out.with_suffix(".safetensors"),
+    )
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with cli.writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        model = models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
+        model = (
+            models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
+        )
         config = model.config if model is not None else config
-        # Refuses a folder with the files of another workload, before anything of an earlier export is replaced.
+        # Refuses a folder with the files of another workload, before anything of an earlier export
+        # is replaced.
         copied = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         if model is not None:
             from tunediff.training.weights import about, save
@@ -90,14 +107,23 @@ def write(
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         elif beside.exists():  # of an earlier export, perhaps of another trial
             beside.unlink()
-            log.warning("%s: removed, since %s has no weights", shown_out.with_suffix(".safetensors"), trial.name)
-        out.write_text(cfg.dump(copied, provenance(search, trial, out, half_life), out.parent), encoding="utf-8")
+            log.warning(
+                "%s: removed, since %s has no weights",
+                shown_out.with_suffix(".safetensors"),
+                trial.name,
+            )
+        out.write_text(
+            cfg.dump(copied, provenance(search, trial, out, half_life), out.parent),
+            encoding="utf-8",
+        )
     remote.push_or_warn(out)
     return written | {"train": _train(search, trial, shown_out)}
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
-    model = models.find_with_hook("foreign_format", "--diffusers", args.name, args.storage, args.trial)
+    model = models.find_with_hook(
+        "foreign_format", "--diffusers", args.name, args.storage, args.trial
+    )
     model = model.averaged(args.ema)
     foreign: Any = cfg.of(model.config).get_hook("foreign_format")
     folder = args.out or model.folder / foreign.NAME
@@ -115,7 +141,9 @@ def _print_written(written: dict[str, Any], as_json: bool) -> None:
     cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 
-def provenance(results: Results, trial: TrialRecord, out: Path, half_life: float | None = None) -> list[str]:
+def provenance(
+    results: Results, trial: TrialRecord, out: Path, half_life: float | None = None
+) -> list[str]:
     """Return the comment lines above the configuration: where it comes from, and how to use it.
 
     `half_life`: of another average than the one that was evaluated.
@@ -129,11 +157,19 @@ def provenance(results: Results, trial: TrialRecord, out: Path, half_life: float
         lines += _measured(results, trial)
     else:
         value, evaluated = trial.value(results.metric), trial.config["ema.half_life"]
-        other = f"; with {evaluated:g}: {results.label} {text.number(value)}" if value is not None else ""
+        other = (
+            f"; with {evaluated:g}: {results.label} {text.number(value)}"
+            if value is not None
+            else ""
+        )
         lines.append(f"weights averaged with half-life {half_life:g}, not evaluated{other}")
-    versions = " ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
+    versions = " ".join(
+        f"{name} {version}" for name, version in environment.get("versions", {}).items()
+    )
     machine = hardware(environment) or environment.get("cpu", "?")
-    lines.append(f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}")
+    lines.append(
+        f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}"
+    )
     return [*lines, f"train with it: {_train(results, trial, out)}"]
 
 
@@ -144,7 +180,9 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
         base_value = base.value(results.metric) if base is not None else None
         of_baseline = f"; baseline {text.number(base_value)}" if base_value is not None else ""
         train_time = f"{trial.points[-1][trial.along]:.1f} {results.clock.seconds}"
-        reached = words.noted(f"{results.label} {text.number(value)} after {train_time}", results.outcome_of(trial))
+        reached = words.noted(
+            f"{results.label} {text.number(value)} after {train_time}", results.outcome_of(trial)
+        )
         lines.append(f"{reached}{of_baseline}")
     facts = evidence.read(results)
     if facts.confirmation is not None and (

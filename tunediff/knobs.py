@@ -1,9 +1,9 @@
 """List the knobs of a workload: `python -m tunediff.knobs [PREFIX]`.
 
-PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those of the digits.
-`--schema search` prints a JSON Schema of search files instead, for editors: write it to a file and name that in the
-first line of a search file, `# yaml-language-server: $schema=FILE`. `--schema search-output` is that of what
-`search --json` prints, and so on.
+PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those
+of the digits. `--schema search` prints a JSON Schema of search files instead, for editors: write it
+to a file and name that in the first line of a search file, `# yaml-language-server: $schema=FILE`.
+`--schema search-output` is that of what `search --json` prints, and so on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
     outputs = sorted(path.stem for path in OUTPUTS.glob("*.json"))
-    schema = "print the JSON Schema of search files, of configurations such as an exported best.yaml, or of an output: "
-    add("--schema", choices=(*FILES, *outputs), metavar="NAME", help=schema + ", ".join((*FILES, *outputs)))
+    schema = (
+        "print the JSON Schema of search files, of configurations such as an exported best.yaml, or"
+        " of an output: "
+    )
+    add(
+        "--schema",
+        choices=(*FILES, *outputs),
+        metavar="NAME",
+        help=schema + ", ".join((*FILES, *outputs)),
+    )
     cli.add_printing(parser, quiet=False)
     args: argparse.Namespace = parser.parse_args(argv)
     if args.schema in outputs:
@@ -63,14 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def schema_of_files(schema: cfg.Schema, kind: str) -> str:
-    """Return the JSON Schema of search files or configurations of a workload, as text; `kind`: of `FILES`."""
+    """Return the JSON Schema of search files or configurations of a workload, as text; `kind`: of
+    `FILES`."""
     if kind == "configuration":
         return json_schema.to_text(json_schema.configuration(schema))
     return json_schema.to_text(json_schema.search_file(schema, cfg.baseline_names()))
 
 
 def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
-    """Return one record for each knob whose dotted name is `prefix` or lies in that section, in JSON types.
+    """Return one record for each knob whose dotted name is `prefix` or lies in that section, in
+    JSON types.
 
     Raises `ConfigError` where there is neither such a knob nor such a section.
 
@@ -79,10 +89,16 @@ def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
         0.0002
     """
     schema = baseline.schema
-    inside = [knob for knob in knobs_of(schema.type) if f"{knob.name}.".startswith(f"{prefix}." if prefix else "")]
+    inside = [
+        knob
+        for knob in knobs_of(schema.type)
+        if f"{knob.name}.".startswith(f"{prefix}." if prefix else "")
+    ]
     if not inside:
         what = "neither a knob nor a section"
-        raise ConfigError(f"PREFIX: {prefix!r} is not allowed: {what}; {nearest(prefix, schema.knobs)}")
+        raise ConfigError(
+            f"PREFIX: {prefix!r} is not allowed: {what}; {nearest(prefix, schema.knobs)}"
+        )
     inside.sort(key=lambda knob: list(schema.knobs).index(knob.name))
     values, idle = cfg.flat(baseline), cfg.not_effective(baseline, "cpu")
     # Members of a union may share a knob: it is listed once for each default that they give it.
@@ -90,7 +106,9 @@ def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:
     return [_record(list(knobs), values, idle) for _, knobs in alike]
 
 
-def _record(knobs: Sequence[Knob], values: Mapping[str, Any], idle: Mapping[str, str]) -> dict[str, Any]:
+def _record(
+    knobs: Sequence[Knob], values: Mapping[str, Any], idle: Mapping[str, str]
+) -> dict[str, Any]:
     """Describe equal knobs, of one union member each, as one."""
     knob, members = knobs[0], [knob.member for knob in knobs if knob.member is not None]
     return {
@@ -106,7 +124,9 @@ def _record(knobs: Sequence[Knob], values: Mapping[str, Any], idle: Mapping[str,
         "unit": next((unit for ending, unit in UNITS.items() if knob.name.endswith(ending)), None),
         "default": list(knob.default) if isinstance(knob.default, tuple) else knob.default,
         "baseline": values.get(knob.name),
-        "belongs_to": {"knob": members[0][0], "values": [name for _, name in members]} if members else None,
+        "belongs_to": (
+            {"knob": members[0][0], "values": [name for _, name in members]} if members else None
+        ),
         "searchable": knob.searchable,
         "search": knob.space,
         "not_effective_on_cpu": idle.get(knob.name),
@@ -121,7 +141,10 @@ def in_words(record: Mapping[str, Any]) -> str:
     if baseline not in (default, "null"):
         facts.append(f"baseline {baseline}")
     if record["belongs_to"] is not None:
-        facts.append(f"only with {record['belongs_to']['knob']} = {' or '.join(record['belongs_to']['values'])}")
+        facts.append(
+            f"only with {record['belongs_to']['knob']} ="
+            f" {' or '.join(record['belongs_to']['values'])}"
+        )
     if not record["searchable"]:
         facts.append("never searched")
     lines = [f"{record['name']}: {'; '.join(facts)}"]

@@ -1,8 +1,9 @@
-"""Serve the commands as tools to coding agents over stdio, by the Model Context Protocol: `tunediff mcp`.
+"""Serve the commands as tools to coding agents over stdio, by the Model Context Protocol: `tunediff
+mcp`.
 
-An agent's client starts it, for example with {"command": "tunediff", "args": ["mcp"]}. A search or a comparison
-starts only with the token that its dry run gave: its cost is seen before it is spent. What was started goes on when
-the server ends.
+An agent's client starts it, for example with {"command": "tunediff", "args": ["mcp"]}. A search or
+a comparison starts only with the token that its dry run gave: its cost is seen before it is spent.
+What was started goes on when the server ends.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
     from tunediff.core.lock import Runner
 
 INSTRUCTIONS = (
-    "Finds the training configuration with the best result for its training seconds, on this machine. "
-    "Order: doctor, knobs, dry_run_search or dry_run_comparison, start with its token, status until it has ended, "
-    "result, export. Run one search or comparison at a time: two disturb each other's clocks."
+    "Finds the training configuration with the best result for its training seconds, on this"
+    " machine. Order: doctor, knobs, dry_run_search or dry_run_comparison, start with its token,"
+    " status until it has ended, result, export. Run one search or comparison at a time: two"
+    " disturb each other's clocks."
 )
 LOG_LINES = 8
 """Of the output that `status` returns."""
 ANSWER_S = 600.0
-"""Seconds within which a command has to answer; a dry run tries a user's file, which may never end."""
+"""Seconds within which a command has to answer; a dry run tries a user's file, which may never
+end."""
 PROCESS = ".process"
 
 
@@ -52,11 +55,13 @@ class Server:
 
     # ---- look around
     def doctor(self) -> dict[str, Any]:
-        """Check this machine: what works, what does not, and what that means for a search. Takes about a minute."""
+        """Check this machine: what works, what does not, and what that means for a search. Takes
+        about a minute."""
         return self._json("doctor", self._option)
 
     def knobs(self, workload: str = "digits", prefix: str = "") -> dict[str, Any]:
-        """List the knobs of a workload (a name such as digits, or mine.py): type, bounds, default, help.
+        """List the knobs of a workload (a name such as digits, or mine.py): type, bounds, default,
+        help.
 
         prefix: a knob or a section, such as optimizer.
         """
@@ -69,24 +74,36 @@ class Server:
     ) -> dict[str, Any]:  # fmt: skip
         """Return what a search would run and cost, and the token that starts it. Starts nothing.
 
-        search: a search file, a shipped one's name, or a workload's file. knobs: fixed ones, "optimizer.lr=1e-3".
-        trials: in all. budget: training seconds per trial, "60s". total: wall-clock of the whole, "2h". confirm: how
-        many of the best are run again on new seeds; 0: none.
+        search: a search file, a shipped one's name, or a workload's file. knobs: fixed ones,
+        "optimizer.lr=1e-3". trials: in all. budget: training seconds per trial, "60s". total:
+        wall-clock of the whole, "2h". confirm: how many of the best are run again on new seeds; 0:
+        none.
         """
-        options = {"trials": trials, "budget": budget, "total": total, "confirm": confirm, "seed": seed}
+        options = {
+            "trials": trials,
+            "budget": budget,
+            "total": total,
+            "confirm": confirm,
+            "seed": seed,
+        }
         return self._plan("search", [search, *knobs], options)
 
     def dry_run_comparison(
         self, a: str, b: str | None = None, a_knobs: Sequence[str] = (), b_knobs: Sequence[str] = (),
         budget: str | None = None, pairs: int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return what a comparison of B with A would run and cost, and the token that starts it. Starts nothing.
+        """Return what a comparison of B with A would run and cost, and the token that starts it.
+        Starts nothing.
 
-        a, b: a configuration file, a baseline such as digits, or a workload's file, also mine.py@REVISION of its git
-        repository; without b it is A with b_knobs. budget: training seconds of a run. pairs: of runs at most.
+        a, b: a configuration file, a baseline such as digits, or a workload's file, also
+        mine.py@REVISION of its git repository; without b it is A with b_knobs. budget: training
+        seconds of a run. pairs: of runs at most.
         """
         if b is None and not b_knobs:
-            raise ConfigError("b: nothing is not allowed; allowed: a configuration or a workload's file, or b_knobs")
+            raise ConfigError(
+                "b: nothing is not allowed; allowed: a configuration or a workload's file, or"
+                " b_knobs"
+            )
         other = [b] if b is not None else [a, *a_knobs]
         words = [a, *a_knobs, *other, *b_knobs]
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
@@ -95,11 +112,22 @@ class Server:
     def start(self, token: str) -> dict[str, Any]:
         """Start the search or comparison of a dry run, in the background; return its name."""
         if token not in self._planned:
-            raise ConfigError(f"token: {token!r} is not allowed; allowed: one of a dry run that has not started yet")
-        earlier = [folder.name for folder in self._storage.glob("*/")]  # by other servers, or from a shell
-        without_folder = [file.name[1:].removesuffix(PROCESS) for file in self._storage.glob(f".*{PROCESS}")]
-        if running := [name for name in {*self._started, *earlier, *without_folder} if self._running(name)]:
-            raise ConfigError(f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it")
+            raise ConfigError(
+                f"token: {token!r} is not allowed; allowed: one of a dry run that has not"
+                " started yet"
+            )
+        earlier = [
+            folder.name for folder in self._storage.glob("*/")
+        ]  # by other servers, or from a shell
+        without_folder = [
+            file.name[1:].removesuffix(PROCESS) for file in self._storage.glob(f".*{PROCESS}")
+        ]
+        if running := [
+            name for name in {*self._started, *earlier, *without_folder} if self._running(name)
+        ]:
+            raise ConfigError(
+                f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it"
+            )
         import psutil
 
         from tunediff.core.lock import identity
@@ -119,14 +147,20 @@ class Server:
         return {"name": name, "folder": str(self._storage / name)}
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return whether a search or comparison is running, its exit code if it has ended, and its latest lines."""
+        """Return whether a search or comparison is running, its exit code if it has ended, and its
+        latest lines."""
         self._check(name)
         log, running = self._log(name), self._running(name)
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
-        return {"running": running, "exit_code": None if running else self._exit_code(name), "latest": lines}
+        return {
+            "running": running,
+            "exit_code": None if running else self._exit_code(name),
+            "latest": lines,
+        }
 
     def stop(self, name: str) -> dict[str, Any]:
-        """Stop a search or comparison; what it has measured stays, and its command with --resume NAME goes on."""
+        """Stop a search or comparison; what it has measured stays, and its command with --resume
+        NAME goes on."""
         self._check(name)
         process, holder = self._started.get(name), self._runner(name)
         if process is not None and process.poll() is None:
@@ -134,19 +168,25 @@ class Server:
             process.wait()
         elif holder is not None:
             if holder.host != socket.gethostname():
-                raise ConfigError(f"{name} runs in process {holder.pid} on {holder.host}; stop it there")
+                raise ConfigError(
+                    f"{name} runs in process {holder.pid} on {holder.host}; stop it there"
+                )
             os.kill(holder.pid, signal.SIGTERM)
         return self.status(name)
 
     def result(self, name: str) -> dict[str, Any]:
-        """Return what a search or comparison has shown so far, as `tunediff search --json` or `compare --json` do."""
+        """Return what a search or comparison has shown so far, as `tunediff search --json` or
+        `compare --json` do."""
         self._check(name)
         if not (self._storage / name).exists():
             raise ConfigError(f"{name}: has not begun")
-        return self._json("mcp", f"--result={name}", self._option)  # a user's file runs, which may print or never end
+        return self._json(
+            "mcp", f"--result={name}", self._option
+        )  # a user's file runs, which may print or never end
 
     def export(self, name: str, path: str | None = None) -> dict[str, Any]:
-        """Write the best configuration of a search to a YAML file, with its weights; return the paths."""
+        """Write the best configuration of a search to a YAML file, with its weights; return the
+        paths."""
         self._check(name)
         out = [] if path is None else [f"--out={path}"]
         return self._json("export", *out, self._option, words=[name])
@@ -155,7 +195,12 @@ class Server:
     def _plan(self, command: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         """Return the dry run of a command, with a token for it."""
         for word in words:
-            cli.allow(not word.startswith("-"), "knobs", word, "knob=value; options have arguments of their own")
+            cli.allow(
+                not word.startswith("-"),
+                "knobs",
+                word,
+                "knob=value; options have arguments of their own",
+            )
         named = [f"--{key}={value}" for key, value in options.items() if value is not None]
         planned = self._json(command, *named, self._option, "--dry-run", words=words)
         token = secrets.token_hex(8)
@@ -163,7 +208,8 @@ class Server:
         return {**planned, "token": token}
 
     def _json(self, command: str, *options: str, words: Sequence[str] = ()) -> dict[str, Any]:
-        """Run a command and return the JSON that it prints. Raises `ConfigError` with what it says instead."""
+        """Run a command and return the JSON that it prints. Raises `ConfigError` with what it says
+        instead."""
         line = [*_module(command), *options, "--json", *(["--", *words] if words else [])]
         with subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -172,7 +218,9 @@ class Server:
             try:
                 answer, log = process.communicate(timeout=ANSWER_S)
             except BaseException as error:
-                os.killpg(process.pid, signal.SIGKILL)  # also what it has started, which holds its output open
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # also what it has started, which holds its output open
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 raise ConfigError(f"{command}: no answer within {ANSWER_S:g} s") from None
@@ -187,10 +235,13 @@ class Server:
 
     def _check(self, name: str) -> None:
         """Raise `ConfigError` unless there is a search or comparison of this name."""
-        cli.allow(os.path.basename(name) == name, "name", name, "the name of a search or comparison")
+        cli.allow(
+            os.path.basename(name) == name, "name", name, "the name of a search or comparison"
+        )
         if not self._log(name).exists() and not (self._storage / name).is_dir():
             raise ConfigError(
-                f"name: {name!r} is not allowed; there is no such search or comparison in {self._storage}"
+                f"name: {name!r} is not allowed; there is no such search or comparison in"
+                f" {self._storage}"
             )
 
     @property
@@ -202,9 +253,11 @@ class Server:
         return (process is not None and process.poll() is None) or self._runner(name) is not None
 
     def _runner(self, name: str) -> Runner | None:
-        """Return the process that runs it, also if another server, a shell or another machine has started it.
+        """Return the process that runs it, also if another server, a shell or another machine has
+        started it.
 
-        On another machine, only once it has a lock, which an end empties: its process cannot be looked at from here.
+        On another machine, only once it has a lock, which an end empties: its process cannot be
+        looked at from here.
         """
         from tunediff.core.lock import LOCK, alive, runner
 
@@ -217,12 +270,15 @@ class Server:
     def _exit_code(self, name: str) -> int | None:
         """Return the exit code of a process that has ended.
 
-        None if it was killed and another server started it, or if another process has gone on with the run since.
+        None if it was killed and another server started it, or if another process has gone on with
+        the run since.
         """
         from tunediff.core.lock import LOCK
 
         ended = self._exit_code_file(name)
-        with contextlib.suppress(OSError):  # a run lets go of its lock before it writes its exit code
+        with contextlib.suppress(
+            OSError
+        ):  # a run lets go of its lock before it writes its exit code
             if (self._storage / name / LOCK).stat().st_mtime > ended.stat().st_mtime:
                 return None
         if (process := self._started.get(name)) is not None:
@@ -235,7 +291,8 @@ class Server:
         return self._storage / f".{name}.exit_code"
 
     def _process(self, name: str) -> Path:
-        """Return the file that names the process: the search has no folder until its workload is checked."""
+        """Return the file that names the process: the search has no folder until its workload is
+        checked."""
         return self._storage / f".{name}{PROCESS}"
 
     def _log(self, name: str) -> Path:
@@ -264,7 +321,10 @@ def serve(storage: Path) -> Any:
 
         return call
 
-    tools, server = Server(storage), MCPServer("tunediff", instructions=INSTRUCTIONS, version=__version__)
+    tools, server = (
+        Server(storage),
+        MCPServer("tunediff", instructions=INSTRUCTIONS, version=__version__),
+    )
     for tool in (
         tools.doctor, tools.knobs, tools.dry_run_search, tools.dry_run_comparison, tools.start, tools.status,
         tools.result, tools.export, tools.stop,
@@ -277,7 +337,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = cli.parser("mcp", __doc__ or "")
     cli.add_storage(parser, "all searches and comparisons")
-    parser.add_argument("--result", help=argparse.SUPPRESS)  # prints what the tool of that name returns
+    parser.add_argument(
+        "--result", help=argparse.SUPPRESS
+    )  # prints what the tool of that name returns
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 

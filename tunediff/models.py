@@ -1,7 +1,7 @@
 """Find a saved model by what a user calls it: a training, a search, an exported file.
 
-Finding reads configurations only; torch is imported when the weights are read, or when the configuration itself is
-inside a checkpoint.
+Finding reads configurations only; torch is imported when the weights are read, or when the
+configuration itself is inside a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, _CHECKPOINT, _CONFIG, _AVERAGES = "weights.safetensors", record.CHECKPOINT, "config.yaml", "averages"
+WEIGHTS, _CHECKPOINT, _CONFIG, _AVERAGES = (
+    "weights.safetensors",
+    record.CHECKPOINT,
+    "config.yaml",
+    "averages",
+)
 
 
 LACKS = {
@@ -41,17 +46,20 @@ class Saved:
     config: Any
     weights: Path  # the file that holds them
     kind: str
-    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its configuration."""
+    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its
+    configuration."""
     name: str  # for file names: `train-digits`, `night-t0003`, `best`
     folder: Path  # where results about it are written unless told otherwise
     half_life: float | None = None
-    """Of the average that `--ema` makes of what the training wrote; None: the one that was evaluated."""
+    """Of the average that `--ema` makes of what the training wrote; None: the one that was
+    evaluated."""
 
     def network(self, device: torch.device | str) -> Any:
-        """Return the network with the weights that were evaluated, in evaluation mode, without gradients.
+        """Return the network with the weights that were evaluated, in evaluation mode, without
+        gradients.
 
-        Its memory format is the one that the configuration names. Raises `ConfigError` when the file is damaged or
-        holds other weights.
+        Its memory format is the one that the configuration names. Raises `ConfigError` when the
+        file is damaged or holds other weights.
         """
         import torch
 
@@ -59,7 +67,10 @@ class Saved:
         from tunediff.training.weights import check_fit
 
         if (build := cfg.of(self.config).get_hook("network")) is None:
-            raise ConfigError(f"{cfg.of(self.config).name}: has no function network(knobs), which builds its model")
+            raise ConfigError(
+                f"{cfg.of(self.config).name}: has no function network(knobs), which builds its"
+                " model"
+            )
         network, weights = build(self.config.knobs), self.state()
         check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
@@ -68,10 +79,15 @@ class Saved:
         return network.eval().requires_grad_(False)
 
     def state(self) -> Any:
-        """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is damaged."""
+        """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is
+        damaged."""
         from tunediff.training.weights import read
 
-        state = read(self.weights) if self.weights.suffix == ".safetensors" else _inside(self.weights, "result")
+        state = (
+            read(self.weights)
+            if self.weights.suffix == ".safetensors"
+            else _inside(self.weights, "result")
+        )
         if self.half_life is not None:
             from tunediff.training import power_average
 
@@ -79,7 +95,8 @@ class Saved:
         return state
 
     def weights_digest(self) -> str:
-        """Return the sha256 of the file of weights; of another average also of what it is made from, and its half-life.
+        """Return the sha256 of the file of weights; of another average also of what it is made
+        from, and its half-life.
 
         Two averages of one training thus have two digests.
         """
@@ -93,9 +110,11 @@ class Saved:
         return digest.hexdigest()
 
     def averaged(self, half_life: float | None) -> Saved:
-        """Return the model with its weights averaged otherwise, and that in its configuration; None: as it is.
+        """Return the model with its weights averaged otherwise, and that in its configuration;
+        None: as it is.
 
-        Raises `ConfigError` where its training kept no averages. Example: `load_model("night").averaged(0.1)`.
+        Raises `ConfigError` where its training kept no averages. Example:
+        `load_model("night").averaged(0.1)`.
         """
         if half_life is None:
             return self
@@ -103,19 +122,31 @@ class Saved:
         if not 0 < half_life <= 0.5:
             raise ConfigError(f"--ema: {half_life:g} is not allowed; allowed: {allowed}")
         if self.kind != "run" or not any((self.folder / _AVERAGES).glob("*.safetensors")):
-            needs = "its training kept no averages; train with ema.snapshots=true, then name its folder"
+            needs = (
+                "its training kept no averages; train with ema.snapshots=true, then name its folder"
+            )
             raise ConfigError(f"--ema: is not allowed for {self.name}: {needs}")
         config = cfg.override(self.config, {"ema.half_life": half_life}, "--ema", check=False)
-        return dataclasses.replace(self, config=config, half_life=half_life, name=f"{self.name}-ema{half_life:g}")
+        return dataclasses.replace(
+            self, config=config, half_life=half_life, name=f"{self.name}-ema{half_life:g}"
+        )
 
 
 def find_with_hook(
-    hook: str, purpose: str, what: str, storage: Path, trial: str | None = None, own: str = "", run_code: bool = False
+    hook: str,
+    purpose: str,
+    what: str,
+    storage: Path,
+    trial: str | None = None,
+    own: str = "",
+    run_code: bool = False,
 ) -> Saved:
-    """Find a model as `find` does, for the command `purpose`, which needs this hook of the model's workload.
+    """Find a model as `find` does, for the command `purpose`, which needs this hook of the model's
+    workload.
 
-    `trial`: of the search that `what` names. `own`: how the message ends about a user's workload, whose file is run
-    only if `run_code` is true. Raises `ConfigError` for models of workloads without the hook.
+    `trial`: of the search that `what` names. `own`: how the message ends about a user's workload,
+    whose file is run only if `run_code` is true. Raises `ConfigError` for models of workloads
+    without the hook.
     """
     shipped = ", ".join(cfg.shipped_hooks(hook))
     refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{own}")
@@ -137,7 +168,8 @@ def find_with_hook(
 def find(what: str, storage: Path = text.STORAGE) -> Saved:
     """Return the model that `what` names, as a path or as a name in `storage`.
 
-    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint; `checkpoint.pt` itself
+    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint;
+      `checkpoint.pt` itself
     - a search: its best trial; `NAME/t0003`: that trial
     - an exported `best.yaml` with `best.safetensors` beside it
     - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
@@ -149,7 +181,12 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
         if (place := remote.place_of(name)) is not None:
             remote.pull(place[1])
     # The second form is that of NAME/t0003.
-    paths = [path for name in names for path in (name, name.parent / "trials" / name.name) if path.exists()]
+    paths = [
+        path
+        for name in names
+        for path in (name, name.parent / "trials" / name.name)
+        if path.exists()
+    ]
     for path in paths:
         if not path.is_dir():
             return _of_file(path)
@@ -162,16 +199,25 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
             return _of_run(path)
         if (path / "model_index.json").is_file():
-            raise ConfigError(f"{what}: is a pipeline of diffusers: {removed.reason('pipeline of diffusers')}")
+            raise ConfigError(
+                f"{what}: is a pipeline of diffusers: {removed.reason('pipeline of diffusers')}"
+            )
     if paths:
         raise ConfigError(
-            f"{what}: no model in this folder; looked for a search (search.yaml) and a training ({record.JOURNAL}, "
-            f"{WEIGHTS}, {_CHECKPOINT})"
+            f"{what}: no model in this folder; looked for a search (search.yaml) and a training"
+            f" ({record.JOURNAL}, {WEIGHTS}, {_CHECKPOINT})"
         )
     stored = list(_names(storage))
     near = difflib.get_close_matches(what, stored, n=5, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(stored[:20]) or 'none'}"
-    raise ConfigError(f"{what}: no such file or folder, and no training or search of that name in {storage}; {hint}")
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"there are: {', '.join(stored[:20]) or 'none'}"
+    )
+    raise ConfigError(
+        f"{what}: no such file or folder, and no training or search of that name in {storage};"
+        f" {hint}"
+    )
 
 
 def _names(storage: Path) -> Iterator[str]:
@@ -186,13 +232,21 @@ def _names(storage: Path) -> Iterator[str]:
 
 
 def _of_run(folder: Path) -> Saved:
-    """Return the model of a training folder, from its journal, its config.yaml or its checkpoint, whichever exists."""
+    """Return the model of a training folder, from its journal, its config.yaml or its checkpoint,
+    whichever exists."""
     remote.pull(folder, heavy=True)
-    weights = next((folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None)
+    weights = next(
+        (folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None
+    )
     if weights is None:
         if (trial := record.read_trial(folder)) is not None and trial.status not in (None, "ok"):
-            raise ConfigError(f"{folder}: no weights: it ended as {trial.status}, and only what ends as ok keeps them")
-        raise ConfigError(f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation")
+            raise ConfigError(
+                f"{folder}: no weights: it ended as {trial.status}, and only what ends as ok keeps"
+                " them"
+            )
+        raise ConfigError(
+            f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation"
+        )
     if (trial := record.read_trial(folder)) is not None:
         config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
     elif (folder / _CONFIG).is_file():
@@ -206,7 +260,11 @@ def _of_run(folder: Path) -> Saved:
 
 def _name_of_run(folder: Path) -> str:
     folder = folder.absolute()
-    return f"{folder.parent.parent.name}-{folder.name}" if folder.parent.name == "trials" else folder.name
+    return (
+        f"{folder.parent.parent.name}-{folder.name}"
+        if folder.parent.name == "trials"
+        else folder.name
+    )
 
 
 def _of_checkpoint(path: Path) -> Saved:
@@ -217,7 +275,8 @@ def _of_checkpoint(path: Path) -> Saved:
 
 
 def _of_file(path: Path) -> Saved:
-    """Return the model of a checkpoint, or of a configuration and weights that lie beside each other."""
+    """Return the model of a checkpoint, or of a configuration and weights that lie beside each
+    other."""
     config, weights = path, path.with_suffix(".safetensors")
     if path.suffix == ".pt":
         return _of_checkpoint(path)
@@ -226,10 +285,14 @@ def _of_file(path: Path) -> Saved:
             return _of_run(path.parent)
         beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
         if not (existing := [candidate for candidate in beside if candidate.is_file()]):
-            raise ConfigError(f"{path}: weights without a configuration; looked for {', '.join(map(str, beside))}")
+            raise ConfigError(
+                f"{path}: weights without a configuration; looked for {', '.join(map(str, beside))}"
+            )
         config = existing[0]
     elif path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder")
+        raise ConfigError(
+            f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder"
+        )
     elif not weights.is_file():
         raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
     knobs = cfg.load(config)
@@ -240,21 +303,31 @@ def _of_file(path: Path) -> Saved:
 def _check_trained_with(config: Any, path: Path, weights: Path) -> None:
     """Refuse weights that were trained with other knobs than those of the configuration in `path`.
 
-    Files and the sections of all workloads may differ: they are of the machine and of the evaluation. Raises
-    `ConfigError`; a file that does not say what it was trained with fits any configuration.
+    Files and the sections of all workloads may differ: they are of the machine and of the
+    evaluation. Raises `ConfigError`; a file that does not say what it was trained with fits any
+    configuration.
     """
     from safetensors import SafetensorError, safe_open
 
     about: dict[str, str] = {}
-    with contextlib.suppress(SafetensorError, OSError), safe_open(weights, "np") as file:  # reading refuses these
+    with (
+        contextlib.suppress(SafetensorError, OSError),
+        safe_open(weights, "np") as file,
+    ):  # reading refuses these
         about = file.metadata() or {}
     if about.get("fingerprint") in (None, cfg.fingerprint(config)):
         return
     systems, knobs = {field.name for field in dataclasses.fields(Systems)}, config.schema.knobs
-    own = {name for name, knob in knobs.items() if not knob.file and name.partition(".")[0] not in systems}
+    own = {
+        name
+        for name, knob in knobs.items()
+        if not knob.file and name.partition(".")[0] not in systems
+    }
     trained = cfg.differences(json.loads(about["config"]), config)
     if differs := {name: value for name, value in trained.items() if name in own}:
-        raise ConfigError(f"{path}: {weights} was trained with {text.knobs(differs)}; export both again")
+        raise ConfigError(
+            f"{path}: {weights} was trained with {text.knobs(differs)}; export both again"
+        )
 
 
 def _inside(path: Path, key: str) -> dict[str, Any]:

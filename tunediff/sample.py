@@ -1,8 +1,9 @@
 """Draw images from a saved model: `python -m tunediff.sample RUN`.
 
-RUN is a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a .safetensors file with its
-configuration beside it or a checkpoint.pt. Image number i is the same whatever the
-batch size and the number of processes: alone, or as `torchrun --nproc-per-node N -m tunediff.sample …`.
+RUN is a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
+.safetensors file with its configuration beside it or a checkpoint.pt. Image number i is the same
+whatever the batch size and the number of processes: alone, or as `torchrun --nproc-per-node N -m
+tunediff.sample …`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_storage(parser, "names")
     add("--images", type=int, metavar="N", help="images (default: 64, with --strip 8)")
     outputs = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
-    add("--out", type=Path, help=f"{outputs}(default: a new samples-….png in the folder of the model)")
+    add(
+        "--out",
+        type=Path,
+        help=f"{outputs}(default: a new samples-….png in the folder of the model)",
+    )
     add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
     for options in contract.shipped_sampler_options():
         options.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
@@ -53,13 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_average(parser)
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
-    add("--trust-code", action="store_true", help="run the file of a workload of your own, as it lies beside the model")
+    add(
+        "--trust-code",
+        action="store_true",
+        help="run the file of a workload of your own, as it lies beside the model",
+    )
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
 
-    # ---- the model. Weights may come from somebody else: their program runs only if the user says so
+    # ---- the model. Weights may come from somebody else: their program runs only if the user says
+    # so
     own = ", or with --trust-code the model's own file, if it has sample_images"
     model = models.find_with_hook(
         "sample_images", "sample", args.run, args.storage, own=own, run_code=args.trust_code
@@ -72,7 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that can be refused without the model. Raises `ConfigError`."""
     most = STRIP_IMAGES if args.strip else 1_000_000
-    cli.allow(1 <= args.images <= most, "--images", args.images, f"a whole number of at least 1 and at most {most}")
+    cli.allow(
+        1 <= args.images <= most,
+        "--images",
+        args.images,
+        f"a whole number of at least 1 and at most {most}",
+    )
     is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
     cli.allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
     for options in contract.shipped_sampler_options():
@@ -80,7 +95,9 @@ def _check(args: argparse.Namespace) -> None:
     image_files.check_output("--out", args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
         out = str(args.out)
-        raise ConfigError(f"--out: {out!r} is not allowed with --strip; allowed: a name that ends in .png")
+        raise ConfigError(
+            f"--out: {out!r} is not allowed with --strip; allowed: a name that ends in .png"
+        )
 
 
 def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
@@ -100,7 +117,9 @@ def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
         cli.allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
         cli.allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
     if args.strip and "steps" not in options.describe(config):
-        raise ConfigError(f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown")
+        raise ConfigError(
+            f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown"
+        )
     return config, seed, batch_size
 
 
@@ -131,10 +150,11 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
 def _draw(
     model: Saved, config: Any, steps: int | None, args: argparse.Namespace, world: World
 ) -> tuple[Tensor | None, float]:
-    """Return (images of all ranks, seconds of sampling); `steps`: of the sampler, None where it has none.
+    """Return (images of all ranks, seconds of sampling); `steps`: of the sampler, None where it has
+    none.
 
-    The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a folder. The columns
-    of a strip: x_T, states evenly spaced over the steps, the image.
+    The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a
+    folder. The columns of a strip: x_T, states evenly spaced over the steps, the image.
     """
     from tunediff.evaluation.generation import SampleRequest, shares
 
@@ -163,7 +183,9 @@ def _device(name: str) -> Any:
 
 def _write(images: Tensor, args: argparse.Namespace, model: Saved, sampler: str) -> Path:
     """Write what `_draw` returned as one file; returns its path."""
-    names = numbered(model.folder, f"{'strip' if args.strip else 'samples'}-{model.name}-{sampler}", ".png")
+    names = numbered(
+        model.folder, f"{'strip' if args.strip else 'samples'}-{model.name}-{sampler}", ".png"
+    )
     path: Path = args.out or next(path for path in names if not path.exists())
     if args.strip:
         image_files.write_images(images.flatten(0, 1), path, images.shape[1])

@@ -1,4 +1,5 @@
-"""Search for the configuration with the best result for its training seconds: `python -m tunediff.search`."""
+"""Search for the configuration with the best result for its training seconds: `python -m
+tunediff.search`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     """Parse the command line."""
     parser = cli.parser("search", __doc__ or "")
     add = parser.add_argument
-    files = "search file (default: digits), or a workload's file, which is searched around its baseline"
+    files = (
+        "search file (default: digits), or a workload's file, which is searched around its baseline"
+    )
     cli.completes(
         add("words", nargs="*", metavar="SPACE.yaml | mine.py | knob=value", help=files),
         search_space.shipped,
@@ -43,20 +46,40 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
     add("--budget", help="training seconds per trial, e.g. 90s, 10m")
     cli.add_unit(parser)
     add("--total", help="wall-clock of the whole search, confirming runs included, e.g. 8h")
-    add("--confirm", type=int, metavar="N", help="how many of the best to run again on new seeds; 0: none")
+    add(
+        "--confirm",
+        type=int,
+        metavar="N",
+        help="how many of the best to run again on new seeds; 0: none",
+    )
     add("--seed", type=int, help="seed of the search")
     cli.add_machine(parser, "search")
     add("--resume", metavar="NAME", help="go on with a search that was interrupted")
-    add("--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already")
-    add("--early-stopping", choices=search_space.EARLY_STOPPING, help="the rule that stops trials early")
-    add("--track", choices=SERVICES, help="the service that shows every trial as a run (docs/how-to/trackers.md)")
+    add(
+        "--warm-start", metavar="NAME", help="an earlier search whose trials this one knows already"
+    )
+    add(
+        "--early-stopping",
+        choices=search_space.EARLY_STOPPING,
+        help="the rule that stops trials early",
+    )
+    add(
+        "--track",
+        choices=SERVICES,
+        help="the service that shows every trial as a run (docs/how-to/trackers.md)",
+    )
     tried = "a workload of your own with two steps and two evaluations"
     add("--check", action="store_true", help=f"only try {tried}, then print what --dry-run does")
     add("--no-check", action="store_true", help=f"do not try {tried}")
-    force = "start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to run"
+    force = (
+        "start what would take over 30 days, 100,000 trials or the whole disk, or what another"
+        " machine began to run"
+    )
     add("--force", action="store_true", help=force)
     add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
-    add("--open", action="store_true", help="open the report in a browser when the search has ended")
+    add(
+        "--open", action="store_true", help="open the report in a browser when the search has ended"
+    )
     cli.add_printing(parser)
     # knob=value may stand before and after options
     options = CommandOptions(**vars(parser.parse_intermixed_args(argv)))
@@ -73,31 +96,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = search_setup.prepare(options)
     if options.check:
         own = request.space.workload.file is not None
-        cli.allow(own, "--check", str(request.space.source), "a workload of your own: others need no check")
+        cli.allow(
+            own,
+            "--check",
+            str(request.space.source),
+            "a workload of your own: others need no check",
+        )
         for name in ("resume", "no_check"):
-            cli.allow(not getattr(options, name), f"--{name.replace('_', '-')}", True, "not with --check")
+            cli.allow(
+                not getattr(options, name), f"--{name.replace('_', '-')}", True, "not with --check"
+            )
     if options.dry_run:
         _print_plan(request, options, lines)
         return cli.OK
     command_time = search_run.run(request, options, lines)
-    from tunediff.report import page, summary  # imports matplotlib, which no search waits for before its first trial
+    from tunediff.report import (
+        page,
+        summary,
+    )  # imports matplotlib, which no search waits for before its first trial
 
     evidence = search_run.read(request.folder)
     command_time.charge()
-    cli.print_json(summary.as_json(evidence)) if options.json else print("\n".join(summary.lines(evidence)))
+    (
+        cli.print_json(summary.as_json(evidence))
+        if options.json
+        else print("\n".join(summary.lines(evidence)))
+    )
     if options.open and not webbrowser.open((request.folder / page.PAGE).as_uri()):
-        print(f"--open: there is no browser; the report is {request.folder / page.PAGE}", file=sys.stderr)
+        print(
+            f"--open: there is no browser; the report is {request.folder / page.PAGE}",
+            file=sys.stderr,
+        )
     return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS
 
 
 def _print_plan(request: SearchRequest, options: CommandOptions, lines: EventLines) -> None:
-    """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take too long."""
+    """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take
+    too long."""
     say = functools.partial(lines.aside.say, timed=False)
     if options.check:
         planned = search_setup.plan_of_checked(request, options, say)
     else:
-        cli.check_creatable("--storage", request.folder)  # as the search needs it; a check is of the file alone
-        planned = search_setup.planned(request, options, search_setup.measure(request.space, say, prepare=False))
+        cli.check_creatable(
+            "--storage", request.folder
+        )  # as the search needs it; a check is of the file alone
+        planned = search_setup.planned(
+            request, options, search_setup.measure(request.space, say, prepare=False)
+        )
     cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
     plan.check(planned, options.force)
 

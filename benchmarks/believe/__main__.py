@@ -92,14 +92,18 @@ def t_statistics(gains: Numbers) -> Numbers:
     means = gains.cumsum(axis=1) / many
     squares = np.maximum((gains**2).cumsum(axis=1) - many * means**2, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.clip(np.nan_to_num(means / np.sqrt(squares / (many - 1) / many)), -1e6, 1e6))
+        return np.asarray(
+            np.clip(np.nan_to_num(means / np.sqrt(squares / (many - 1) / many)), -1e6, 1e6)
+        )
 
 
 def until(stops: NDArray[np.bool_], gains: Numbers, first: int) -> Decisions:
     """A rule that stops where `stops` first holds, from pair `first` on, else at the end."""
     stops = stops & (np.arange(1, gains.shape[1] + 1) >= first)
     pairs = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, gains.shape[1])
-    ahead = np.sign(np.take_along_axis(gains.cumsum(axis=1), pairs[:, None] - 1, 1)[:, 0]).astype(int)
+    ahead = np.sign(np.take_along_axis(gains.cumsum(axis=1), pairs[:, None] - 1, 1)[:, 0]).astype(
+        int
+    )
     return np.where(stops.any(axis=1), ahead, 0), pairs
 
 
@@ -116,7 +120,9 @@ def bayes_factors(t: Numbers, pairs: NDArray[np.int_], scale: float = math.sqrt(
     g = (scale / special.ndtri(0.5 + (np.arange(200) + 0.5) / 400)) ** 2
     freedom, t2 = np.maximum(pairs - 1, 1)[..., None], (t**2)[..., None]
     wide = 1 + pairs[..., None] * g
-    logs = -0.5 * np.log(wide) + (freedom + 1) / 2 * (np.log1p(t2 / freedom) - np.log1p(t2 / freedom / wide))
+    logs = -0.5 * np.log(wide) + (freedom + 1) / 2 * (
+        np.log1p(t2 / freedom) - np.log1p(t2 / freedom / wide)
+    )
     return np.where(pairs > 1, np.exp(logs).mean(axis=-1), 1.0)
 
 
@@ -151,7 +157,9 @@ RULES: dict[str, Callable[[Numbers], Decisions]] = {
 }
 
 
-def compared(source: Measured | Drawn, comparisons: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def compared(
+    source: Measured | Drawn, comparisons: int, rng: np.random.Generator
+) -> list[dict[str, Any]]:
     """What every rule says of every gain."""
     rows = []
     for gain in GAINS:
@@ -159,7 +167,11 @@ def compared(source: Measured | Drawn, comparisons: int, rng: np.random.Generato
         gains = SD * (gain + drawn[..., 0] - drawn[..., 1])
         for rule, tell in RULES.items():
             verdicts, pairs = tell(gains)
-            shares = {"better": (verdicts > 0).mean(), "worse": (verdicts < 0).mean(), "not": (verdicts == 0).mean()}
+            shares = {
+                "better": (verdicts > 0).mean(),
+                "worse": (verdicts < 0).mean(),
+                "not": (verdicts == 0).mean(),
+            }
             rows.append(
                 {"part": "compare", "gain": gain, "rule": rule, "times": comparisons}
                 | {name: float(share) for name, share in shares.items()}
@@ -187,14 +199,24 @@ class Trial(TrialRecord):
 def planned() -> tuple[search_space.SearchSpace, list[Trial]]:
     """A search of sixteen learning rates, and its trials: the baseline on two seeds, then each once."""
     rates = [1e-3 * (place + 1) for place in range(CONFIGURATIONS + 1)]
-    content = {"workload": "digits", "budget": {"per_trial": "20s", "trials": 18}, "search": {"optimizer.lr": rates}}
+    content = {
+        "workload": "digits",
+        "budget": {"per_trial": "20s", "trials": 18},
+        "search": {"optimizer.lr": rates},
+    }
     space = search_space.parse(content, "believe.yaml")
     baseline = {"optimizer.lr": space.baseline.optimizer.lr}
-    others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][:CONFIGURATIONS]
+    others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][
+        :CONFIGURATIONS
+    ]
     trials = []
-    for number, drawn in enumerate([baseline, {**baseline, "seed": space.baseline.seed + 1}, *others]):
+    for number, drawn in enumerate(
+        [baseline, {**baseline, "seed": space.baseline.seed + 1}, *others]
+    ):
         config = cfg.override(space.baseline, drawn)
-        trials.append(Trial(f"t{number:04d}", number, cfg.flat(config), drawn, cfg.fingerprint(config)))
+        trials.append(
+            Trial(f"t{number:04d}", number, cfg.flat(config), drawn, cfg.fingerprint(config))
+        )
     return space, trials
 
 
@@ -202,7 +224,9 @@ PLANTED = 2
 """The trial of the configuration that is better."""
 
 
-def finalists(source: Measured | Drawn, gain: float, of: int, rng: np.random.Generator) -> tuple[Results, list[Trial]]:
+def finalists(
+    source: Measured | Drawn, gain: float, of: int, rng: np.random.Generator
+) -> tuple[Results, list[Trial]]:
     """A search, and its trials that run again."""
     space, trials = planned()
     first = source.draw(rng, (1,), 1 + CONFIGURATIONS)[0]
@@ -218,7 +242,11 @@ def finalists(source: Measured | Drawn, gain: float, of: int, rng: np.random.Gen
 def confirm(values: Numbers) -> tuple[Look, Numbers]:
     """Rounds of [configurations, MOST] until it is over: the last look, and the rounds that were run."""
     for many in range(1, values.shape[1] + 1):
-        if (test := look(values[:, :many], values.shape[1], level=confirmation.level(Path("confirm")))).over:
+        if (
+            test := look(
+                values[:, :many], values.shape[1], level=confirmation.level(Path("confirm"))
+            )
+        ).over:
             break
     return test, values[:, :many]
 
@@ -226,16 +254,24 @@ def confirm(values: Numbers) -> tuple[Look, Numbers]:
 def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers) -> int | None:
     """The place of the winner among the finalists, as a search names it; None: none is."""
     groups = []
-    for row, (trial, one) in enumerate(zip([None, *again], [Difference(), *test.differences], strict=True)):
+    for row, (trial, one) in enumerate(
+        zip([None, *again], [Difference(), *test.differences], strict=True)
+    ):
         runs = [
             Trial(f"c{seed}", seed, {"seed": seed}, {}, "").reach(float(value))
             for seed, value in enumerate(values[row])
         ]
         changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
-        groups.append(Group(changed, Outcome([*runs], results.metric, results.falls, len(runs)), one))
+        groups.append(
+            Group(changed, Outcome([*runs], results.metric, results.falls, len(runs)), one)
+        )
     compared_ = Comparison(results, results.metric, groups, test.ratios)
     winner = Confirmation(results, compared_, test).winner
-    return None if winner is None else next(place for place, one in enumerate(groups[1:]) if one is winner)
+    return (
+        None
+        if winner is None
+        else next(place for place, one in enumerate(groups[1:]) if one is winner)
+    )
 
 
 def three_seeds(values: Numbers) -> int | None:
@@ -245,16 +281,26 @@ def three_seeds(values: Numbers) -> int | None:
     return min(better, key=lambda place: float(values[1 + place, :3].mean()), default=None)
 
 
-def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def searched(
+    source: Measured | Drawn, searches: int, rng: np.random.Generator
+) -> list[dict[str, Any]]:
     """What searches with a planted winner, and without one, say."""
     rows = []
     for gain in (0.0, 1.0, 2.0):
         for of in (2, 3):
-            decisions: dict[str, list[tuple[int | None, int]]] = {"confirm": [], "three seeds, Holm": []}
+            decisions: dict[str, list[tuple[int | None, int]]] = {
+                "confirm": [],
+                "three seeds, Holm": [],
+            }
             places = []
             for _ in range(searches):
                 results, again = finalists(source, gain, of, rng)
-                places.append(next((n for n, trial in enumerate(again) if gain and trial.number == PLANTED), None))
+                places.append(
+                    next(
+                        (n for n, trial in enumerate(again) if gain and trial.number == PLANTED),
+                        None,
+                    )
+                )
                 off = source.draw(rng, (MOST,), 1 + len(again)).T
                 if places[-1] is not None:
                     off[1 + places[-1]] -= gain
@@ -265,7 +311,10 @@ def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) 
             among = np.array([place is not None for place in places])
             for rule, rule_decisions in decisions.items():
                 right = np.array(
-                    [place is not None and place == p for p, (place, _) in zip(places, rule_decisions, strict=True)]
+                    [
+                        place is not None and place == p
+                        for p, (place, _) in zip(places, rule_decisions, strict=True)
+                    ]
                 )
                 none = np.array([place is None for place, _ in rule_decisions])
                 seeds = np.array([many for _, many in rule_decisions])
@@ -276,7 +325,10 @@ def searched(source: Measured | Drawn, searches: int, rng: np.random.Generator) 
                         "named": right.mean() if gain else None,
                         "refused": none.mean(),
                     }
-                    | {"named_among": right[among].mean() if among.any() else None, "other": (~right & ~none).mean()}
+                    | {
+                        "named_among": right[among].mean() if among.any() else None,
+                        "other": (~right & ~none).mean(),
+                    }
                     | {"rounds": seeds.mean(), "rounds_90": float(np.quantile(seeds, 0.9))}
                 )
     return rows
@@ -295,7 +347,11 @@ take as many runs in all as no rerun and three finalists."""
 def space_of(trials: int, reruns: int) -> search_space.SearchSpace:
     """A search of so many learning rates."""
     rates = [1e-4 * (place + 1) for place in range(100)]
-    content = {"workload": "digits", "budget": {"per_trial": "20s", "trials": trials}, "reruns": reruns}
+    content = {
+        "workload": "digits",
+        "budget": {"per_trial": "20s", "trials": trials},
+        "reruns": reruns,
+    }
     return search_space.parse({**content, "search": {"optimizer.lr": rates}}, "believe.yaml")
 
 
@@ -309,7 +365,9 @@ def configured(place: int, seed: int) -> tuple[dict[str, Any], dict[str, Any], s
     return cfg.flat(config), drawn, cfg.fingerprint(config)
 
 
-def raced(source: Measured | Drawn, off: Numbers, trials: int, reruns: int, rng: np.random.Generator) -> Results:
+def raced(
+    source: Measured | Drawn, off: Numbers, trials: int, reruns: int, rng: np.random.Generator
+) -> Results:
     """A search whose configurations are better by `off`, [configurations] with the baseline first, and its reruns."""
     space, noise_by_seed = space_of(trials, reruns), source.draw(rng, (3,), len(off))
     results = Results(Path("believe"), space, [])
@@ -322,15 +380,27 @@ def raced(source: Measured | Drawn, off: Numbers, trials: int, reruns: int, rng:
     for place, seed in [(0, 0), (0, 1), *((place, 0) for place in range(1, len(off)))]:
         run(place, seed)
     begun: list[dict[str, Any]] = []
-    while len(begun) < reruns and (point := next_rerun(dataclasses.replace(results), begun)) is not None:
-        first = next(trial.number for trial in results.trials if trial.drawn == {"optimizer.lr": point["optimizer.lr"]})
+    while (
+        len(begun) < reruns
+        and (point := next_rerun(dataclasses.replace(results), begun)) is not None
+    ):
+        first = next(
+            trial.number
+            for trial in results.trials
+            if trial.drawn == {"optimizer.lr": point["optimizer.lr"]}
+        )
         run(first - 1, point["seed"] - space.baseline.seed)
         begun.append(point)
     return results
 
 
 def confirmed(
-    source: Measured | Drawn, searches: int, trials: int, reruns: int, planted: str, rng: np.random.Generator
+    source: Measured | Drawn,
+    searches: int,
+    trials: int,
+    reruns: int,
+    planted: str,
+    rng: np.random.Generator,
 ) -> list[dict[str, Any]]:
     """What searches say that confirm one, two and three finalists."""
     records: dict[int, list[tuple[bool, bool, bool, int, int]]] = {1: [], 2: [], 3: []}
@@ -344,15 +414,32 @@ def confirmed(
         for of, rows in records.items():
             again = noise.candidates(results, of)
             better = [bool(off[trial.number - 1]) for trial in again]
-            values = np.exp(SD * (source.draw(rng, (MOST,), 1 + len(again)).T - GAIN * np.array([[0, *better]]).T))
+            values = np.exp(
+                SD
+                * (source.draw(rng, (MOST,), 1 + len(again)).T - GAIN * np.array([[0, *better]]).T)
+            )
             test, run = confirm(values)
             place = named(results, [results.trials[trial.number] for trial in again], test, run)
             right = place is not None and better[place]
             rows.append((any(better), right, place is None, run.shape[1], trials + run.size))
-    row = {"part": "reruns", "rule": f"{reruns} reruns", "times": searches, "trials": trials, "planted": planted}
+    row = {
+        "part": "reruns",
+        "rule": f"{reruns} reruns",
+        "times": searches,
+        "trials": trials,
+        "planted": planted,
+    }
     means = ((of, np.array(rows, float).mean(axis=0)) for of, rows in records.items())
     return [
-        {**row, "of": of, "among": among, "named": right, "refused": refused, "rounds": rounds, "runs": runs}
+        {
+            **row,
+            "of": of,
+            "among": among,
+            "named": right,
+            "refused": refused,
+            "rounds": rounds,
+            "runs": runs,
+        }
         for of, (among, right, refused, rounds, runs) in means
     ]
 
@@ -368,7 +455,9 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
     lines: list[str] = []
     for name, source in noise_sources.items():
         if isinstance(source, Measured):
-            noise_sds = ", ".join(f"{folder} {text.number(sd)}" for folder, sd in source.sds.items())
+            noise_sds = ", ".join(
+                f"{folder} {text.number(sd)}" for folder, sd in source.sds.items()
+            )
             lines.append(f"noise {name}: {np.isfinite(source.blocks).sum()} runs; sd of one: {noise_sds}; "
                          f"in common on one seed {percent(source.common)} % of the variance")  # fmt: skip
     kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
@@ -389,12 +478,33 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
         if (own := part[part["part"] == "reruns"]).empty:
             continue
         lines += ["", f"reruns, {name} noise; shares in %"]
-        rows = [["planted", "trials", "of", "rule", "times", "among", "named", "refused", "rounds", "runs"]]
+        rows = [
+            [
+                "planted",
+                "trials",
+                "of",
+                "rule",
+                "times",
+                "among",
+                "named",
+                "refused",
+                "rounds",
+                "runs",
+            ]
+        ]
         for key, one in own.groupby(["planted", "trials", "of", "rule"], sort=False):
             means = one[["among", "named", "refused", "rounds", "runs"]].astype(float).mean()
             label = [str(word) if isinstance(word, str) else f"{word:g}" for word in key]
             shares = [percent(means[column]) for column in ("among", "named", "refused")]
-            rows.append([*label, str(one["times"].sum()), *shares, f"{means['rounds']:.1f}", f"{means['runs']:.1f}"])
+            rows.append(
+                [
+                    *label,
+                    str(one["times"].sum()),
+                    *shares,
+                    f"{means['rounds']:.1f}",
+                    f"{means['runs']:.1f}",
+                ]
+            )
         lines += aligned(rows)
     return lines
 
@@ -410,12 +520,25 @@ SEARCHED = ["among", "named_among", "named", "other", "refused"]
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=3000, help="per noise and gain (default: %(default)s)")
-    parser.add_argument("--searches", type=int, default=1000, help="per noise, gain, finalists (default: %(default)s)")
-    parser.add_argument("--races", type=int, default=300, help="per noise, trials, reruns (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--comparisons", type=int, default=3000, help="per noise and gain (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--searches",
+        type=int,
+        default=1000,
+        help="per noise, gain, finalists (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--races", type=int, default=300, help="per noise, trials, reruns (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=REFERENCE / "believe", help="where believe.csv goes")
+    parser.add_argument(
+        "--out", type=Path, default=REFERENCE / "believe", help="where believe.csv goes"
+    )
     return parser.parse_args(argv)
 
 
@@ -424,8 +547,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; see `--help`."""
     args = arguments(argv)
     for part in ("comparisons", "searches", "races"):
-        cli.allow(getattr(args, part) >= 0, f"--{part}", getattr(args, part), "a whole number, 0 to leave them out")
-    rng, noise_sources, begun, rows = np.random.default_rng(args.seed), sources(), time.monotonic(), []
+        cli.allow(
+            getattr(args, part) >= 0,
+            f"--{part}",
+            getattr(args, part),
+            "a whole number, 0 to leave them out",
+        )
+    rng, noise_sources, begun, rows = (
+        np.random.default_rng(args.seed),
+        sources(),
+        time.monotonic(),
+        [],
+    )
     for name, source in noise_sources.items():
         if args.comparisons:
             rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]

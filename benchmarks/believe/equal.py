@@ -42,7 +42,18 @@ NOISES: dict[str, Draw] = {
     "outliers": outliers,
     "skewed": skewed,
 }
-SDS = ((1,), (5,), (1, 1), (0.2, 5), (1, 1, 1), (1, 1, 3), (0.2, 1, 5), (1, 1, 1, 1), (0.2, 1, 1, 5), (5, 5, 5, 5))
+SDS = (
+    (1,),
+    (5,),
+    (1, 1),
+    (0.2, 5),
+    (1, 1, 1),
+    (1, 1, 3),
+    (0.2, 1, 5),
+    (1, 1, 1, 1),
+    (0.2, 1, 1, 5),
+    (5, 5, 5, 5),
+)
 """Standard deviations of the rivals, over the baseline's."""
 ITEMS = (2, 4, 6, 10, 20)
 
@@ -61,11 +72,18 @@ def shares(looks: Iterator[Look]) -> dict[str, float]:
     for test in looks:
         verdicts = [one.verdict for one in test.differences]
         rows.append((BETTER in verdicts, verdicts[0] == BETTER, WORSE in verdicts, test.rounds))
-    return dict(zip(("better", "named", "worse", "rounds"), np.mean(rows, axis=0).tolist(), strict=True))
+    return dict(
+        zip(("better", "named", "worse", "rounds"), np.mean(rows, axis=0).tolist(), strict=True)
+    )
 
 
 def of_noise(
-    noise: str, sds: tuple[float, ...], gain: float, times: int, rng: np.random.Generator, level: float = LEVEL
+    noise: str,
+    sds: tuple[float, ...],
+    gain: float,
+    times: int,
+    rng: np.random.Generator,
+    level: float = LEVEL,
 ) -> dict[str, Any]:
     """Return what comparisons say of rivals with such standard deviations; the first is better by `gain` sd."""
 
@@ -88,12 +106,22 @@ def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]
 
 def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return how many searches name a winner that confirm three equal finalists so many times, each on new seeds."""
-    levels = [confirmation.level(Path(confirmation.folder_name(number + 1))) for number in range(confirmations)]
+    levels = [
+        confirmation.level(Path(confirmation.folder_name(number + 1)))
+        for number in range(confirmations)
+    ]
     named = 0
     for _ in range(times):
-        tests = (until_over(np.exp(SD * rng.standard_normal((4, MOST))), level=level) for level in levels)
+        tests = (
+            until_over(np.exp(SD * rng.standard_normal((4, MOST))), level=level) for level in levels
+        )
         named += any(one.verdict == BETTER for test in tests for one in test.differences)
-    return {"part": "again", "confirmations": confirmations, "times": times, "better": named / times}
+    return {
+        "part": "again",
+        "confirmations": confirmations,
+        "times": times,
+        "better": named / times,
+    }
 
 
 def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -102,7 +130,13 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
         for sds in SDS:
             yield of_noise(noise, sds, 0.0, times, np.random.default_rng(seed))
     first = confirmation.level(Path("confirm"))
-    for sds, level in (((1,), LEVEL), ((1,), first), ((1, 1), first), ((1, 1, 1), LEVEL), ((1, 1, 1), first)):
+    for sds, level in (
+        ((1,), LEVEL),
+        ((1,), first),
+        ((1, 1), first),
+        ((1, 1, 1), LEVEL),
+        ((1, 1, 1), first),
+    ):
         yield of_noise("normal", sds, 2.0, times, np.random.default_rng(seed), level)
     for items in ITEMS:
         yield of_items(items, times, np.random.default_rng(seed))
@@ -112,6 +146,8 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     frame = pd.DataFrame(list(rows(3000, seed=0)))
-    frame.to_csv(sys.argv[1] if len(sys.argv) > 1 else REFERENCE / "believe" / "equal.csv", index=False)
+    frame.to_csv(
+        sys.argv[1] if len(sys.argv) > 1 else REFERENCE / "believe" / "equal.csv", index=False
+    )
     for part, table in frame.groupby("part", sort=False):
         print(f"{part}\n{table.dropna(axis=1, how='all').to_string(index=False)}\n")

@@ -35,7 +35,9 @@ class Measured:
         if configurations > blocks.shape[1]:
             order = rng.integers(blocks.shape[1], size=(len(blocks), configurations))
             return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
-        order = np.argsort(np.where(np.isnan(blocks), np.inf, rng.random(blocks.shape)), axis=1)[:, :configurations]
+        order = np.argsort(np.where(np.isnan(blocks), np.inf, rng.random(blocks.shape)), axis=1)[
+            :, :configurations
+        ]
         return np.take_along_axis(blocks, order, 1).reshape(*size, configurations)
 
     @property
@@ -57,7 +59,9 @@ class Drawn:
         shape = (*size, configurations)
         if math.isinf(self.freedom):
             return rng.standard_normal(shape)
-        return np.asarray(rng.standard_t(self.freedom, shape) / math.sqrt(self.freedom / (self.freedom - 2)))
+        return np.asarray(
+            rng.standard_t(self.freedom, shape) / math.sqrt(self.freedom / (self.freedom - 2))
+        )
 
 
 def measured(files: Sequence[Path]) -> Measured:
@@ -70,7 +74,11 @@ def measured(files: Sequence[Path]) -> Measured:
         metric = names[names.index("versus_baseline") - 1]
         knobs = [name for name in names[names.index("reason") + 1 :] if name != "seed"]
         alike = frame.groupby(knobs, dropna=False, sort=False).ngroup()
-        values = frame.assign(alike=alike).pivot(index="alike", columns="seed", values=metric).to_numpy(float)
+        values = (
+            frame.assign(alike=alike)
+            .pivot(index="alike", columns="seed", values=metric)
+            .to_numpy(float)
+        )
         y = np.log(values) if metric == "frechet" else values
         seeds = y.shape[1]
         off = (y - y.mean(axis=1, keepdims=True)) * math.sqrt(seeds / (seeds - 1))

@@ -69,21 +69,29 @@ def run(jobs: list[Job]) -> dict[str, list[dict[str, float]]]:
             _round(number, pipes, rounds_by_label)
             print(f"round {number} of {jobs[0].rounds} done", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        print("interrupted: what follows is of the rounds that all contenders have", file=sys.stderr)
+        print(
+            "interrupted: what follows is of the rounds that all contenders have", file=sys.stderr
+        )
         for process in processes:
             process.terminate()
         whole = min(map(len, rounds_by_label.values()), default=0)
-        rounds_by_label = {label: rounds[:whole] for label, rounds in rounds_by_label.items() if whole}
+        rounds_by_label = {
+            label: rounds[:whole] for label, rounds in rounds_by_label.items() if whole
+        }
     for process in processes:
         process.join(timeout=30)
     return rounds_by_label
 
 
-def _round(number: int, pipes: dict[str, Connection], rounds_by_label: dict[str, list[dict[str, float]]]) -> None:
+def _round(
+    number: int, pipes: dict[str, Connection], rounds_by_label: dict[str, list[dict[str, float]]]
+) -> None:
     """Let every contender have its turn; one that fails is told and left out."""
     order = list(pipes)
     shift = number % max(1, len(order))
-    turns = [[label] for label in [*order[shift:], *order[:shift]]]  # nobody always follows the same contender
+    turns = [
+        [label] for label in [*order[shift:], *order[:shift]]
+    ]  # nobody always follows the same contender
     if number == 0:
         together = [label for label in order if label.endswith(", tuned")]
         turns = [[label] for label in order if label not in together] + [together]
@@ -103,7 +111,11 @@ def _round(number: int, pipes: dict[str, Connection], rounds_by_label: dict[str,
             elif number > 0:
                 rounds_by_label[label].append(answer)
             else:
-                print(f"{label} is ready after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{label} is ready after {time.monotonic() - begun:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -111,9 +123,13 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} … {max(values):,.{digits}f})"
 
 
-def report(rounds_by_label: dict[str, list[dict[str, float]]], images: int) -> tuple[list[str], dict[str, Any]]:
+def report(
+    rounds_by_label: dict[str, list[dict[str, float]]], images: int
+) -> tuple[list[str], dict[str, Any]]:
     """Lines to print, and the same numbers by contender. `images` per round."""
-    lines = [f"{'contender':36} {'parameters':>11} {'images/s: median (min … max)':>32} {'peak MiB':>9}"]
+    lines = [
+        f"{'contender':36} {'parameters':>11} {'images/s: median (min … max)':>32} {'peak MiB':>9}"
+    ]
     contenders: dict[str, Any] = {}
     for label, rounds in rounds_by_label.items():
         rates = [images / entry["seconds"] for entry in rounds]
@@ -128,7 +144,9 @@ def report(rounds_by_label: dict[str, list[dict[str, float]]], images: int) -> t
         lines += ["", f"{mine + ' is … times as fast as':36} {'wall clock':>24} {'CPU time':>24}"]
         for peer in [label for label in rounds_by_label if label != mine]:
             pairs = list(zip(rounds_by_label[mine], rounds_by_label[peer], strict=True))
-            wall, cpu = ([theirs[key] / ours[key] for ours, theirs in pairs] for key in ("seconds", "cpu_s"))
+            wall, cpu = (
+                [theirs[key] / ours[key] for ours, theirs in pairs] for key in ("seconds", "cpu_s")
+            )
             lines.append(f"{peer:36} {spread(wall, 2):>24} {spread(cpu, 2):>24}")
             ratios[f"{mine} / {peer}"] = {"wall": wall, "cpu": cpu}
     return lines, {"contenders": contenders, "ratios": ratios}
@@ -144,18 +162,28 @@ def configuration(path: Path, words: list[str]) -> Systems:
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="knob=value", help="changes to the configuration")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="knob=value", help="changes to the configuration"
+    )
     parser.add_argument(
         "--config", type=Path, default=Path("digits"),
         help="workload, configuration file, or a search file for its baseline (default: digits)",
     )  # fmt: skip
     parser.add_argument("--batch", type=int, help="images per step (default: the configuration's)")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default: 5)")
-    parser.add_argument("--steps", type=int, default=20, help="steps, or batches sampled, per round (default: 20)")
-    parser.add_argument("--sampling", action="store_true", help="DDIM with evaluation.steps instead of training")
     parser.add_argument(
-        "--tuned", action=argparse.BooleanOptionalAction, help="tuned contenders too (default: on a GPU)"
+        "--steps", type=int, default=20, help="steps, or batches sampled, per round (default: 20)"
+    )
+    parser.add_argument(
+        "--sampling", action="store_true", help="DDIM with evaluation.steps instead of training"
+    )
+    parser.add_argument(
+        "--tuned",
+        action=argparse.BooleanOptionalAction,
+        help="tuned contenders too (default: on a GPU)",
     )
     parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
     args: argparse.Namespace = parser.parse_args()
@@ -170,12 +198,16 @@ def main() -> int:
     batch = [] if args.batch is None else [f"loader.batch_size={args.batch}"]
     config = configuration(args.config, [*args.words, *batch])
     device = alone().device
-    diffusers_export.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
+    diffusers_export.check(
+        Path("does-not-exist"), config
+    )  # refuses what diffusers cannot represent
 
     jobs = []
     compiles = device.type == "cuda" if args.tuned is None else args.tuned
     for tuned in (False, True) if compiles else (False,):
-        knobs = TUNED | ({"precision.amp": "bf16"} if device.type == "cuda" else {}) if tuned else {}
+        knobs = (
+            TUNED | ({"precision.amp": "bf16"} if device.type == "cuda" else {}) if tuned else {}
+        )
         knobs = cfg.flat(cfg.override(config, knobs))
         rest = knobs, args.sampling, args.steps, args.rounds
         jobs.append(Job("ours", tuned, tuned, *rest))
@@ -183,10 +215,14 @@ def main() -> int:
         for package in PACKAGES:
             if _installed(package):
                 jobs += [
-                    Job(package, tuned, same, *rest) for same in ([True] if tuned else [False, True][: 1 + switched])
+                    Job(package, tuned, same, *rest)
+                    for same in ([True] if tuned else [False, True][: 1 + switched])
                 ]
             elif not tuned:
-                print(f"{package} is left out; to install it: uv pip install {package}", file=sys.stderr)
+                print(
+                    f"{package} is left out; to install it: uv pip install {package}",
+                    file=sys.stderr,
+                )
     rounds_by_label = run(jobs)
     if not rounds_by_label:
         return cli.FAILED
@@ -195,7 +231,9 @@ def main() -> int:
     what = f"DDIM sampling, {config.evaluation.steps} steps" if args.sampling else "training step"
     name = torch.cuda.get_device_name() if device.type == "cuda" else environment.describe()["cpu"]
     packages = ("torch", *PACKAGES, "ema-pytorch")
-    versions = {package: importlib.metadata.version(package) for package in packages if _installed(package)}
+    versions = {
+        package: importlib.metadata.version(package) for package in packages if _installed(package)
+    }
     print(
         f"{what}, batch {config.loader.batch_size}, images {config.data.channels} × {config.data.image_size}², "
         f"{args.rounds} rounds of {args.steps}\n"
@@ -205,7 +243,13 @@ def main() -> int:
     )
     print("\n".join(lines))
     if args.out is not None:
-        content = {"command": sys.argv, **numbers, "config": cfg.flat(config), "load_average": load, "device": name}
+        content = {
+            "command": sys.argv,
+            **numbers,
+            "config": cfg.flat(config),
+            "load_average": load,
+            "device": name,
+        }
         content |= {"torch_threads": torch.get_num_threads(), "versions": versions}
         args.out.write_text(json.dumps(content | {"environment": environment.describe()}, indent=1))
     return cli.OK

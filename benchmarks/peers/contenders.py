@@ -93,7 +93,9 @@ class Turns:
 
     def done(self, seconds: float, cpu_s: float, peak_mib: float, parameters: int) -> None:
         """One round took so long, by the wall clock and by the CPU time of the process."""
-        self._pipe.send({"seconds": seconds, "cpu_s": cpu_s, "peak_mib": peak_mib, "parameters": parameters})
+        self._pipe.send(
+            {"seconds": seconds, "cpu_s": cpu_s, "peak_mib": peak_mib, "parameters": parameters}
+        )
 
 
 def contend(job: Job, pipe: Connection) -> None:
@@ -141,7 +143,13 @@ Steps = tuple[Callable[[Tensor], Any], int]
 """(one step on a float32 batch [B, C, H, W] in [−1, 1], number of parameters)."""
 
 
-def steps(job: Job, config: Systems, world: World, turns: Turns, build: Callable[[Systems, World, Job], Steps]) -> None:
+def steps(
+    job: Job,
+    config: Systems,
+    world: World,
+    turns: Turns,
+    build: Callable[[Systems, World, Job], Steps],
+) -> None:
     """A peer: so many steps per turn, the device awaited at both ends."""
     turns.wait()
     before_mib = 0.0 if world.device.type == "cuda" else _now_mib()
@@ -160,14 +168,21 @@ def steps(job: Job, config: Systems, world: World, turns: Turns, build: Callable
             step(batches[number % BATCHES])
         world.synchronize()
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
-        turns.done(seconds, cpu_s, memory.peak_mib(world.device)["peak_memory_mib"] - before_mib, parameters)
+        turns.done(
+            seconds,
+            cpu_s,
+            memory.peak_mib(world.device)["peak_memory_mib"] - before_mib,
+            parameters,
+        )
         going_on = turns.wait()
 
 
 def random_images(config: Systems) -> Images:
     """Random pixels in the shape of the configuration's images, equal for all."""
     size = (BATCHES * config.loader.batch_size, config.data.channels, *[config.data.image_size] * 2)
-    pixels = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Images("random", pixels, None, (), (), "random")
 
 
@@ -178,7 +193,9 @@ def diffusers_training(config: Systems, world: World, job: Job) -> Steps:
 
     network, _, scheduler = _diffusers_parts(config, world, job)
     network.train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, eps=1e-8)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, eps=1e-8
+    )
     rates = get_scheduler("cosine", optimizer, num_warmup_steps=500, num_training_steps=100_000)
     ema = EMAModel(
         network.parameters(), decay=0.9999, use_ema_warmup=True, inv_gamma=1.0, power=0.75,
@@ -188,12 +205,16 @@ def diffusers_training(config: Systems, world: World, job: Job) -> Steps:
 
     def step(x0: Tensor) -> float:
         noise = torch.randn(x0.shape, device=world.device)
-        t = torch.randint(0, config.process.steps, (len(x0),), device=world.device, dtype=torch.int64)
+        t = torch.randint(
+            0, config.process.steps, (len(x0),), device=world.device, dtype=torch.int64
+        )
         x_t = scheduler.add_noise(x0, noise, t)
         with _autocast(world, job):
             output = model(x_t, t).sample
         target = {"epsilon": noise, "x0": x0}.get(config.process.prediction)
-        loss = F.mse_loss(output.float(), scheduler.get_velocity(x0, noise, t) if target is None else target)
+        loss = F.mse_loss(
+            output.float(), scheduler.get_velocity(x0, noise, t) if target is None else target
+        )
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
@@ -239,7 +260,10 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     network.requires_grad_(False)
     if hardware.faster_in_nhwc(network, config.memory.channels_last):
         network.to(memory_format=torch.channels_last)
-    amp, predict = Amp(config.precision, world.device), Compilation(config.compile).apply(network, network, unet.Block)
+    amp, predict = (
+        Amp(config.precision, world.device),
+        Compilation(config.compile).apply(network, network, unet.Block),
+    )
     diffusion = Diffusion(config.process, world.device)
     precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]
     how = {"batch_size": config.loader.batch_size, "sampler": "ddim", "precision": precision}
@@ -281,13 +305,20 @@ def lucidrains_sampling(config: Systems, world: World, job: Job) -> Steps:
 
     def step(x0: Tensor) -> Tensor:
         # It draws progress bars.
-        with _autocast(world, job), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        with (
+            _autocast(world, job),
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stderr(nowhere),
+        ):
             return to_uint8(diffusion.sample(batch_size=len(x0)).float() * 2 - 1)
 
     return step, parameters
 
 
-PEERS: dict[str, tuple[Callable[[Systems, World, Job], Steps] | None, Callable[[Systems, World, Job], Steps]]] = {
+PEERS: dict[
+    str,
+    tuple[Callable[[Systems, World, Job], Steps] | None, Callable[[Systems, World, Job], Steps]],
+] = {
     "ours": (None, our_sampling),
     "diffusers": (diffusers_training, diffusers_sampling),
     "denoising-diffusion-pytorch": (lucidrains_training, lucidrains_sampling),
@@ -315,7 +346,9 @@ def _lucidrains_diffusion(config: Systems, world: World, job: Job) -> Any:
     from denoising_diffusion_pytorch import GaussianDiffusion, Unet
 
     def build(width: int) -> Any:
-        return Unet(width, dim_mults=model.multipliers, channels=config.data.channels, dropout=model.dropout)
+        return Unet(
+            width, dim_mults=model.multipliers, channels=config.data.channels, dropout=model.dropout
+        )
 
     model = config.model
     with torch.device("meta"):

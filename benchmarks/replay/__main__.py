@@ -35,11 +35,22 @@ from tunediff import cli
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE_FOLDER")
-    parser.add_argument("--seeds", type=int, default=200, help="searches per strategy (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="where the results go, beside standard output")
-    parser.add_argument("--only", action="append", metavar="STRATEGY", help="this one beside random; may be repeated")
+    parser.add_argument(
+        "--seeds", type=int, default=200, help="searches per strategy (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.md", help="where the results go, beside standard output"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="STRATEGY",
+        help="this one beside random; may be repeated",
+    )
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
     return parser.parse_args(argv)
 
@@ -54,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     tables = {folder.resolve().name: load(folder) for folder in args.tables}
     names = ["random", *(name for name in args.only or STRATEGIES if name != "random")]
     seconds: dict[str, dict[str, np.ndarray]] = {}
-    with concurrent.futures.ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn")) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        args.processes, multiprocessing.get_context("spawn")
+    ) as pool:
         each = pool.map if args.processes > 1 else map
         for title, folder in zip(tables, args.tables, strict=True):
             seconds[title] = {}

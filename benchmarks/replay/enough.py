@@ -73,7 +73,15 @@ def searched(table: Table, seed: int) -> Found:
         left.remove(order[-1])
     metric, sd = table.space.metric, table.noise.sd
     ended = [curves[place] for place in order]
-    losses = np.array([table.loss(one.points[-1][metric]) if one.status == "ok" else math.inf for one in ended]) / sd
+    losses = (
+        np.array(
+            [
+                table.loss(one.points[-1][metric]) if one.status == "ok" else math.inf
+                for one in ended
+            ]
+        )
+        / sd
+    )
     means = np.array([one.mean for one in table.configurations]) / sd
     kept = [order[int(losses[: n + 1].argmin())] for n in range(MOST)]
     features = np.array([_features(table, place) for place in [*order, *left]])
@@ -107,10 +115,16 @@ def records(found: Found, n: int) -> float:
 def posterior(found: Found, n: int) -> float:
     """The chance that any point that is left is better by the noise of one run."""
     y = found.losses[:n]
-    y = np.minimum(y, np.quantile(y[np.isfinite(y)], 0.75))  # how poor the poor ones are says nothing about the best
+    y = np.minimum(
+        y, np.quantile(y[np.isfinite(y)], 0.75)
+    )  # how poor the poor ones are says nothing about the best
     scale = max(float(y.std()), 1e-9)
-    kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern(1.0, (0.1, 10.0), nu=2.5) + WhiteKernel(0.3, (1e-4, 10.0))
-    process = GaussianProcessRegressor(kernel, random_state=0).fit(found.points[:n], (y - y.mean()) / scale)
+    kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern(1.0, (0.1, 10.0), nu=2.5) + WhiteKernel(
+        0.3, (1e-4, 10.0)
+    )
+    process = GaussianProcessRegressor(kernel, random_state=0).fit(
+        found.points[:n], (y - y.mean()) / scale
+    )
     kept = found.points[int(y.argmin())]
     mean, covariance = process.predict(np.vstack([kept, found.points[n:]]), return_cov=True)
     normal = np.random.default_rng(0).multivariate_normal
@@ -126,7 +140,9 @@ def regret_bound(found: Found, n: int) -> float:
         params = {f"x{i}": float(value) for i, value in enumerate(found.points[number])}
         space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in params}
         value = float(min(found.losses[number], worst))
-        trials.append(create_trial(state=TrialState.COMPLETE, params=params, distributions=space, value=value))
+        trials.append(
+            create_trial(state=TrialState.COMPLETE, params=params, distributions=space, value=value)
+        )
     return float(RegretBoundEvaluator(seed=0).evaluate(trials, StudyDirection.MINIMIZE))
 
 
@@ -140,7 +156,9 @@ RULES: dict[str, tuple[Callable[[Found, int], float], tuple[float, ...]]] = {
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def difference(found: Sequence[Sequence[Found]], ends: NDArray[np.int_]) -> tuple[float, float, float]:
+def difference(
+    found: Sequence[Sequence[Found]], ends: NDArray[np.int_]
+) -> tuple[float, float, float]:
     """Regret of a rule less that of a fixed number of trials, and its 95 % interval by bootstrap over searches.
 
     `found`, `ends`: [tables][searches]; the number of trials after which the rule ends each.
@@ -150,7 +168,11 @@ def difference(found: Sequence[Sequence[Found]], ends: NDArray[np.int_]) -> tupl
 
     def less(chosen: NDArray[np.int_]) -> float:
         rows = np.arange(len(found))[:, None]
-        fixed = np.interp(ends[rows, chosen].mean(), np.arange(1, MOST + 1), regret[rows, chosen].mean(axis=(0, 1)))
+        fixed = np.interp(
+            ends[rows, chosen].mean(),
+            np.arange(1, MOST + 1),
+            regret[rows, chosen].mean(axis=(0, 1)),
+        )
         return float(own[rows, chosen].mean() - fixed)
 
     rng, shape = np.random.default_rng(0), ends.shape
@@ -160,12 +182,20 @@ def difference(found: Sequence[Sequence[Found]], ends: NDArray[np.int_]) -> tupl
 
 def table_of(found: Sequence[Sequence[Found]]) -> list[str]:
     """The results as lines of Markdown."""
-    lines = ["| rule | level | trials | regret | less that of as many trials (95 %) |", "|---|---|---|---|---|"]
+    lines = [
+        "| rule | level | trials | regret | less that of as many trials (95 %) |",
+        "|---|---|---|---|---|",
+    ]
     for name, (rule, levels) in RULES.items():
         step = 1 if rule in (patience, records) else 2
-        values = [[[(n, rule(one, n)) for n in range(FIRST, MOST, step)] for one in searches] for searches in found]
+        values = [
+            [[(n, rule(one, n)) for n in range(FIRST, MOST, step)] for one in searches]
+            for searches in found
+        ]
         for level in levels:
-            ends = np.array([[next((n for n, v in own if v <= level), MOST) for own in each] for each in values])
+            ends = np.array(
+                [[next((n for n, v in own if v <= level), MOST) for own in each] for each in values]
+            )
             regret = np.mean([[one.regret[end - 1] for one, end in zip(*pair, strict=True)]
                               for pair in zip(found, ends, strict=True)])  # fmt: skip
             by, low, high = difference(found, ends)
@@ -179,14 +209,20 @@ def table_of(found: Sequence[Sequence[Found]]) -> list[str]:
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay; see `--help`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE_FOLDER")
-    parser.add_argument("--seeds", type=int, default=20, help="searches of each table (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="searches of each table (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     cli.allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found = [[searched(table, seed) for seed in range(args.seeds)] for table in map(load, args.tables)]
+    found = [
+        [searched(table, seed) for seed in range(args.seeds)] for table in map(load, args.tables)
+    ]
     print("\n".join(table_of(found)))
     return cli.OK
 

@@ -55,7 +55,10 @@ class Points(Observer):
 def configurations(space: SearchSpace, many: int) -> list[Values]:
     """Draw so many different configurations of a space, by its seed, after the baseline."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=space.seed))
-    draw, found = Draw(space.dimensions), {cfg.fingerprint(space.baseline): dict(space.candidates[0])}
+    draw, found = (
+        Draw(space.dimensions),
+        {cfg.fingerprint(space.baseline): dict(space.candidates[0])},
+    )
     while len(found) < many:
         values = draw(study.ask())
         try:
@@ -65,12 +68,20 @@ def configurations(space: SearchSpace, many: int) -> list[Values]:
     return list(found.values())
 
 
-def train(space: SearchSpace, values: Values, seed: int, points: int) -> tuple[str, list[tuple[float, float]]]:
+def train(
+    space: SearchSpace, values: Values, seed: int, points: int
+) -> tuple[str, list[tuple[float, float]]]:
     """Train once and return how it ended and (CPU seconds of training, objective) of every point."""
-    config = cfg.override(space.config(values), {"seed": space.baseline.seed + seed, "evaluation.points": points})
+    config = cfg.override(
+        space.config(values), {"seed": space.baseline.seed + seed, "evaluation.points": points}
+    )
     budget, observer, status = Budget(space.budget.per_trial_s), Points(), "ok"
     try:
-        run(Engine(config, budget, alone("cpu"), observer, clock=Clock(budget, now=time.process_time)))
+        run(
+            Engine(
+                config, budget, alone("cpu"), observer, clock=Clock(budget, now=time.process_time)
+            )
+        )
     except NotFiniteError:
         status = "nan"
     return status, [(point.train_s, float(point[space.metric])) for point in observer.points]
@@ -78,7 +89,9 @@ def train(space: SearchSpace, values: Values, seed: int, points: int) -> tuple[s
 
 def record(args: argparse.Namespace) -> None:
     """Train what the table lacks; `args`: see `arguments`."""
-    space = search_space.load(search_space.find(args.search), args.words, {"per_trial": f"{args.budget}s"})
+    space = search_space.load(
+        search_space.find(args.search), args.words, {"per_trial": f"{args.budget}s"}
+    )
     if not args.out.exists():
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(",".join(COLUMNS) + "\n")
@@ -90,11 +103,20 @@ def record(args: argparse.Namespace) -> None:
                 continue
             began = time.process_time()
             status, points = train(space, values, seed, args.points)
-            seconds, objectives = (";".join(f"{value:.5g}" for value in column) for column in _columns(points))
+            seconds, objectives = (
+                ";".join(f"{value:.5g}" for value in column) for column in _columns(points)
+            )
             with open(args.out, "a", newline="") as file:
                 row = [number, seed, status, seconds, objectives, json.dumps(values)]
                 csv.writer(file, lineterminator="\n").writerow(row)
-            print(number, seed, status, objectives, f"{time.process_time() - began:.1f} CPU s", flush=True)
+            print(
+                number,
+                seed,
+                status,
+                objectives,
+                f"{time.process_time() - began:.1f} CPU s",
+                flush=True,
+            )
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -103,13 +125,25 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("search", metavar="SEARCH_FILE", help="search file, or a workload's own file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "search", metavar="SEARCH_FILE", help="search file, or a workload's own file"
+    )
     parser.add_argument("words", nargs="*", metavar="knob=value")
-    parser.add_argument("--configs", type=int, default=64, help="configurations (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=2, help="trainings of each (default: %(default)s)")
-    parser.add_argument("--points", type=int, default=8, help="evaluations of a training (default: %(default)s)")
-    parser.add_argument("--budget", type=float, default=5.0, help="CPU seconds of a training (default: %(default)s)")
+    parser.add_argument(
+        "--configs", type=int, default=64, help="configurations (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="trainings of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--points", type=int, default=8, help="evaluations of a training (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=5.0, help="CPU seconds of a training (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
     return parser.parse_intermixed_args(argv)
 

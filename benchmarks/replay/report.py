@@ -26,7 +26,9 @@ def median(values: Numbers, axis: int | None = None) -> Numbers:
 def ratios(ours: Numbers, theirs: Numbers, seed: int = 0) -> tuple[float, Numbers]:
     """Return the ratio of the medians, and bootstrap samples of it over the seeds of both."""
     rng = np.random.default_rng(seed)
-    resampled = [median(rng.choice(values, (RESAMPLED, len(values))), 1) for values in (ours, theirs)]
+    resampled = [
+        median(rng.choice(values, (RESAMPLED, len(values))), 1) for values in (ours, theirs)
+    ]
     with np.errstate(invalid="ignore"):
         return float(median(ours) / median(theirs)), np.nan_to_num(
             resampled[0] / resampled[1], nan=1.0, posinf=math.inf
@@ -41,7 +43,14 @@ def interval(samples: Numbers) -> str:
 
 def markdown(tables: Mapping[str, Table], seconds: Seconds, seeds: int) -> str:
     """Return the results: medians, ratios to random search, and their geometric means over the tables."""
-    head = ["table", "configurations", "reach the target", "points", "noise of one run", "random, s"]
+    head = [
+        "table",
+        "configurations",
+        "reach the target",
+        "points",
+        "noise of one run",
+        "random, s",
+    ]
     about = [head, *([name, str(len(table.configurations)), str(table.good), str(table.points),
                       f"{table.noise.sd:.3g}", f"{float(median(seconds[name]['random'])):.1f}"]
                      for name, table in tables.items())]  # fmt: skip

@@ -64,11 +64,16 @@ class Sampled:
 
     def report(self, trial: TrialRecord) -> None:
         """Take a new point of a trial, or its end."""
-        drawn, value = self._trials[trial.number], trial.points[-1][self._space.metric] if trial.points else None
+        drawn, value = (
+            self._trials[trial.number],
+            trial.points[-1][self._space.metric] if trial.points else None,
+        )
         if trial.status == "ok":
             self._study.tell(drawn, value)
         elif trial.finished:
-            self._study.tell(drawn, state=TrialState.PRUNED if trial.status == "pruned" else TrialState.FAIL)
+            self._study.tell(
+                drawn, state=TrialState.PRUNED if trial.status == "pruned" else TrialState.FAIL
+            )
         else:
             drawn.report(value, step=trial.points[-1].index)
 
@@ -86,16 +91,22 @@ class Stopping(ToTheEnd):
     """Ends trials by Ray Tune's ASHA, set up as `early_stopping: asha` sets it up."""
 
     def __init__(self, space: SearchSpace) -> None:
-        rule = ASHAScheduler(time_attr="fraction", max_t=1, grace_period=GRACE, reduction_factor=2.0)
+        rule = ASHAScheduler(
+            time_attr="fraction", max_t=1, grace_period=GRACE, reduction_factor=2.0
+        )
         self._space, self._scheduler = space, BaselineExemptScheduler(rule, space)
         self._scheduler.set_search_properties("objective", space.mode)
 
     def goes_on(self, trial: TrialRecord) -> bool:
         point, points = trial.points[-1], self._space.baseline.evaluation.points
-        stands_for = SimpleNamespace(config={SPEC: SimpleNamespace(name=trial.name, drawn=trial.drawn)})
+        stands_for = SimpleNamespace(
+            config={SPEC: SimpleNamespace(name=trial.name, drawn=trial.drawn)}
+        )
         result = {"fraction": point.index / points, "objective": point[self._space.metric]}
         result |= {"index": point.index, "train_s": point.train_s}
-        return bool(self._scheduler.on_trial_result(None, stands_for, result) == TrialScheduler.CONTINUE)
+        return bool(
+            self._scheduler.on_trial_result(None, stands_for, result) == TrialScheduler.CONTINUE
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ together
@@ -141,7 +152,10 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
     spent_s, best = 0.0, (math.inf, math.inf)
     while True:
         # ---- one more point
-        curve, before = curves[places[current.number]], current.points[-1].train_s if current.points else 0.0
+        curve, before = (
+            curves[places[current.number]],
+            current.points[-1].train_s if current.points else 0.0,
+        )
         if len(current.points) < len(curve.points):
             current.points.append(curve.points[len(current.points)])
             spent_s += current.points[-1].train_s - before
@@ -155,7 +169,9 @@ def replay(table: Table, strategy: Strategy, seed: int) -> float:
         # ---- is it found?
         if status == "ok":
             value = current.points[-1][space.metric]
-            loss = math.inf if not math.isfinite(value) else value if space.mode == "min" else -value
+            loss = (
+                math.inf if not math.isfinite(value) else value if space.mode == "min" else -value
+            )
             best = min(best, (loss, table.configurations[places[current.number]].mean))
             if best[1] <= table.target:
                 return spent_s

@@ -47,14 +47,20 @@ class Configuration:
 class Table:
     """Recorded configurations, the baseline first, and the target of a search among them."""
 
-    def __init__(self, space: SearchSpace, configurations: tuple[Configuration, ...], ratios: bool) -> None:
+    def __init__(
+        self, space: SearchSpace, configurations: tuple[Configuration, ...], ratios: bool
+    ) -> None:
         """`ratios`: losses are logarithms."""
         self.space, self.configurations, self.ratios = space, configurations, ratios
         self.points = max(len(curve.points) for one in configurations for curve in one.curves)
-        ended = sorted((one for one in configurations if math.isfinite(one.mean)), key=lambda one: one.mean)
+        ended = sorted(
+            (one for one in configurations if math.isfinite(one.mean)), key=lambda one: one.mean
+        )
         # Of the better half: poor configurations differ more from run to run, and compete with nobody
         half = ended[: (len(ended) + 1) // 2]
-        groups = [[self.loss(curve.points[-1][space.metric]) for curve in one.curves] for one in half]
+        groups = [
+            [self.loss(curve.points[-1][space.metric]) for curve in one.curves] for one in half
+        ]
         if (noise := pooled(groups, False, True)) is None:
             raise ConfigError("no configuration of the table ended well on two seeds")
         self.noise: Noise = noise
@@ -72,7 +78,9 @@ class Table:
 
     def nearest(self, values: Values, among: list[int]) -> int:
         """Return the configuration that is nearest to drawn values, of those with these places."""
-        return min(among, key=lambda place: self._distance(values, self.configurations[place].knobs))
+        return min(
+            among, key=lambda place: self._distance(values, self.configurations[place].knobs)
+        )
 
     def _distance(self, first: Values, second: Values) -> float:
         """Return the sum of squared differences: of a range, in parts of it; of choices that differ, 1."""
@@ -89,7 +97,9 @@ class Table:
 def position(dimension: Dimension, value: float) -> float:
     """Return where a value lies in its range, from 0 to 1."""
     scale = math.log if dimension.log else float
-    return float((scale(value) - scale(dimension.low)) / (scale(dimension.high) - scale(dimension.low)))
+    return float(
+        (scale(value) - scale(dimension.low)) / (scale(dimension.high) - scale(dimension.low))
+    )
 
 
 def loss(space: SearchSpace, ratios: bool, value: float) -> float:
@@ -101,7 +111,9 @@ def load(folder: Path) -> Table:
     """Return the table of a folder. Raises `ConfigError` if it has none, or one with gaps."""
     path = folder / TABLE
     if not path.is_file() or not (folder / SEARCH).is_file():
-        raise ConfigError(f"{folder}: no {TABLE} and {SEARCH}; record one with python -m benchmarks.replay.record")
+        raise ConfigError(
+            f"{folder}: no {TABLE} and {SEARCH}; record one with python -m benchmarks.replay.record"
+        )
     space = search_space.load(folder / SEARCH)
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
@@ -115,22 +127,34 @@ def load(folder: Path) -> Table:
         by_number.setdefault(int(row["number"]), []).append(row)
     seeds = max(map(len, by_number.values()), default=0)
     if seeds < 2 or [*by_number][:1] != [0]:
-        raise ConfigError(f"{path}: incomplete: the baseline comes first, and each has two seeds or more")
-    complete = tuple(_configuration(space, ratios, one) for one in by_number.values() if len(one) == seeds)
-    return Table(dataclasses.replace(space, noise=1, candidates=space.candidates[:1]), complete, ratios)
+        raise ConfigError(
+            f"{path}: incomplete: the baseline comes first, and each has two seeds or more"
+        )
+    complete = tuple(
+        _configuration(space, ratios, one) for one in by_number.values() if len(one) == seeds
+    )
+    return Table(
+        dataclasses.replace(space, noise=1, candidates=space.candidates[:1]), complete, ratios
+    )
 
 
 def _configuration(space: SearchSpace, ratios: bool, rows: list[dict[str, str]]) -> Configuration:
     knobs = json.loads(rows[0]["knobs"])
     curves = []
     for row in rows:
-        pairs = zip(row["train_s"].split(";"), row["values"].split(";"), strict=True) if row["values"] else ()
+        pairs = (
+            zip(row["train_s"].split(";"), row["values"].split(";"), strict=True)
+            if row["values"]
+            else ()
+        )
         points = [
             Point(i, float(seconds), i, i, metrics={space.metric: float(value)})
             for i, (seconds, value) in enumerate(pairs, 1)
         ]
         curves.append(Curve(row["status"], tuple(points)))
-    ends = [loss(space, ratios, one.points[-1][space.metric]) for one in curves if one.status == "ok"]
+    ends = [
+        loss(space, ratios, one.points[-1][space.metric]) for one in curves if one.status == "ok"
+    ]
     mean = sum(ends) / len(ends) if len(ends) == len(curves) else math.inf
     config = space.config(knobs)
     return Configuration(knobs, cfg.flat(config), cfg.fingerprint(config), tuple(curves), mean)

@@ -1,7 +1,7 @@
 """Read the results of a search from its folder, as numbers and pandas tables.
 
-Needs neither torch nor ray, draws nothing, and works while the search runs. Texts and figures are in
-`tunediff.report`.
+Needs neither torch nor ray, draws nothing, and works while the search runs. Texts and figures are
+in `tunediff.report`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
 """The objective of a search for speed: there is no curve, and no model is evaluated."""
-_OF_POINTS = ("train_s", "device_s", "samples", RATE, "step_s", "data_wait_share", "peak_memory_mib")
+_OF_POINTS = (
+    "train_s",
+    "device_s",
+    "samples",
+    RATE,
+    "step_s",
+    "data_wait_share",
+    "peak_memory_mib",
+)
 
 
 @dataclasses.dataclass
@@ -52,8 +60,11 @@ class Results:
 
     @property
     def label(self) -> str:
-        """Return the label of the objective that its measurements give: FID only where it is one."""
-        labels = (point["label"] for trial in self.trials for point in trial.points if "label" in point)
+        """Return the label of the objective that its measurements give: FID only where it is
+        one."""
+        labels = (
+            point["label"] for trial in self.trials for point in trial.points if "label" in point
+        )
         return self.metric if self.by_rate else next(labels, self.space.label)
 
     @property
@@ -73,24 +84,34 @@ class Results:
 
     @property
     def falls(self) -> bool:
-        """Return whether a smaller value is better: the one place that decides on the objective's direction."""
+        """Return whether a smaller value is better: the one place that decides on the objective's
+        direction."""
         return self.space.mode == "min"
 
     @functools.cached_property
     def ratios(self) -> bool:
-        """Return whether values are compared by ratios: rates, and objectives that fall and stay positive.
+        """Return whether values are compared by ratios: rates, and objectives that fall and stay
+        positive.
 
-        Others are compared by their differences: a zero or negative value has no ratio, and the ratio of
-        two accuracies depends on whether one counts the right or the wrong answers.
+        Others are compared by their differences: a zero or negative value has no ratio, and the
+        ratio of two accuracies depends on whether one counts the right or the wrong answers.
         """
         values = (point.get(self.metric) for trial in self.trials for point in trial.points)
-        return self.by_rate or (self.falls and not any(value <= 0 for value in values if is_number(value)))
+        return self.by_rate or (
+            self.falls and not any(value <= 0 for value in values if is_number(value))
+        )
 
     @property
     def judged(self) -> list[str]:
         """Return the names of the quantities that evaluations measured besides the objective."""
-        names = (name for name in self.space.workload.quantities if name != self.metric and name[:5] != "step_")
-        return [name for name in names if any(last(trial, name) is not None for trial in self.trials)]
+        names = (
+            name
+            for name in self.space.workload.quantities
+            if name != self.metric and name[:5] != "step_"
+        )
+        return [
+            name for name in names if any(last(trial, name) is not None for trial in self.trials)
+        ]
 
     def loss(self, value: float) -> float:
         """Return a value of the objective with the sign for which smaller is better."""
@@ -121,7 +142,8 @@ class Results:
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
     def changed(self, trial: TrialRecord) -> Values:
-        """Return the knobs of a trial that differ from the baseline and that it read, as `knob=value` words."""
+        """Return the knobs of a trial that differ from the baseline and that it read, as
+        `knob=value` words."""
         changed, why = self.space.changed(trial.config), trial.not_effective
         return {name: value for name, value in changed.items() if why.get(name) != NEVER_READ}
 
@@ -136,7 +158,8 @@ class Results:
         return {run.name: outcome for outcome in self.outcomes for run in outcome.runs}
 
     def outcome_of(self, trial: TrialRecord) -> Outcome:
-        """Return what the configuration of a trial has shown in all its runs; of an unknown trial, in this one."""
+        """Return what the configuration of a trial has shown in all its runs; of an unknown trial,
+        in this one."""
         alone = Outcome([trial], self.metric, self.falls, self.space.seeds)
         return self._outcome_by_name.get(trial.name, alone)
 
@@ -148,11 +171,13 @@ class Results:
 
     @property
     def leader(self) -> TrialRecord | None:
-        """Return the trial that is ahead, by however little; `evidence` says which one is shown to be best."""
+        """Return the trial that is ahead, by however little; `evidence` says which one is shown to
+        be best."""
         return next((outcome.trial for outcome in self.ranked), None)
 
     def versus(self, value: float | None, base: float | None) -> float | None:
-        """Return the ratio of two values, or their difference without `ratios`; None if one is missing."""
+        """Return the ratio of two values, or their difference without `ratios`; None if one is
+        missing."""
         if value is None or base is None:
             return None
         return value - base if not self.ratios else value / base if base else None
@@ -165,65 +190,96 @@ class Results:
     def versus_baseline(self, trial: TrialRecord) -> float | None:
         """Return how the objective compares with the baseline's of the same seed: see `versus`."""
         baseline = self.baseline_of(trial)
-        return self.versus(trial.value(self.metric), baseline.value(self.metric) if baseline is not None else None)
+        return self.versus(
+            trial.value(self.metric), baseline.value(self.metric) if baseline is not None else None
+        )
 
     def time_to_target_speedup(self, trial: TrialRecord) -> float | None:
-        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of throughputs.
+        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
+        throughputs.
 
         By this one pair of runs, without regard to noise; `evidence` says what is significant.
         """
         baseline = self.baseline_of(trial)
-        if baseline is None or baseline.value(self.metric) is None or trial.value(self.metric) is None:
+        if (
+            baseline is None
+            or baseline.value(self.metric) is None
+            or trial.value(self.metric) is None
+        ):
             return None
         if self.by_rate:
             return self.versus_baseline(trial)
-        curves = ([(s, self.loss(v)) for s, v in curve(run, self.metric)] for run in (baseline, trial))
+        curves = (
+            [(s, self.loss(v)) for s, v in curve(run, self.metric)] for run in (baseline, trial)
+        )
         return reach.time_to_target_speedup(*curves)
 
     def at_first(self, trial: TrialRecord) -> bool:
         """Return whether a trial is as good at its first evaluation as the baseline at its last."""
-        ratio, base, line = self.time_to_target_speedup(trial), self.baseline_of(trial), curve(trial, self.metric)
+        ratio, base, line = (
+            self.time_to_target_speedup(trial),
+            self.baseline_of(trial),
+            curve(trial, self.metric),
+        )
         if ratio is None or self.by_rate or base is None or not line:
             return False
         return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
 
     def no_baseline(self, trial: TrialRecord) -> str:
-        """Return why a trial has no finished baseline to be compared with, as a clause; '' if it has one."""
+        """Return why a trial has no finished baseline to be compared with, as a clause; '' if it
+        has one."""
         baseline = self.baseline_of(trial)
         if baseline is None:
             return "the baseline has not begun"
         if baseline.value(self.metric) is not None:
             return ""
-        ended = f"ended as {baseline.status}" if baseline.status != "ok" else f"ended without {self.metric}"
+        ended = (
+            f"ended as {baseline.status}"
+            if baseline.status != "ok"
+            else f"ended without {self.metric}"
+        )
         return f"the baseline {baseline.name} {ended if baseline.finished else 'is not finished'}"
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of the workers by part, over all trials."""
-        parts = dict.fromkeys(("train", "data_wait", "compile", "evaluation", "checkpoint", "setup"), 0.0)
+        parts = dict.fromkeys(
+            ("train", "data_wait", "compile", "evaluation", "checkpoint", "setup"), 0.0
+        )
         for trial in self.trials:
             for part, value in seconds_of(trial).items():
                 parts[part] = parts.get(part, 0.0) + value
         return parts
 
     def used(self) -> dict[str, float | None]:
-        """Return what all trainings used together: device_s, energy_wh and price; None: measured nowhere."""
-        spent = {name: [last(trial, name) for trial in self.trials] for name in ("energy_wh", "price")}
+        """Return what all trainings used together: device_s, energy_wh and price; None: measured
+        nowhere."""
+        spent = {
+            name: [last(trial, name) for trial in self.trials] for name in ("energy_wh", "price")
+        }
         spent["device_s"] = [device_s(trial) for trial in self.trials]
-        measured = {name: [value for value in values if value is not None] for name, values in spent.items()}
+        measured = {
+            name: [value for value in values if value is not None] for name, values in spent.items()
+        }
         used = {name: sum(values) if values else None for name, values in measured.items()}
         if (rate := self.space.budget.price_per_device_hour) and used["device_s"] is not None:
-            used["price"] = used["device_s"] / 3600 * rate  # the prices of points lack what failed after them
+            used["price"] = (
+                used["device_s"] / 3600 * rate
+            )  # the prices of points lack what failed after them
         return used
 
     def table(self, more: Collection[str] = ()) -> pd.DataFrame:
         """Return one row per trial: status, objective, rates, and every knob by its dotted name.
 
-        `failures`: runs, on any seed, that the trial's configuration has made fail.
-        A knob that has the name of another column, of this table or of those `more` that the caller adds, is in the
+        `failures`: runs, on any seed, that the trial's configuration has made fail. A knob that has
+        the name of another column, of this table or of those `more` that the caller adds, is in the
         column `knobs.NAME`.
         """
         rows, judged = [], self.judged
-        costs = [name for name in ("energy_wh", "price") if any(last(trial, name) is not None for trial in self.trials)]
+        costs = [
+            name
+            for name in ("energy_wh", "price")
+            if any(last(trial, name) is not None for trial in self.trials)
+        ]
         for trial in self.trials:
             reached = {
                 "trial": trial.name,
@@ -237,13 +293,26 @@ class Results:
             cells = {**reached, **measured, "reason": trial.remarks}
             rows.append(cells | knob_columns(trial.config, {*cells, *more}))
         # Columns also before the first trial begins: whoever waits for it selects some.
-        columns = ["trial", "status", "failures", "disturbed", self.metric, "versus_baseline", *_OF_POINTS, "reason"]
+        columns = [
+            "trial",
+            "status",
+            "failures",
+            "disturbed",
+            self.metric,
+            "versus_baseline",
+            *_OF_POINTS,
+            "reason",
+        ]
         return pd.DataFrame(rows or {name: [] for name in columns})
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial."""
-        lines = [{"trial": trial.name, **point.flat} for trial in self.trials for point in trial.points]
-        return pd.DataFrame([{name: value for name, value in line.items() if name != "seconds"} for line in lines])
+        lines = [
+            {"trial": trial.name, **point.flat} for trial in self.trials for point in trial.points
+        ]
+        return pd.DataFrame(
+            [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+        )
 
 
 def read(folder: Path) -> Results:
@@ -252,7 +321,8 @@ def read(folder: Path) -> Results:
 
 
 def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
-    """Return the columns of knobs: by their names, or `knobs.NAME` for a name that another column has."""
+    """Return the columns of knobs: by their names, or `knobs.NAME` for a name that another column
+    has."""
     return {f"knobs.{name}" if name in taken else name: value for name, value in knobs.items()}
 
 
@@ -262,13 +332,19 @@ def last(trial: TrialRecord, name: str) -> Any:
 
 
 def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
-    """Return (seconds in the budget's unit, or `along`; value) of every evaluation that has a value."""
+    """Return (seconds in the budget's unit, or `along`; value) of every evaluation that has a
+    value."""
     along = along or trial.along
-    return [(float(p[along]), float(p[metric])) for p in trial.points if p.get(metric) is not None and along in p]
+    return [
+        (float(p[along]), float(p[metric]))
+        for p in trial.points
+        if p.get(metric) is not None and along in p
+    ]
 
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
-    """Return the seconds of a training by part: at its end, or at its last evaluation while it runs."""
+    """Return the seconds of a training by part: at its end, or at its last evaluation while it
+    runs."""
     return (trial.end and trial.end.seconds) or last(trial, "seconds") or {}
 
 
@@ -276,7 +352,9 @@ def device_s(trial: TrialRecord) -> float:
     """Return the device-seconds of a training, also of one that failed."""
     measured = last(trial, "device_s") or 0.0
     # What it trained after its last point, on its devices; without a measurement all of it
-    before = (last(trial, "seconds") or {"train": last(trial, "train_s") or 0.0}) if measured else {}
+    before = (
+        (last(trial, "seconds") or {"train": last(trial, "train_s") or 0.0}) if measured else {}
+    )
     seconds = seconds_of(trial)
     after = sum(seconds.get(part, 0.0) - before.get(part, 0.0) for part in ("train", "data_wait"))
     return float(measured + max(0.0, after) * trial.config.get("parallel.workers", 1))

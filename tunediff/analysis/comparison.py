@@ -70,18 +70,23 @@ class Group:
 
     @property
     def fails(self) -> bool:
-        """Return whether it fails on a seed; the baseline, with which all are compared, is left as it is."""
+        """Return whether it fails on a seed; the baseline, with which all are compared, is left as
+        it is."""
         return bool(self.changed and self.outcome.failures)
 
     def values(self, metric: str) -> list[float]:
-        """Return the value at the end of the budget of every run that has one, in the order of the seeds."""
+        """Return the value at the end of the budget of every run that has one, in the order of the
+        seeds."""
         return dataclasses.replace(self.outcome, metric=metric).values
 
     def curve(self, metric: str) -> list[CurveMean]:
-        """Return the mean over the runs that ended ok, at every evaluation that all of them have."""
+        """Return the mean over the runs that ended ok, at every evaluation that all of them
+        have."""
         means = []
         for index in sorted({point["index"] for trial in self.done for point in trial.points}):
-            same = [point for trial in self.done for point in trial.points if point["index"] == index]
+            same = [
+                point for trial in self.done for point in trial.points if point["index"] == index
+            ]
             values = [point[metric] for point in same if point.get(metric) is not None]
             if len(values) == len(self.done):
                 seconds = float(np.mean([point[self.done[0].along] for point in same]))
@@ -116,7 +121,9 @@ class Comparison:
         """
         differences = [Difference(verdict=BASELINE), *against]
         groups = [
-            dataclasses.replace(group, difference=Difference(verdict=FAILS) if group.fails else difference)
+            dataclasses.replace(
+                group, difference=Difference(verdict=FAILS) if group.fails else difference
+            )
             for group, difference in zip(self.groups, differences, strict=True)
         ]
         return dataclasses.replace(self, groups=groups, ratios=ratios)
@@ -135,11 +142,14 @@ class Comparison:
 
     @property
     def resolutions(self) -> list[float]:
-        """Return the smallest differences from the baseline that would be significant, of every tested configuration.
+        """Return the smallest differences from the baseline that would be significant, of every
+        tested configuration.
 
         A ratio − 1, or in units of the metric. They differ as the noise of configurations does.
         """
-        return [least for group in self.others if (least := group.difference.resolution) is not None]
+        return [
+            least for group in self.others if (least := group.difference.resolution) is not None
+        ]
 
     @property
     def effect(self) -> str:
@@ -157,14 +167,17 @@ class Comparison:
 
     def of(self, trial: TrialRecord) -> Group:
         """Return the group of a trial: all seeds of its configuration."""
-        return next(group for group in self.groups if any(run.name == trial.name for run in group.runs))
+        return next(
+            group for group in self.groups if any(run.name == trial.name for run in group.runs)
+        )
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: its knobs, its results, and how they compare with the baseline.
+        """Return one row per configuration: its knobs, its results, and how they compare with the
+        baseline.
 
-        A knob that has the name of another column is in the column `knobs.NAME`.
-        `p` and the interval hold for one comparison alone; `p_holm` is corrected for their number.
-        `speedup`: see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
+        A knob that has the name of another column is in the column `knobs.NAME`. `p` and the
+        interval hold for one comparison alone; `p_holm` is corrected for their number. `speedup`:
+        see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
         """
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
@@ -187,18 +200,23 @@ class Comparison:
                 "cost": base_rate / rate if rate and base_rate else None,
             }
             for name in self.results.judged:
-                cells |= {f"{name}_mean": mean(group.values(name)), f"{name}_sd": sd(group.values(name))}
+                cells |= {
+                    f"{name}_mean": mean(group.values(name)),
+                    f"{name}_sd": sd(group.values(name)),
+                }
             columns = knob_columns(group.knobs, {"configuration", *cells})
             rows.append({"configuration": group.name, **columns, **cells})
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:
-        """Return how many times sooner a configuration reaches the baseline's final value, or why that is unknown.
+        """Return how many times sooner a configuration reaches the baseline's final value, or why
+        that is unknown.
 
         The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
-        determined only if the configuration is significantly better than the baseline and the interval
-        excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at its first
-        evaluation, its ratio is a lower bound, and so is the mean: then there is no upper end.
+        determined only if the configuration is significantly better than the baseline and the
+        interval excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at
+        its first evaluation, its ratio is a lower bound, and so is the mean: then there is no upper
+        end.
         """
         if not group.changed:
             return ITSELF
@@ -208,33 +226,48 @@ class Comparison:
             return f"it {note}"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        trials = [trial for trial in group.done if self.results.time_to_target_speedup(trial) is not None]
+        trials = [
+            trial for trial in group.done if self.results.time_to_target_speedup(trial) is not None
+        ]
         ratios = [self.results.time_to_target_speedup(trial) or 1.0 for trial in trials]
         speedup = estimate(ratios, ratios=True)
-        if speedup is None or speedup.low is None or speedup.low <= 1 or is_wide(speedup.low, speedup.high):
+        if (
+            speedup is None
+            or speedup.low is None
+            or speedup.low <= 1
+            or is_wide(speedup.low, speedup.high)
+        ):
             return f"the curves of {len(ratios)} seeds leave it open"
         at_least = any(map(self.results.at_first, trials))
-        return dataclasses.replace(speedup, at_least=at_least, high=None if at_least else speedup.high)
+        return dataclasses.replace(
+            speedup, at_least=at_least, high=None if at_least else speedup.high
+        )
 
 
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
 
 
 def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
-    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not determined.
+    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not
+    determined.
 
-    It is either `speedup` with the ends of its interval (None for one pair of runs), or `speedup_at_least`
-    alone.
+    It is either `speedup` with the ends of its interval (None for one pair of runs), or
+    `speedup_at_least` alone.
     """
     values: tuple[float | None, ...] = (None, None, None, None)
     if isinstance(speedup, Estimate):
         bound = speedup.bound
-        values = (speedup.mean, speedup.low, speedup.high, None) if bound is None else (None, None, None, bound)
+        values = (
+            (speedup.mean, speedup.low, speedup.high, None)
+            if bound is None
+            else (None, None, None, bound)
+        )
     return dict(zip(SPEEDUP, values, strict=True))
 
 
 def compare(results: Results, metric: str | None = None) -> Comparison:
-    """Compare the configurations of a search with its baseline, those that fail on no seed by their values.
+    """Compare the configurations of a search with its baseline, those that fail on no seed by their
+    values.
 
     `metric`: another quantity of the last points with the same direction; by default the objective.
     """
@@ -243,7 +276,9 @@ def compare(results: Results, metric: str | None = None) -> Comparison:
     for outcome in results.outcomes:
         changed = results.space.changed(without_seed(outcome.runs[0].drawn))
         groups.append(Group(changed, dataclasses.replace(outcome, metric=metric), Difference()))
-    groups.sort(key=lambda group: bool(group.changed))  # the baseline changes nothing; the others keep their order
+    groups.sort(
+        key=lambda group: bool(group.changed)
+    )  # the baseline changes nothing; the others keep their order
     compared = Comparison(results, metric, groups)
     if compared.baseline is None:
         return compared
@@ -254,4 +289,8 @@ def compare(results: Results, metric: str | None = None) -> Comparison:
 
 def _rates(group: Group) -> list[float]:
     """Samples per training second of every run that ended ok."""
-    return [last(trial, "samples") / seconds for trial in group.done if (seconds := last(trial, "train_s")) > 0]
+    return [
+        last(trial, "samples") / seconds
+        for trial in group.done
+        if (seconds := last(trial, "train_s")) > 0
+    ]

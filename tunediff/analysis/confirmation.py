@@ -1,7 +1,9 @@
-"""Confirm the winner of a search: run finalists and baseline again on new seeds, and test whether it still wins.
+"""Confirm the winner of a search: run finalists and baseline again on new seeds, and test whether
+it still wins.
 
-The best of many trials is partly the luckiest one. Its value in the search is therefore a biased estimate.
-The confirming runs are made after it was chosen, on seeds that had no part in choosing it.
+The best of many trials is partly the luckiest one. Its value in the search is therefore a biased
+estimate. The confirming runs are made after it was chosen, on seeds that had no part in choosing
+it.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from tunediff.core.trial_record import TrialRecord
 
 
 def folder_name(number: int) -> str:
-    """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2, …"""
+    """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2,
+    …"""
     return "confirm" if number == 1 else f"confirm-{number}"
 
 
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
-"""Share of the error that the first confirmation of a search spends, and that each further one spends of what the one
-before it had: together no more than all of it. Halves would leave the first one less than 92 % of chances to find 2 sd
-of a run in one of three finalists."""
+"""Share of the error that the first confirmation of a search spends, and that each further one
+spends of what the one before it had: together no more than all of it. Halves would leave the first
+one less than 92 % of chances to find 2 sd of a run in one of three finalists."""
 
 
 def level(folder: Path) -> float:
@@ -49,21 +52,30 @@ def level(folder: Path) -> float:
 
 
 def folder_within(folder: Path) -> str:
-    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search itself."""
+    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search
+    itself."""
     inside = (folder.parent / "search.yaml").is_file()
     return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 
 
-def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) -> dict[str, object]:
-    """Return the search file of the confirming runs: baseline and finalists, one seed after the other.
+def content(
+    results: Results, of: int, seeds: int, final: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the search file of the confirming runs: baseline and finalists, one seed after the
+    other.
 
     The caller adds `base:` and the first seed.
 
-    `final`: knobs of `evaluation.` for one more evaluation of every finished run, by the full protocol.
+    `final`: knobs of `evaluation.` for one more evaluation of every finished run, by the full
+    protocol.
     """
     names = {dimension.name for dimension in results.space.dimensions} - {"seed"}
     tried = [
-        {name: value for name, value in results.space.changed(trial.config).items() if name in names}
+        {
+            name: value
+            for name, value in results.space.changed(trial.config).items()
+            if name in names
+        }
         for trial in noise.candidates(results, of)
     ]
     budget = results.space.budget
@@ -73,10 +85,13 @@ def content(results: Results, of: int, seeds: int, final: Mapping[str, object]) 
 
 
 def nothing_to_confirm(results: Results) -> str:
-    """Return why a search with `confirm:` has no finalist; '' if it has one, or has no `confirm:`."""
+    """Return why a search with `confirm:` has no finalist; '' if it has one, or has no
+    `confirm:`."""
     if results.space.confirm is None or noise.candidates(results, 1):
         return ""
-    others = [outcome for outcome in results.ranked if not noise.is_baseline(results, outcome.trial)]
+    others = [
+        outcome for outcome in results.ranked if not noise.is_baseline(results, outcome.trial)
+    ]
     if others:
         return "every configuration but the baseline failed on a seed"
     return "only the baseline finished" if results.ranked else "no trial finished"
@@ -89,13 +104,15 @@ class Confirmation:
     search: Results
     compared: Comparison
     look: Look
-    """The sequential test of the rounds so far, with the groups except the baseline in their order."""
+    """The sequential test of the rounds so far, with the groups except the baseline in their
+    order."""
     others: Sequence[Confirmation] = ()
     """The other confirmations of the search, of other finalists."""
 
     @property
     def metric(self) -> str:
-        """Return the deciding metric: that of the final evaluation if there was one, else the objective."""
+        """Return the deciding metric: that of the final evaluation if there was one, else the
+        objective."""
         return self.compared.metric
 
     @property
@@ -109,7 +126,8 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Return whether no further seed is needed: it is decided, or the baseline or all rivals have failed."""
+        """Return whether no further seed is needed: it is decided, or the baseline or all rivals
+        have failed."""
         return self.decided or self.baseline_failure is not None or self._rivals_failed
 
     @property
@@ -120,7 +138,12 @@ class Confirmation:
     @property
     def baseline_failure(self) -> TrialRecord | None:
         """Return the first run of the baseline that failed."""
-        return next(filter(failed, self.compared.baseline.runs if self.compared.baseline is not None else ()), None)
+        return next(
+            filter(
+                failed, self.compared.baseline.runs if self.compared.baseline is not None else ()
+            ),
+            None,
+        )
 
     @property
     def _rivals_failed(self) -> bool:
@@ -129,48 +152,64 @@ class Confirmation:
 
     @property
     def primary(self) -> Group | None:
-        """Return the search's leader among the finalists, whose mean is unbiased: it was chosen before."""
+        """Return the search's leader among the finalists, whose mean is unbiased: it was chosen
+        before."""
         return next(iter(self.compared.others), None)
 
     @property
     def winner(self) -> Group | None:
-        """Return the configuration that is significantly better than the baseline; None: there is none.
+        """Return the configuration that is significantly better than the baseline; None: there is
+        none.
 
-        That is the search's leader if it is; then another one only if it is significantly better than the leader too.
+        That is the search's leader if it is; then another one only if it is significantly better
+        than the leader too.
         """
         better = [group for group in self.compared.others if group.difference.verdict == BETTER]
         best, primary = self._best(better), self.primary
         return primary if primary in better and not self._beyond(best, primary) else best
 
     def _beyond(self, group: Group | None, other: Group | None) -> bool:
-        """Return whether `group` is significantly better than `other`, tested as a finalist and the baseline are."""
+        """Return whether `group` is significantly better than `other`, tested as a finalist and the
+        baseline are."""
         if group is None or other is None or group is other:
             return False
         rows = [self.compared.groups.index(entry) for entry in (other, group)]
-        share, falls = level(self.compared.results.folder) / len(self.compared.others), self.search.falls
-        test = look(self.compared.values[rows], self.look.most, falls, self.search.ratios, level=share)
+        share, falls = (
+            level(self.compared.results.folder) / len(self.compared.others),
+            self.search.falls,
+        )
+        test = look(
+            self.compared.values[rows], self.look.most, falls, self.search.ratios, level=share
+        )
         return test.differences[0].verdict == BETTER
 
     @property
     def leader(self) -> Group | None:
-        """Return the winner; without one, the finalist that was ahead in the search if it ran at all."""
+        """Return the winner; without one, the finalist that was ahead in the search if it ran at
+        all."""
         return self.winner or next((group for group in self.compared.others if group.done), None)
 
     @property
     def settled(self) -> bool:
-        """Return whether these runs have ended and leave the baseline as it is, unless there is a `winner`."""
+        """Return whether these runs have ended and leave the baseline as it is, unless there is a
+        `winner`."""
         done = self.compared.baseline is not None and bool(self.compared.baseline.done)
         return done and (self.look.over or self._rivals_failed)
 
     def _best(self, groups: list[Group]) -> Group | None:
-        return min(groups, key=lambda group: self.search.loss(float(np.mean(self.values(group)))), default=None)
+        return min(
+            groups,
+            key=lambda group: self.search.loss(float(np.mean(self.values(group)))),
+            default=None,
+        )
 
     def values(self, group: Group) -> list[float]:
         """Return the deciding values of all runs that have one, in the order of the seeds."""
         return group.values(self.metric)
 
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
-        """Return (value in the search, values of the confirming runs) of a finalist, in the search's protocol."""
+        """Return (value in the search, values of the confirming runs) of a finalist, in the
+        search's protocol."""
         ends, chosen = group.values(self.search.metric), self.trial(group)
         value = self.search.outcome_of(chosen).value if chosen is not None else None
         return (value, ends) if ends and value is not None else None
@@ -182,10 +221,14 @@ class Confirmation:
 
     def of(self, trial: TrialRecord) -> Group | None:
         """Return the confirming runs of a trial's configuration, which may be the baseline."""
-        return next((group for group in self.compared.groups if _knobs(group.runs[0]) == _knobs(trial)), None)
+        return next(
+            (group for group in self.compared.groups if _knobs(group.runs[0]) == _knobs(trial)),
+            None,
+        )
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: mean, sd, difference and speed-up with intervals, verdict."""
+        """Return one row per configuration: mean, sd, difference and speed-up with intervals,
+        verdict."""
         effect = self.compared.effect
         columns = [effect, f"{effect}_low", f"{effect}_high", *SPEEDUP, "verdict"]
         values = [self.values(group) for group in self.compared.groups]
@@ -195,13 +238,16 @@ class Confirmation:
 
 
 def _knobs(trial: TrialRecord) -> dict[str, object]:
-    """Return the knobs without the seed and without the workload's file, of which every folder has its own copy."""
+    """Return the knobs without the seed and without the workload's file, of which every folder has
+    its own copy."""
     return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}
 
 
 def _compare(runs: Results) -> Comparison:
     final = f"final_{runs.metric}"
-    return compare(runs, final if any(last(trial, final) is not None for trial in runs.trials) else None)
+    return compare(
+        runs, final if any(last(trial, final) is not None for trial in runs.trials) else None
+    )
 
 
 def confirm(search: Results, runs: Results) -> Confirmation:
@@ -218,10 +264,11 @@ def confirm(search: Results, runs: Results) -> Confirmation:
 
 
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
-    """Return the comparisons of the finalists with each longer budget that has results, the shortest budget first.
+    """Return the comparisons of the finalists with each longer budget that has results, the
+    shortest budget first.
 
-    `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like); `read`
-    reads one.
+    `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like);
+    `read` reads one.
     """
     places = sorted(runs.folder.glob("*x/search.yaml"), key=lambda path: int(path.parent.name[:-1]))
     compared = [_compare(read(place.parent)) for place in places]
@@ -229,26 +276,37 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
 
 
 def folders(search: Path) -> list[Path]:
-    """Return the folders of the confirming runs of a search, in the order in which they were made."""
+    """Return the folders of the confirming runs of a search, in the order in which they were
+    made."""
     numbered = (search / folder_name(number) for number in itertools.count(1))
     return list(itertools.takewhile(Path.exists, numbered))
 
 
 def of_finalists(search: Path, trials: object) -> Path | None:
-    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever order; else None."""
+    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever
+    order; else None."""
 
     def unordered(points: Any) -> list[str]:
         return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
 
     wanted = unordered(trials)
-    same = (path for path in folders(search) if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == wanted)
+    same = (
+        path
+        for path in folders(search)
+        if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == wanted
+    )
     return next(same, None)
 
 
 def latest(results: Results) -> Path | None:
-    """Return the folder of the confirming runs of the present finalists, else of the newest; None: there are none."""
+    """Return the folder of the confirming runs of the present finalists, else of the newest; None:
+    there are none."""
     settings = results.space.confirm
-    present = content(results, settings.of, settings.seeds, {})["trials"] if settings is not None else None
+    present = (
+        content(results, settings.of, settings.seeds, {})["trials"]
+        if settings is not None
+        else None
+    )
     return of_finalists(results.folder, present) or next(reversed(folders(results.folder)), None)
 
 
@@ -259,22 +317,33 @@ def read(results: Results) -> Confirmation | None:
     return counting(results, analysis.read(chosen), analysis.read)
 
 
-def counting(results: Results, runs: Results, read: Callable[[Path], Results]) -> Confirmation | None:
-    """Return the confirmation of a search that counts, and beside it the others; None if there is none yet.
+def counting(
+    results: Results, runs: Results, read: Callable[[Path], Results]
+) -> Confirmation | None:
+    """Return the confirmation of a search that counts, and beside it the others; None if there is
+    none yet.
 
-    A configuration that was confirmed stays so, whatever other finalists show later. So it is the first that has
-    a winner, beginning with `runs`, those of the present finalists, else `runs`. `read` reads a folder's results.
+    A configuration that was confirmed stays so, whatever other finalists show later. So it is the
+    first that has a winner, beginning with `runs`, those of the present finalists, else `runs`.
+    `read` reads a folder's results.
     """
-    present = confirm(results, runs) if runs.trials else None  # `budget: total` may leave no time for them
+    present = (
+        confirm(results, runs) if runs.trials else None
+    )  # `budget: total` may leave no time for them
     if present is not None and not runs.ranked and not present.over:
         present = None  # the first runs are under way: they change nothing yet
     every = [*([] if present is None else [present]), *_others(results, runs.folder, read)]
     chosen = next((one for one in every if one.winner is not None), present)
-    return None if chosen is None else replace(chosen, others=[one for one in every if one is not chosen])
+    return (
+        None
+        if chosen is None
+        else replace(chosen, others=[one for one in every if one is not chosen])
+    )
 
 
 def _others(results: Results, chosen: Path, read: Callable[[Path], Results]) -> list[Confirmation]:
-    """Return the confirmations of a search except the one in the folder `chosen`; `read` reads a folder's results."""
+    """Return the confirmations of a search except the one in the folder `chosen`; `read` reads a
+    folder's results."""
     confirmations = []
     for folder in folders(results.folder):
         with contextlib.suppress(ConfigError):  # it is damaged

@@ -1,7 +1,7 @@
 """Estimate what each knob does, averaged over all others, and with which values trials fail.
 
-Objectives are compared by their logarithms where their ratios are meaningful: effects and noise of a
-distance or a throughput are proportional to it.
+Objectives are compared by their logarithms where their ratios are meaningful: effects and noise of
+a distance or a throughput are proportional to it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ ABOVE, WITHIN, TOO_FEW = "larger than the noise", "within the noise", "too few t
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One value of a knob, or one part of its range. Means are geometric where values are compared by ratios."""
+    """One value of a knob, or one part of its range. Means are geometric where values are compared
+    by ratios."""
 
     label: str
     objective: Estimate | None
-    """Mean ± one standard error of the configurations that fail on no seed; None: there are none."""
+    """Mean ± one standard error of the configurations that fail on no seed; None: there are
+    none."""
     rate: Estimate | None
     """Samples per second of all trials that measured it."""
     failed: int
@@ -69,7 +71,9 @@ class Effect:
 
 def effects(results: Results) -> list[Effect]:
     """Return the effect of every searched knob with several values, in the order of the file."""
-    logs = results.ratios and all(value > 0 for outcome in results.outcomes for value in outcome.values)
+    logs = results.ratios and all(
+        value > 0 for outcome in results.outcomes for value in outcome.values
+    )
     drafts: list[Effect] = []
     for dimension in searched(results):
         samples, levels = list[list[float]](), list[Level]()
@@ -79,7 +83,9 @@ def effects(results: Results) -> list[Effect]:
             ends = [value for run in runs if (value := run.value(results.metric)) is not None]
             samples.append([math.log(value) for value in ends] if logs else ends)
             trials = [run for outcome in outcomes for run in outcome.samples]
-            speed = estimate([value for trial in trials if (value := rate(trial))], ratios=True, errors=True)
+            speed = estimate(
+                [value for trial in trials if (value := rate(trial))], ratios=True, errors=True
+            )
             names = frozenset(run.name for outcome in outcomes for run in outcome.runs)
             failed = sum(len(outcome.failures) for outcome in outcomes)
             levels.append(Level(label, estimate(ends, logs, errors=True), speed, failed, names))
@@ -87,7 +93,9 @@ def effects(results: Results) -> list[Effect]:
             drafts.append(Effect(dimension.name, levels, anova(samples), ratios=logs))
     corrected = holm([effect.p for effect in drafts])
     return [
-        dataclasses.replace(effect, p_holm=p, verdict=TOO_FEW if p is None else ABOVE if p < LEVEL else WITHIN)
+        dataclasses.replace(
+            effect, p_holm=p, verdict=TOO_FEW if p is None else ABOVE if p < LEVEL else WITHIN
+        )
         for effect, p in zip(drafts, corrected, strict=True)
     ]
 
@@ -95,13 +103,20 @@ def effects(results: Results) -> list[Effect]:
 def _groups(dimension: Dimension, outcomes: list[Outcome]) -> list[tuple[str, list[Outcome]]]:
     """Return the configurations by the value of a knob, or by the part of its range."""
     # Few different values, or no range: one group per value
-    values, by_value = [outcome.trial.drawn[dimension.name] for outcome in outcomes], dict[Any, list[Outcome]]()
+    values, by_value = (
+        [outcome.trial.drawn[dimension.name] for outcome in outcomes],
+        dict[Any, list[Outcome]](),
+    )
     for outcome, value in zip(outcomes, values, strict=True):
         by_value.setdefault(as_param(value), []).append(outcome)
     on_scale = is_range(dimension, values)
     if not on_scale or len(by_value) <= BINS + 1:
         order = [*(dimension.choices or (sorted(values) if on_scale else ())), *values]
-        return [(shown(value), by_value[value]) for value in dict.fromkeys(map(as_param, order)) if value in by_value]
+        return [
+            (shown(value), by_value[value])
+            for value in dict.fromkeys(map(as_param, order))
+            if value in by_value
+        ]
     # A range: parts with about the same number of configurations
     parts = max(2, min(BINS, len(values) // 4))
     edges = np.unique(np.quantile(values, np.linspace(0, 1, parts + 1)))
@@ -113,7 +128,10 @@ def _groups(dimension: Dimension, outcomes: list[Outcome]) -> list[tuple[str, li
         groups.append((min(drawn), max(drawn), inside))
     # If one end needs an exponent, write all of them with one.
     tiny = any("e" in number(end) for *ends, _ in groups for end in ends)
-    return [(" … ".join(f"{end:.2e}" if tiny else knob_value(end) for end in ends), inside) for *ends, inside in groups]
+    return [
+        (" … ".join(f"{end:.2e}" if tiny else knob_value(end) for end in ends), inside)
+        for *ends, inside in groups
+    ]
 
 
 def effects_table(results: Results, effects: Sequence[Effect]) -> pd.DataFrame:
@@ -121,20 +139,32 @@ def effects_table(results: Results, effects: Sequence[Effect]) -> pd.DataFrame:
     rows = []
     for effect in effects:
         for level in effect.levels:
-            row = {"knob": effect.knob, "value": level.label, "trials": len(level.members), "failed": level.failed}
-            row |= _columns(results.metric, level.objective) | ({} if results.by_rate else _columns(RATE, level.rate))
+            row = {
+                "knob": effect.knob,
+                "value": level.label,
+                "trials": len(level.members),
+                "failed": level.failed,
+            }
+            row |= _columns(results.metric, level.objective) | (
+                {} if results.by_rate else _columns(RATE, level.rate)
+            )
             rows.append(row | {"p": effect.p, "p_holm": effect.p_holm, "verdict": effect.verdict})
     return pd.DataFrame(rows)
 
 
 def _columns(name: str, mean: Estimate | None) -> dict[str, float | None]:
-    values = (mean.mean, mean.low, mean.high, mean.runs) if mean is not None else (None, None, None, 0)
-    return dict(zip((f"{name}_mean", f"{name}_low", f"{name}_high", f"{name}_trials"), values, strict=True))
+    values = (
+        (mean.mean, mean.low, mean.high, mean.runs) if mean is not None else (None, None, None, 0)
+    )
+    return dict(
+        zip((f"{name}_mean", f"{name}_low", f"{name}_high", f"{name}_trials"), values, strict=True)
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ failures
+# ---- failures
 def failures_table(results: Results) -> pd.DataFrame:
-    """Return one row per status and reason other than ok: status, count, first reason, names of the trials."""
+    """Return one row per status and reason other than ok: status, count, first reason, names of the
+    trials."""
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for trial in results.trials:
         if trial.status in (None, "ok"):
@@ -143,6 +173,9 @@ def failures_table(results: Results) -> pd.DataFrame:
         # Numbers differ between trials; without them, equal causes have equal reasons.
         key = (trial.status, re.sub(r"\d+(\.\d+)?", "#", reason)[:80])
         kinds.setdefault(key, (reason, []))[1].append(trial.name)
-    rows = [(status, len(names), reason, " ".join(names)) for (status, _), (reason, names) in kinds.items()]
+    rows = [
+        (status, len(names), reason, " ".join(names))
+        for (status, _), (reason, names) in kinds.items()
+    ]
     rows.sort(key=lambda row: row[1], reverse=True)
     return pd.DataFrame(rows, columns=["status", "trials", "reason", "names"])

@@ -1,4 +1,5 @@
-"""Estimate the wall-clock of a search before it starts, from the measured seconds of one evaluation."""
+"""Estimate the wall-clock of a search before it starts, from the measured seconds of one
+evaluation."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
 RUN_S, START_S, FRESH_S = 2.0, 15.0, 10.0
-"""Seconds that a run takes besides training and evaluation, that a session takes before its first run, and
-that processes of a run's own take; measured on two cores."""
+"""Seconds that a run takes besides training and evaluation, that a session takes before its first
+run, and that processes of a run's own take; measured on two cores."""
 
 
 def point_s(trial: TrialRecord) -> float | None:
-    """Return the seconds of one evaluation of a trial, the mean over its points; None before the first."""
+    """Return the seconds of one evaluation of a trial, the mean over its points; None before the
+    first."""
     spent = (last(trial, "seconds") or {}).get("evaluation")
     return float(spent) / len(trial.points) if spent else None
 
@@ -38,7 +40,8 @@ class Cost:
 
     @classmethod
     def of(cls, space: SearchSpace, measured: Mapping[str, Any]) -> Cost:
-        """Return the cost of a search; `measured`: the seconds of its evaluations by the names of the fields."""
+        """Return the cost of a search; `measured`: the seconds of its evaluations by the names of
+        the fields."""
         confirm = space.confirm.final if space.confirm is not None else {}
         return cls(
             evaluation_s=measured.get("evaluation_s") if space.evaluates else 0.0,
@@ -70,7 +73,8 @@ class Cost:
         return sum(runs * (own * each_s + more) for runs, each_s in self.space.again)
 
     def within_limit(self, slots: int) -> tuple[float, float]:
-        """Return how many trials each of `slots` slots runs one after the other, and the seconds of confirming runs.
+        """Return how many trials each of `slots` slots runs one after the other, and the seconds of
+        confirming runs.
 
         Both as far as `budget: total` has room for them; one trial runs in any case.
         """
@@ -78,14 +82,19 @@ class Cost:
         total_s = self.space.budget.total_s
         if total_s is None or START_S + rounds * self.trial_s + confirming_s <= total_s:
             return rounds, confirming_s
-        # As proposers share it out: trials leave confirming runs their reserve, and take at least half of the limit.
+        # As proposers share it out: trials leave confirming runs their reserve, and take at least
+        # half of the limit.
         reserve_s = min(self.space.confirming_reserve * self.trial_s, total_s / 2)
         after_all_s, after_one_s = (total_s - START_S - many * self.trial_s for many in (rounds, 1))
         confirming_s = max(0.0, min(confirming_s, after_one_s, max(after_all_s, reserve_s)))
-        return min(rounds, max(1.0, (total_s - START_S - confirming_s) / self.trial_s)), confirming_s
+        return (
+            min(rounds, max(1.0, (total_s - START_S - confirming_s) / self.trial_s)),
+            confirming_s,
+        )
 
     def parts(self, slots: int) -> dict[str, float]:
-        """Return the seconds by purpose, with trials on `slots` slots at once; `wall_clock` is their sum."""
+        """Return the seconds by purpose, with trials on `slots` slots at once; `wall_clock` is
+        their sum."""
         rounds, confirming_s = self.within_limit(slots)
         seconds = {
             "training": rounds * self.space.longest_s,

@@ -1,6 +1,8 @@
-"""Decide what a search has shown: which trial is best, which are better than the baseline, how many times sooner.
+"""Decide what a search has shown: which trial is best, which are better than the baseline, how many
+times sooner.
 
-Terminal, tables, figures, pages and export all use this module for the best trial and for speed-ups.
+Terminal, tables, figures, pages and export all use this module for the best trial and for
+speed-ups.
 """
 
 from __future__ import annotations
@@ -49,33 +51,46 @@ class Evidence:
 
     @functools.cached_property
     def best(self) -> TrialRecord | None:
-        """Return the best trial: the confirmed winner, or with several seeds the best that is significantly better.
+        """Return the best trial: the confirmed winner, or with several seeds the best that is
+        significantly better.
 
-        If runs on several seeds show that none is better, return the baseline. A search with one run each
-        cannot show that; it returns the trial that is ahead, whether it is `better` or not. What fails on a seed is
-        best only if everything does. None: no trial has a result.
+        If runs on several seeds show that none is better, return the baseline. A search with one
+        run each cannot show that; it returns the trial that is ahead, whether it is `better` or
+        not. What fails on a seed is best only if everything does. None: no trial has a result.
         """
         if self.confirmation is not None and self.confirmation.winner is not None:
             return self.confirmation.trial(self.confirmation.winner) or self._leader
-        better = [] if self.compared is None else [g for g in self.compared.others if g.difference.verdict == BETTER]
+        better = (
+            []
+            if self.compared is None
+            else [g for g in self.compared.others if g.difference.verdict == BETTER]
+        )
         if better:
-            return min(better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)).done[0]
-        stays = self.confirmation is not None and self.confirmation.settled  # the baseline ran on the new seeds as well
+            return min(
+                better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)
+            ).done[0]
+        stays = (
+            self.confirmation is not None and self.confirmation.settled
+        )  # the baseline ran on the new seeds as well
         if self.compared is not None and self.baseline is not None:
             stays = not self.outcome(self.baseline).failures
         return self.baseline if stays and self.baseline is not None else self._leader
 
     @property
     def _leader(self) -> TrialRecord | None:
-        """Return the trial that is ahead among those that have not failed on new seeds, if there are such."""
+        """Return the trial that is ahead among those that have not failed on new seeds, if there
+        are such."""
         trials = [outcome.trial for outcome in self.results.ranked]
         confirmed = self.confirmation.of if self.confirmation is not None else lambda _: None
-        stable = (trial for trial in trials if (group := confirmed(trial)) is None or not group.fails)
+        stable = (
+            trial for trial in trials if (group := confirmed(trial)) is None or not group.fails
+        )
         return next(stable, next(iter(trials), None))
 
     @property
     def set_aside(self) -> list[Outcome]:
-        """Return the configurations whose value is better than that of the best, but which fail on some seeds."""
+        """Return the configurations whose value is better than that of the best, but which fail on
+        some seeds."""
         if self.best is None:
             return []
         best, results = self.outcome(self.best), self.results
@@ -86,24 +101,31 @@ class Evidence:
 
     @property
     def winner(self) -> TrialRecord | None:
-        """Return the best trial if runs on several seeds show that it is better than the baseline; else None."""
-        several = self.compared is not None or (self.confirmation is not None and self.confirmation.winner is not None)
+        """Return the best trial if runs on several seeds show that it is better than the baseline;
+        else None."""
+        several = self.compared is not None or (
+            self.confirmation is not None and self.confirmation.winner is not None
+        )
         return self.best if several and self.best is not None and self.better(self.best) else None
 
     @property
     def near(self) -> list[TrialRecord]:
-        """Return the trials that are behind the best by no more than the noise of one run, the next best first."""
+        """Return the trials that are behind the best by no more than the noise of one run, the next
+        best first."""
         return noise.within_best(self.results, self.noise, self.best)
 
     @functools.cached_property
     def baseline(self) -> TrialRecord | None:
         """Return the first run of the baseline with a result."""
         trials = (outcome.trial for outcome in self.results.outcomes if outcome.values)
-        return next((trial for trial in trials if not without_seed(self.results.changed(trial))), None)
+        return next(
+            (trial for trial in trials if not without_seed(self.results.changed(trial))), None
+        )
 
     @property
     def baseline_of_best(self) -> TrialRecord | None:
-        """Return the run of the baseline on the seed of the best trial; the best trial itself if it is a baseline."""
+        """Return the run of the baseline on the seed of the best trial; the best trial itself if it
+        is a baseline."""
         if self.best is None or self.is_baseline(self.best):
             return self.best or self.results.baseline
         return self.results.baseline_of(self.best) or self.results.baseline
@@ -141,16 +163,18 @@ class Evidence:
         return not self.noise.within(base, mine)
 
     def _runs(self, trial: TrialRecord) -> Group | None:
-        """Return the runs of a trial's configuration on several seeds; None if they are too few for a test."""
+        """Return the runs of a trial's configuration on several seeds; None if they are too few for
+        a test."""
         confirmed = self.confirmation.of(trial) if self.confirmation is not None else None
         group = self.compared.of(trial) if self.compared is not None else confirmed
         return group if group is not None and group.difference.verdict != TOO_FEW else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
-        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of throughputs.
+        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
+        throughputs.
 
-        Over all seeds if there are several, else by one pair of runs; or why it is not determined, as a
-        clause.
+        Over all seeds if there are several, else by one pair of runs; or why it is not determined,
+        as a clause.
         """
         if self.is_baseline(trial):
             return ITSELF
@@ -170,23 +194,33 @@ class Evidence:
         return Estimate(ratio, None, None, 1, self.results.at_first(trial))
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
-        """Return when a trial reaches the final value of the baseline of its seed; None: not determined."""
+        """Return when a trial reaches the final value of the baseline of its seed; None: not
+        determined."""
         ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
-        if isinstance(self.speedup(trial), str) or self.results.by_rate or base is None or not ratio or ratio <= 1:
+        if (
+            isinstance(self.speedup(trial), str)
+            or self.results.by_rate
+            or base is None
+            or not ratio
+            or ratio <= 1
+        ):
             return None
         return float(base.points[-1][base.along]) / ratio
 
     def table(self) -> pd.DataFrame:
-        """Return `Results.table` with columns `speedup` and `speedup_at_least`, empty where they are not determined.
+        """Return `Results.table` with columns `speedup` and `speedup_at_least`, empty where they
+        are not determined.
 
-        In a search with one seed also `within_noise_of_best`: True also for the best, empty if the noise
-        is not known.
+        In a search with one seed also `within_noise_of_best`: True also for the best, empty if the
+        noise is not known.
         """
         added = ("speedup_at_least", "speedup")
         frame = self.results.table((*added, NEAR))
         if frame.empty:
             return frame
-        ended = [self.speedup(trial) if trial.status == "ok" else "" for trial in self.results.trials]
+        ended = [
+            self.speedup(trial) if trial.status == "ok" else "" for trial in self.results.trials
+        ]
         place = list(frame.columns).index("versus_baseline") + 1
         for name in added:
             frame.insert(place, name, [speedup_values(speedup)[name] for speedup in ended])
@@ -194,22 +228,29 @@ class Evidence:
             measured = self.results.ranked if self.noise is not None else []
             ranked = {outcome.trial.name for outcome in measured}
             near = {trial.name for trial in [*self.near, *filter(None, [self.best])]}
-            marks = [trial.name in near if trial.name in ranked else None for trial in self.results.trials]
+            marks = [
+                trial.name in near if trial.name in ranked else None
+                for trial in self.results.trials
+            ]
             frame.insert(place, NEAR, pd.Series(marks, dtype=object))
         return frame
 
 
 def read(results: Results) -> Evidence:
-    """Return what a search, with its confirming runs, has shown; of confirming runs, their own test."""
+    """Return what a search, with its confirming runs, has shown; of confirming runs, their own
+    test."""
     if confirmation.folder_within(results.folder):
         return of_confirming_runs(results, analysis.read(results.folder.parent))
     return Evidence(results, confirmation.read(results))
 
 
 def of_confirming_runs(results: Results, search: Results) -> Evidence:
-    """Return what confirming runs have shown by their own sequential test; `search`: the search that they confirm."""
+    """Return what confirming runs have shown by their own sequential test; `search`: the search
+    that they confirm."""
     confirmed = confirmation.confirm(search, results)
-    return Evidence(results, judged=confirmed.compared if confirmed.metric == results.metric else None)
+    return Evidence(
+        results, judged=confirmed.compared if confirmed.metric == results.metric else None
+    )
 
 
 def choose(results: Results, trial: str | None) -> TrialRecord:

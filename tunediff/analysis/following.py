@@ -15,11 +15,13 @@ from tunediff.core.trial_record import TrialRecord
 MANY = 500
 """Number of trials up to which everything that is shown is computed again at every event."""
 SHARE = 0.05
-"""Share of the time, at most, that is spent beyond that on computations that grow with the number of trials."""
+"""Share of the time, at most, that is spent beyond that on computations that grow with the number
+of trials."""
 
 
 class Following:
-    """The trials of a search. A trial that has ended is read once, so that a look stays cheap after thousands."""
+    """The trials of a search. A trial that has ended is read once, so that a look stays cheap after
+    thousands."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the folder of the search."""
@@ -38,7 +40,10 @@ class Following:
     def read(self) -> list[TrialRecord]:
         """Read again and return the trials that have ended since the last call."""
         names = os.listdir(self._place) if self._place.is_dir() else []
-        new, ended = (name for name in names if name.startswith("t") and name not in self.records), list[TrialRecord]()
+        new, ended = (
+            (name for name in names if name.startswith("t") and name not in self.records),
+            list[TrialRecord](),
+        )
         for name in sorted({*new, *self._running}, key=trial_record.by_number):
             if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue
@@ -52,7 +57,8 @@ class Following:
 
 
 class Throttle:
-    """Limit how often something is computed whose time grows: it takes at most `SHARE` of the time."""
+    """Limit how often something is computed whose time grows: it takes at most `SHARE` of the
+    time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._free_at = now, 0.0

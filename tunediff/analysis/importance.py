@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 ENOUGH = 8
 """Number of trials from which a forest is fitted."""
 TREES, DEPTH = 32, 8
-"""Trees and their depth. Deeper trees take minutes at 1,000 trials and change no share by more than 0.01."""
+"""Trees and their depth. Deeper trees take minutes at 1,000 trials and change no share by more than
+0.01."""
 FAIR = 0.3
 """R² from which the shares are more than a guess."""
 
@@ -31,7 +32,8 @@ Drawn = tuple[Mapping[str, Any], float]
 
 
 def searched(results: Results) -> list[Dimension]:
-    """Return the searched knobs in the order of the file; the seed only repeats and is not among them."""
+    """Return the searched knobs in the order of the file; the seed only repeats and is not among
+    them."""
     return [dimension for dimension in results.space.dimensions if dimension.name != "seed"]
 
 
@@ -45,10 +47,11 @@ class Importance:
     """The share of a target's variance that a forest attributes to each knob alone."""
 
     shares: dict[str, float]
-    """Share by knob, the largest first; the rest up to 1 belongs to combinations of knobs. The share of a
-    knob with `when:` refers to the trials that have it."""
+    """Share by knob, the largest first; the rest up to 1 belongs to combinations of knobs. The
+    share of a knob with `when:` refers to the trials that have it."""
     fit: float | None
-    """R² of such a forest for trials on which it was not fitted: at most 1; at 0 or less it predicts nothing."""
+    """R² of such a forest for trials on which it was not fitted: at most 1; at 0 or less it
+    predicts nothing."""
     trials: int
     unvaried: list[str]
     """Knobs with one value in all trials."""
@@ -61,27 +64,38 @@ class Importance:
         return self.fit is None or self.fit < FAIR
 
 
-def importance(results: Results, target: Callable[[TrialRecord], float | None], logs: bool = True) -> Importance | None:
-    """Estimate the importance of all knobs by fANOVA over the trials that have the target; None: too few of them.
+def importance(
+    results: Results, target: Callable[[TrialRecord], float | None], logs: bool = True
+) -> Importance | None:
+    """Estimate the importance of all knobs by fANOVA over the trials that have the target; None:
+    too few of them.
 
-    F. Hutter, H. Hoos, K. Leyton-Brown, ICML 2014. Uses the target's logarithm if `logs` are allowed and
-    all values are positive. The study is made from the journals: the one in study.db contains penalties
-    for failures, which are not measurements.
+    F. Hutter, H. Hoos, K. Leyton-Brown, ICML 2014. Uses the target's logarithm if `logs` are
+    allowed and all values are positive. The study is made from the journals: the one in study.db
+    contains penalties for failures, which are not measurements.
     """
     trials = [run for outcome in results.outcomes for run in outcome.samples]
     measured = [(trial, value) for trial in trials if (value := target(trial)) is not None]
     logs = logs and all(value > 0 for _, value in measured)
-    rows: list[Drawn] = [(trial.drawn, math.log(value) if logs else value) for trial, value in measured]
+    rows: list[Drawn] = [
+        (trial.drawn, math.log(value) if logs else value) for trial, value in measured
+    ]
     dimensions = searched(results)
     # Knobs with several values
-    values = {d.name: {as_param(drawn[d.name]) for drawn, _ in rows if d.name in drawn} for d in dimensions}
+    values = {
+        d.name: {as_param(drawn[d.name]) for drawn, _ in rows if d.name in drawn}
+        for d in dimensions
+    }
     varied = [d for d in dimensions if len(values[d.name]) > 1]
     if len(rows) < ENOUGH or not varied or len({value for _, value in rows}) < 2:
         return None
-    # A conditional knob is judged among the trials to which it applies, with all knobs that apply to these.
+    # A conditional knob is judged among the trials to which it applies, with all knobs that apply
+    # to these.
     where: dict[tuple[int, ...], list[str]] = {tuple(range(len(rows))): []}
     for d in varied:
-        where.setdefault(tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn), []).append(d.name)
+        where.setdefault(
+            tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn), []
+        ).append(d.name)
     # One forest for each set of trials
     shares = dict[str, float]()
     for places, names in where.items():
@@ -95,10 +109,14 @@ def importance(results: Results, target: Callable[[TrialRecord], float | None], 
 
 def _common(dimensions: Sequence[Dimension], rows: Sequence[Drawn]) -> list[Dimension]:
     """Return the dimensions that apply to all of the trials."""
-    return [dimension for dimension in dimensions if all(dimension.name in drawn for drawn, _ in rows)]
+    return [
+        dimension for dimension in dimensions if all(dimension.name in drawn for drawn, _ in rows)
+    ]
 
 
-def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Sequence[str]) -> dict[str, float]:
+def _fanova(
+    rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Sequence[str]
+) -> dict[str, float]:
     """Return the fANOVA share of each of `names`, from a forest on all `dimensions`."""
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
@@ -109,14 +127,17 @@ def _fanova(rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Seque
         study = optuna.create_study()
         for drawn, value in rows:
             params = {name: as_param(drawn[name]) for name in kinds}
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, value=value))
+            study.add_trial(
+                optuna.trial.create_trial(params=params, distributions=kinds, value=value)
+            )
         forest = FanovaImportanceEvaluator(n_trees=TREES, max_depth=DEPTH, seed=0)
         shares = get_param_importances(study, evaluator=forest, params=list(kinds), normalize=False)
     return {name: float(shares[name]) for name in names if math.isfinite(shares[name])}
 
 
 def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistribution:
-    """Return a dimension's distribution, extended to the values of trials, which may be older than the file."""
+    """Return a dimension's distribution, extended to the values of trials, which may be older than
+    the file."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     if is_range(dimension, values):
@@ -131,7 +152,8 @@ def _choices(values: Sequence[Any]) -> list[Any]:
 
 
 def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None:
-    """Return the out-of-bag R²: every trial is predicted by the trees that were fitted without it."""
+    """Return the out-of-bag R²: every trial is predicted by the trees that were fitted without
+    it."""
     from sklearn.ensemble import RandomForestRegressor
 
     columns = []
@@ -140,7 +162,10 @@ def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None
         if is_range(dimension, values):
             columns.append(np.array(values, dtype=float))
         else:
-            columns += [np.array([as_param(v) == choice for v in values], dtype=float) for choice in _choices(values)]
+            columns += [
+                np.array([as_param(v) == choice for v in values], dtype=float)
+                for choice in _choices(values)
+            ]
     if not columns:
         return None
     forest = RandomForestRegressor(n_estimators=200, oob_score=True, random_state=0)

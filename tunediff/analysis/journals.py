@@ -35,7 +35,9 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
     """
     space = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
-    for place in sorted(folder.glob("trials/t*"), key=lambda place: trial_record.by_number(place.name)):
+    for place in sorted(
+        folder.glob("trials/t*"), key=lambda place: trial_record.by_number(place.name)
+    ):
         try:
             if (trial := trial_record.read_trial(place)) is not None:
                 trials.append(_usable(trial, place.name))
@@ -54,7 +56,8 @@ def _space(folder: Path) -> SearchSpace:
     if folder.is_dir() and not (folder / "search.yaml").is_file():
         content = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
         raise ConfigError(
-            f"{folder.name}: holds {content}; a report needs the folder of a search, with its search.yaml"
+            f"{folder.name}: holds {content}; a report needs the folder of a search, with its"
+            " search.yaml"
         )
     path = search_space.of_search(folder)
     try:
@@ -66,7 +69,8 @@ def _space(folder: Path) -> SearchSpace:
 
 
 def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
-    """Return the record with clean text and finite numbers. Raises `ValueError` that says what is wrong with it."""
+    """Return the record with clean text and finite numbers. Raises `ValueError` that says what is
+    wrong with it."""
     # Clean all values
     for name, value in list(vars(trial).items()):
         setattr(trial, name, value if name in ("points", "end") else _clean(value))
@@ -74,16 +78,26 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
         trial.end = End(**_clean(dataclasses.asdict(trial.end)))
     trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
     # Check the trial; its name becomes a path
-    _must(trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}")
-    _must(isinstance(trial.number, int) and isinstance(trial.fingerprint, str), "number or fingerprint")
+    _must(
+        trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}"
+    )
+    _must(
+        isinstance(trial.number, int) and isinstance(trial.fingerprint, str),
+        "number or fingerprint",
+    )
     _must(all(map(is_number, (trial.started, trial.ended, trial.last_written))), "time")
-    _must(trial.end is None or trial.end.status in trial_record.STATUSES, f"status {trial.status!r}")
+    _must(
+        trial.end is None or trial.end.status in trial_record.STATUSES, f"status {trial.status!r}"
+    )
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
     _must(trial.unit in UNITS, f"unit {trial.unit!r}")
     for name in ("config", "drawn", "environment", "not_effective"):
         _must(isinstance(getattr(trial, name), dict), name)
-    _must(all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()), "knobs")
+    _must(
+        all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()),
+        "knobs",
+    )
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(is_number(trial.config.get("parallel.workers", 1)), "parallel.workers")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
@@ -98,7 +112,8 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
 
 
 def _numbers(flat: Line) -> Line:
-    """Return a point without values of other types: a missing number counts as none, and reports use no lists."""
+    """Return a point without values of other types: a missing number counts as none, and reports
+    use no lists."""
     others = (*WORDS, "seconds", "disturbed")
     return {name: value for name, value in flat.items() if name in others or is_number(value)}
 
@@ -109,7 +124,8 @@ def _must(holds: bool, problem: str) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Return text that can be written as UTF-8 and shown, and finite numbers; None for other numbers."""
+    """Return text that can be written as UTF-8 and shown, and finite numbers; None for other
+    numbers."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
@@ -127,18 +143,23 @@ def _plain(text: str) -> str:
 
 def _is_value(value: Any) -> bool:
     scalar = value is None or isinstance(value, str | bool | int | float)
-    return scalar or (isinstance(value, list) and all(_is_value(item) and not isinstance(item, list) for item in value))
+    return scalar or (
+        isinstance(value, list)
+        and all(_is_value(item) and not isinstance(item, list) for item in value)
+    )
 
 
 def _are_seconds(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
-# ------------------------------------------------------------------------------------------------------------ sessions
+# ---- sessions
 TIME_IS_UP = "time is up"
-"""The event of `sessions.jsonl` after which no further trial begins: it would not end within `budget: total`."""
+"""The event of `sessions.jsonl` after which no further trial begins: it would not end within
+`budget: total`."""
 OUTSIDE = "outside"
-"""The event of `sessions.jsonl` with the seconds of a command that no session has: before it, after it, between two."""
+"""The event of `sessions.jsonl` with the seconds of a command that no session has: before it, after
+it, between two."""
 
 
 @dataclasses.dataclass
@@ -152,7 +173,8 @@ class Session:
     command: str
     environment: dict[str, object]
     complete: bool = False
-    """Whether it ended because a limit was reached or nothing was left to run, and not by an interruption."""
+    """Whether it ended because a limit was reached or nothing was left to run, and not by an
+    interruption."""
     time_is_up: bool = False
     """Whether trials were left out because they would not have ended within `budget: total`."""
     spent_s: float | None = None
@@ -168,11 +190,22 @@ def sessions(folder: Path) -> list[Session]:
         if line.get("event") == "begin" or not periods:
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
-            periods.append(Session(line["time"], None, command, environment if isinstance(environment, dict) else {}))
+            periods.append(
+                Session(
+                    line["time"],
+                    None,
+                    command,
+                    environment if isinstance(environment, dict) else {},
+                )
+            )
             first = line
             continue
         # The monotonic clock, which nobody sets; earlier versions wrote none.
-        clock = "monotonic_s" if all(is_number(each.get("monotonic_s")) for each in (first, line)) else "time"
+        clock = (
+            "monotonic_s"
+            if all(is_number(each.get("monotonic_s")) for each in (first, line))
+            else "time"
+        )
         periods[-1].spent_s = max(0.0, line[clock] - first[clock])
         periods[-1].time_is_up |= line.get("event") == TIME_IS_UP
         if line.get("event") == "end":
@@ -191,7 +224,8 @@ def over(results: Results, periods: Sequence[Session]) -> bool:
 
 
 def not_begun(results: Results, periods: Sequence[Session]) -> str:
-    """Return how many trials a search that has ended left out, and why; '' if it ran all of them or was interrupted."""
+    """Return how many trials a search that has ended left out, and why; '' if it ran all of them or
+    was interrupted."""
     space, many = results.space, results.space.budget.trials - len(results.trials)
     if many <= 0 or not periods or not periods[-1].complete:
         return ""
@@ -199,7 +233,11 @@ def not_begun(results: Results, periods: Sequence[Session]) -> str:
     if space.budget.total_s is not None:
         limit = text.seconds(space.budget.total_s)
         # Without the event, as earlier versions wrote none, either may be the reason.
-        why = f"another would not end within {limit}" if periods[-1].time_is_up else f"{why} and to end within {limit}"
+        why = (
+            f"another would not end within {limit}"
+            if periods[-1].time_is_up
+            else f"{why} and to end within {limit}"
+        )
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

@@ -66,12 +66,14 @@ class Outcome:
 
     @property
     def trial(self) -> TrialRecord:
-        """Return the run that stands for the configuration: the first with a value, else the first."""
+        """Return the run that stands for the configuration: the first with a value, else the
+        first."""
         return next(iter(self.done), self.runs[0])
 
     @property
     def samples(self) -> list[TrialRecord]:
-        """Return the runs that say what its knobs do; reruns of what leads only show how lucky it was."""
+        """Return the runs that say what its knobs do; reruns of what leads only show how lucky it
+        was."""
         return [run for run in self.runs if self.seeds > 1 or "seed" not in run.drawn]
 
     @property

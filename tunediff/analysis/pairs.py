@@ -25,7 +25,8 @@ SIDES = recorded.SIDES
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Two configurations, each run once on every seed; A is the reference, B is compared with it."""
+    """Two configurations, each run once on every seed; A is the reference, B is compared with
+    it."""
 
     folder: Path
     names: tuple[str, str]
@@ -36,7 +37,8 @@ class Pairs:
     most: int
     """The most pairs that may run."""
     within: float | None
-    """The difference that does not matter, as a share of A's value where values fall; None: not given."""
+    """The difference that does not matter, as a share of A's value where values fall; None: not
+    given."""
     compile_charged: bool
     runs: list[tuple[TrialRecord | None, TrialRecord | None]]
     """(A, B) of every pair that has begun."""
@@ -64,7 +66,12 @@ class Pairs:
     def label(self) -> str:
         """Return its label, as the measurements give it."""
         labels = (
-            point["label"] for pair in self.runs for run in pair if run for point in run.points if "label" in point
+            point["label"]
+            for pair in self.runs
+            for run in pair
+            if run
+            for point in run.points
+            if "label" in point
         )
         return str(next(labels, self.metric.label))
 
@@ -86,14 +93,18 @@ class Pairs:
     def look(self) -> Look:
         """Return the sequential test of the pairs so far."""
         values, within, falls = self.values, self.within, self.metric.mode == "min"
-        if within is not None and falls and bool((values <= 0).any()):  # compared by differences: see `look`
+        if (
+            within is not None and falls and bool((values <= 0).any())
+        ):  # compared by differences: see `look`
             within *= abs(float(np.nanmean(values[0])))
         return look(values, self.most, falls, falls, within)
 
     @property
     def failure(self) -> TrialRecord | None:
         """Return the first run that ended without a result, which ends the comparison."""
-        return next((run for pair in self.runs for run in pair if run is not None and failed(run)), None)
+        return next(
+            (run for pair in self.runs for run in pair if run is not None and failed(run)), None
+        )
 
     @property
     def over(self) -> bool:
@@ -102,7 +113,8 @@ class Pairs:
 
     @property
     def verdict(self) -> str | None:
-        """Return how B compares with A: `better`, `worse`, `no significant difference`, or `failed`.
+        """Return how B compares with A: `better`, `worse`, `no significant difference`, or
+        `failed`.
 
         None: the comparison is not over.
         """
@@ -115,21 +127,26 @@ class Pairs:
 
     @property
     def one_run_tells(self) -> float | None:
-        """Return the smallest significant difference of one run each: a ratio − 1, or in units; None while `rough`.
+        """Return the smallest significant difference of one run each: a ratio − 1, or in units;
+        None while `rough`.
 
-        It is Student's bound for the noise of these pairs. That of `resolution` also allows for every look: None
-        as long as it is so much wider that several pairs would seem to detect less than one run each.
+        It is Student's bound for the noise of these pairs. That of `resolution` also allows for
+        every look: None as long as it is so much wider that several pairs would seem to detect less
+        than one run each.
         """
         test, difference = self.look, self.look.differences[0]
         if difference.sd is None or difference.resolution is None or self.rough:
             return None
         wide = quantile(0.975, test.rounds - 1)
-        least = float(np.expm1(wide * np.log1p(difference.sd))) if test.ratios else wide * difference.sd
+        least = (
+            float(np.expm1(wide * np.log1p(difference.sd))) if test.ratios else wide * difference.sd
+        )
         return least if least > difference.resolution else None
 
     @property
     def rough(self) -> bool:
-        """Return whether the noise, and so `resolution`, is known only to a factor of two, because of few pairs."""
+        """Return whether the noise, and so `resolution`, is known only to a factor of two, because
+        of few pairs."""
         return self.look.rounds - 1 < ROUGH_FREEDOM
 
     @property
@@ -137,13 +154,20 @@ class Pairs:
         """Return in how many pairs B was better."""
         complete = self.values[:, np.isfinite(self.values).all(axis=0)]
         return int(
-            (complete[1] < complete[0]).sum() if self.metric.mode == "min" else (complete[1] > complete[0]).sum()
+            (complete[1] < complete[0]).sum()
+            if self.metric.mode == "min"
+            else (complete[1] > complete[0]).sum()
         )
 
     @property
     def trained_s(self) -> float:
         """Return the training seconds of all runs."""
-        return sum(run.points[-1].train_s for pair in self.runs for run in pair if run is not None and run.points)
+        return sum(
+            run.points[-1].train_s
+            for pair in self.runs
+            for run in pair
+            if run is not None and run.points
+        )
 
     @property
     def setup_s(self) -> tuple[float | None, float | None]:
@@ -160,7 +184,9 @@ class Pairs:
     def changed(self) -> Values:
         """Return the knobs in which B differs from A, if both belong to one workload."""
         return {
-            name: value for name, value in cfg.differences(self.configs[1], self.configs[0]).items() if name != "seed"
+            name: value
+            for name, value in cfg.differences(self.configs[1], self.configs[0]).items()
+            if name != "seed"
         }
 
 
@@ -169,8 +195,13 @@ def read(folder: Path) -> Pairs:
     if not (folder / FILE).is_file():
         comparisons = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE}"))
         names = ", ".join(comparisons) or "none"
-        raise ConfigError(f"{folder.name}: no such comparison in {folder.parent}; there are: {names}")
-    content, runs = cfg.read_yaml(folder / FILE), {run.number: run for run in trial_record.read_trials(folder)}
+        raise ConfigError(
+            f"{folder.name}: no such comparison in {folder.parent}; there are: {names}"
+        )
+    content, runs = (
+        cfg.read_yaml(folder / FILE),
+        {run.number: run for run in trial_record.read_trials(folder)},
+    )
     first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
     if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - content.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")

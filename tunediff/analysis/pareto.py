@@ -1,6 +1,8 @@
-"""Find the trade-offs of a search: configurations that no other one beats in two quantities at once.
+"""Find the trade-offs of a search: configurations that no other one beats in two quantities at
+once.
 
-As in `Results.ranked`, all values are means over the runs of a configuration, so that no lucky run is on a front.
+As in `Results.ranked`, all values are means over the runs of a configuration, so that no lucky run
+is on a front.
 """
 
 from __future__ import annotations
@@ -31,16 +33,21 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def pareto(results: Results) -> list[dict[str, Any]]:
-    """Return the front of a search with two objectives, the best in the first objective first; [] with one objective.
+    """Return the front of a search with two objectives, the best in the first objective first; []
+    with one objective.
 
-    What fails on a seed, or lacks one, is on no front, unless everything does. Keys: `trial` (first run that ended
-    ok), `configuration` (the knobs that differ), `value`, `failures`, `cost`, `versus_baseline` (how the value
-    compares with the baseline's mean: see `Results.versus`).
+    What fails on a seed, or lacks one, is on no front, unless everything does. Keys: `trial` (first
+    run that ended ok), `configuration` (the knobs that differ), `value`, `failures`, `cost`,
+    `versus_baseline` (how the value compares with the baseline's mean: see `Results.versus`).
     """
     if (cost := results.space.cost) is None:
         return []
-    configurations = [(outcome, without_seed(results.changed(outcome.trial))) for outcome in _comparable(results)]
-    bases = (outcome for outcome in results.ranked if not without_seed(results.changed(outcome.trial)))
+    configurations = [
+        (outcome, without_seed(results.changed(outcome.trial))) for outcome in _comparable(results)
+    ]
+    bases = (
+        outcome for outcome in results.ranked if not without_seed(results.changed(outcome.trial))
+    )
     of_base = next((outcome.value for outcome in bases), None)
     rows: list[dict[str, Any]] = [
         {
@@ -59,31 +66,44 @@ def pareto(results: Results) -> list[dict[str, Any]]:
 
 
 def _comparable(results: Results) -> list[Outcome]:
-    """Return the configurations that fail as rarely as any, and lack as few runs, the best first."""
+    """Return the configurations that fail as rarely as any, and lack as few runs, the best
+    first."""
     ranked = results.ranked
     return [outcome for outcome in ranked if outcome.rank[:2] == ranked[0].rank[:2]]
 
 
-def _mean(runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
+def _mean(
+    runs: Sequence[TrialRecord], quantity: Callable[[TrialRecord], float | None]
+) -> float | None:
     return mean([value for run in runs if (value := quantity(run)) is not None])
 
 
 def pareto_table(results: Results) -> pd.DataFrame:
-    """Return `pareto` as rows: trial, both objectives by name, failures, versus_baseline, and the knobs that differ."""
+    """Return `pareto` as rows: trial, both objectives by name, failures, versus_baseline, and the
+    knobs that differ."""
     names = {"value": results.metric, "cost": results.space.cost}
-    table = pd.DataFrame(pareto(results), columns=["trial", *names, "failures", "versus_baseline", "configuration"])
+    table = pd.DataFrame(
+        pareto(results), columns=["trial", *names, "failures", "versus_baseline", "configuration"]
+    )
     return table.assign(configuration=table["configuration"].map(text.knobs)).rename(columns=names)
 
 
 def trade_offs(results: Results) -> pd.DataFrame:
-    """Return one row per configuration that fails on no seed: objective, samples/s, memory, and its fronts.
+    """Return one row per configuration that fails on no seed: objective, samples/s, memory, and its
+    fronts.
 
     A second objective of the search is included. `trial`: its first run.
     """
-    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | ({results.space.cost: 1.0} if results.space.cost is not None else {})
+    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | (
+        {results.space.cost: 1.0} if results.space.cost is not None else {}
+    )
     signs.pop(results.metric, None)
     rows = [
-        [outcome.trial.name, outcome.value, *(_mean(outcome.done, _quantity(name)) for name in signs)]
+        [
+            outcome.trial.name,
+            outcome.value,
+            *(_mean(outcome.done, _quantity(name)) for name in signs),
+        ]
         for outcome in _comparable(results)
     ]
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])

@@ -1,4 +1,5 @@
-"""Compute how many times sooner one training reaches another's final value, from two noisy curves."""
+"""Compute how many times sooner one training reaches another's final value, from two noisy
+curves."""
 
 from __future__ import annotations
 
@@ -9,20 +10,24 @@ Curve = Sequence[tuple[float, float]]
 
 
 def smooth(curve: Curve) -> list[tuple[float, float]]:
-    """Return the falling curve that is nearest by least squares: rising values are pooled with their neighbours.
+    """Return the falling curve that is nearest by least squares: rising values are pooled with
+    their neighbours.
 
     `curve` must not be empty. M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent
-    violators). So a value that a curve reaches once by luck does not count as reached, and no curve ends
-    worse than it was before.
+    violators). So a value that a curve reaches once by luck does not count as reached, and no curve
+    ends worse than it was before.
     """
     from scipy import optimize  # half a second
 
     seconds, losses = zip(*curve, strict=True)
-    return list(zip(seconds, optimize.isotonic_regression(losses, increasing=False).x.tolist(), strict=True))
+    return list(
+        zip(seconds, optimize.isotonic_regression(losses, increasing=False).x.tolist(), strict=True)
+    )
 
 
 def seconds_to(falling: Curve, loss: float) -> float | None:
-    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None: never.
+    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None:
+    never.
 
     At the earliest that is its first evaluation.
     """
@@ -37,13 +42,14 @@ def seconds_to(falling: Curve, loss: float) -> float | None:
 
 
 def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
-    """Return how many times sooner `other` reaches the baseline's final value; None: a curve is empty.
+    """Return how many times sooner `other` reaches the baseline's final value; None: a curve is
+    empty.
 
     Below 1 if it ends worse: then the result is when the baseline reached the other's final value.
-    Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any noise,
-    and no run is left out for not having reached the value. The first crossings of two equal noisy curves,
-    over the runs that have one, give 1.05 to 2.2 instead (simulated in `tests/analysis/test_reach.py`).
-    Strong noise within a run draws this ratio towards 1.
+    Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any
+    noise, and no run is left out for not having reached the value. The first crossings of two equal
+    noisy curves, over the runs that have one, give 1.05 to 2.2 instead (simulated in
+    `tests/analysis/test_reach.py`). Strong noise within a run draws this ratio towards 1.
     """
     if not baseline or not other:
         return None

@@ -21,8 +21,8 @@ def rate(trial: TrialRecord) -> float | None:
 def samples_per_step(trial: TrialRecord) -> float | None:
     """Return the mean samples per optimizer step, counted by the training.
 
-    It may differ from `loader.batch_size`: a sample of a workload may count as many tokens, and a loop over a loader of
-    one's own may never read that knob.
+    It may differ from `loader.batch_size`: a sample of a workload may count as many tokens, and a
+    loop over a loader of one's own may never read that knob.
     """
     return end.samples / end.steps if trial.points and (end := trial.points[-1]).steps else None
 
@@ -35,25 +35,34 @@ def compile_s(trial: TrialRecord) -> float | None:
 def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]:
     """Return (option, value) of the budget with which `train` repeats a trial.
 
-    `train` counts compiling as training. Where the search does not, the samples of the trial are its budget: the same
-    seconds would leave fewer for steps, and longer ones would start schedules late.
+    `train` counts compiling as training. Where the search does not, the samples of the trial are
+    its budget: the same seconds would leave fewer for steps, and longer ones would start schedules
+    late.
     """
-    if trial.status == "ok" and trial.points and compile_s(trial) and not results.space.budget.compile_charged:
+    if (
+        trial.status == "ok"
+        and trial.points
+        and compile_s(trial)
+        and not results.space.budget.compile_charged
+    ):
         return "--samples", trial.points[-1].samples
     return "--budget", text.format_exact(trial.budget_s or results.space.budget.per_trial_s)
 
 
 def per_thousand(trial: TrialRecord) -> dict[str, float]:
-    """Return the seconds of each part of the step per 1,000 samples, comparable between batch sizes.
+    """Return the seconds of each part of the step per 1,000 samples, comparable between batch
+    sizes.
 
     Over the last evaluation interval; {} if they were not recorded.
     """
     if not (samples := samples_per_step(trial)):
         return {}
-    return {part: 1000 * float(value) / samples for part, value in trial.points[-1].phases_s.items()}
+    return {
+        part: 1000 * float(value) / samples for part, value in trial.points[-1].phases_s.items()
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------- compile
+# ---- compile
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """A configuration under torch.compile, and the same one without it if that ran as well."""
@@ -69,7 +78,8 @@ class Compiled:
     versus_uncompiled: float | None = None
     samples_to_break_even: float | None = None
     break_even_s: float | None = None
-    """Training seconds, compilation included, after which it has seen as many samples as without compilation."""
+    """Training seconds, compilation included, after which it has seen as many samples as without
+    compilation."""
     graphs: int | None = None
     expected_graphs: int | None = None
     """Number of different calls of what was compiled; each needs a graph."""
@@ -85,7 +95,11 @@ def compiled(results: Results) -> list[Compiled]:
     alike: dict[str, list[list[TrialRecord]]] = {}
     for runs in (outcome.runs for outcome in results.outcomes):
         if "parallel.workers" in runs[0].config:
-            same = {name: v for name, v in without_seed(runs[0].config).items() if not name.startswith("compile.")}
+            same = {
+                name: v
+                for name, v in without_seed(runs[0].config).items()
+                if not name.startswith("compile.")
+            }
             alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(runs)
     lines = []
     for group in alike.values():
@@ -99,19 +113,41 @@ def _compiles(trial: TrialRecord) -> bool:
 
 
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
-    """Return the row of a compiled configuration; `plain`: runs of the same one without compilation."""
-    name, mode, fast, cost = runs[0].name, runs[0].config["compile.mode"], _mean(runs, rate), _mean(runs, compile_s)
+    """Return the row of a compiled configuration; `plain`: runs of the same one without
+    compilation."""
+    name, mode, fast, cost = (
+        runs[0].name,
+        runs[0].config["compile.mode"],
+        _mean(runs, rate),
+        _mean(runs, compile_s),
+    )
     budget_s = runs[0].budget_s or 0.0
-    graphs = {to: last(runs[0], of) for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))}
+    graphs = {
+        to: last(runs[0], of)
+        for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))
+    }
     if plain is None:  # nothing to compare with
         return Compiled(name, mode, budget_s, None, None, cost, fast, **graphs)
     slow = _mean(plain, rate)
     ratio = fast / slow if fast and slow else None
     paid = break_even(cost, fast, ratio)
-    return Compiled(name, mode, budget_s, plain[0].name, slow, cost, fast, ratio, *(paid or (None, None)), **graphs)
+    return Compiled(
+        name,
+        mode,
+        budget_s,
+        plain[0].name,
+        slow,
+        cost,
+        fast,
+        ratio,
+        *(paid or (None, None)),
+        **graphs,
+    )
 
 
-def break_even(cost_s: float | None, rate: float | None, ratio: float | None) -> tuple[float, float] | None:
+def break_even(
+    cost_s: float | None, rate: float | None, ratio: float | None
+) -> tuple[float, float] | None:
     """Return (samples, training seconds) after which compilation has paid for itself; None: never.
 
     `ratio`: how many times as fast the compiled configuration is.
@@ -124,17 +160,20 @@ def break_even(cost_s: float | None, rate: float | None, ratio: float | None) ->
 
 
 def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices: int) -> float:
-    """Predict the seconds of a `ddp` step on `devices` devices from those of one and two, of one batch.
+    """Predict the seconds of a `ddp` step on `devices` devices from those of one and two, of one
+    batch.
 
-    `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices. For
-    `devices` = 2 the result is the measured value. The model is step(n) = compute(n) + exposed(n) + rest:
+    `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices.
+    For `devices` = 2 the result is the measured value. The model is step(n) = compute(n) +
+    exposed(n) + rest:
 
-    - compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)). The share φ, 0 to 1, does not get shorter with a smaller
-      batch. It follows from the forward passes, in which nothing is sent: forward(2) / forward(1) = φ + (1 − φ)/2.
-    - exposed(n) = exposed(2)·2(n − 1)/n is what sending adds to the passes. A ring all-reduce sends 2(n − 1)/n of the
-      gradients' bytes from each device (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, 117), at the
-      bandwidth that two devices reached, and hides as much of it behind the backward pass as there; more devices
-      hide less.
+    - compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)). The share φ, 0 to 1, does not get
+      shorter with a smaller batch. It follows from the forward passes, in which nothing is sent:
+      forward(2) / forward(1) = φ + (1 − φ)/2.
+    - exposed(n) = exposed(2)·2(n − 1)/n is what sending adds to the passes. A ring all-reduce sends
+      2(n − 1)/n of the gradients' bytes from each device (Patarasuk and Yuan 2009, J. Parallel
+      Distrib. Comput. 69, 117), at the bandwidth that two devices reached, and hides as much of it
+      behind the backward pass as there; more devices hide less.
     - rest is that of two devices: the optimizer updates all weights on each device.
     """
     passes, of_two = (run["step_forward_s"] + run["step_backward_s"] for run in (one, two))
@@ -145,5 +184,9 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
 
 
 def _mean(runs: list[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
-    counted = [trial for trial in runs if trial.status == "ok"] or [trial for trial in runs if not trial.finished]
-    return mean([value for trial in counted if trial.points and (value := quantity(trial)) is not None])
+    counted = [trial for trial in runs if trial.status == "ok"] or [
+        trial for trial in runs if not trial.finished
+    ]
+    return mean(
+        [value for trial in counted if trial.points and (value := quantity(trial)) is not None]
+    )

@@ -1,4 +1,5 @@
-"""Separate differences from noise: means with intervals, paired comparisons over seeds, Holm's correction."""
+"""Separate differences from noise: means with intervals, paired comparisons over seeds, Holm's
+correction."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ LEVEL = 0.05
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW, FAILS = "baseline", "too few runs", "fails on some seeds"
 ROUGH_FREEDOM = 8
-"""Degrees of freedom below which a standard deviation is rough: its 95 % interval, sd·√(freedom/χ²), reaches
-beyond twice its value."""
+"""Degrees of freedom below which a standard deviation is rough: its 95 % interval,
+sd·√(freedom/χ²), reaches beyond twice its value."""
 WIDEST = 10.0
 """Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
 
 
 def back_from(ratios: bool) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return what makes estimates of differences, and sizes, of a model that is one of logarithms for `ratios`."""
+    """Return what makes estimates of differences, and sizes, of a model that is one of logarithms
+    for `ratios`."""
     if not ratios:
         return float, float
     return lambda offset: math.exp(min(offset, 700.0)), lambda size: math.expm1(min(size, 700.0))
@@ -66,14 +68,18 @@ class Estimate:
 
     @property
     def bound(self) -> float | None:
-        """Return the lower bound if there is no upper one: the low end, or the value of a single run; else None."""
+        """Return the lower bound if there is no upper one: the low end, or the value of a single
+        run; else None."""
         if not self.at_least:
             return None
         return self.mean if self.low is None else self.low
 
 
-def estimate(values: Sequence[float], ratios: bool = False, errors: bool = False) -> Estimate | None:
-    """Return the mean (geometric for `ratios`) with its 95 % interval, or for `errors` ± one standard error."""
+def estimate(
+    values: Sequence[float], ratios: bool = False, errors: bool = False
+) -> Estimate | None:
+    """Return the mean (geometric for `ratios`) with its 95 % interval, or for `errors` ± one
+    standard error."""
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
@@ -90,35 +96,40 @@ class Difference:
     """The difference of one configuration from the baseline."""
 
     estimate: float | None = None
-    """Ratio of the geometric means, or difference of the means if a value is not positive; None: no common seed."""
+    """Ratio of the geometric means, or difference of the means if a value is not positive; None: no
+    common seed."""
     low: float | None = None
-    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two common seeds."""
+    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two
+    common seeds."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value of this comparison alone."""
     p_holm: float | None = None
     """The p-value after Holm's correction over all configurations compared with the baseline."""
     verdict: str = TOO_FEW
-    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`; `fails on
-    some seeds` where a run failed, whose configuration is not tested."""
+    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`;
+    `fails on some seeds` where a run failed, whose configuration is not tested."""
     sd: float | None = None
-    """Standard deviation of the difference of two single runs on one seed, a ratio − 1 or in units."""
-    resolution: float | None = None
-    """The smallest difference that would be significant now, whatever the other configurations do: a ratio − 1 or in
+    """Standard deviation of the difference of two single runs on one seed, a ratio − 1 or in
     units."""
+    resolution: float | None = None
+    """The smallest difference that would be significant now, whatever the other configurations do:
+    a ratio − 1 or in units."""
 
 
 def differences(
     values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
 ) -> tuple[list[Difference], bool]:
-    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run is missing.
+    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
+    is missing.
 
-    Returns one `Difference` per row but the first; and whether estimates are ratios. They are if `ratios` are
-    allowed and all values are positive: the model is then one of logarithms, since noise and effects of
-    distances and rates are proportional.
+    Returns one `Difference` per row but the first; and whether estimates are ratios. They are if
+    `ratios` are allowed and all values are positive: the model is then one of logarithms, since
+    noise and effects of distances and rates are proportional.
 
-    Configurations may differ in noise, so each is compared by a paired t-test of its own, over the seeds that
-    it shares with the baseline. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
+    Configurations may differ in noise, so each is compared by a paired t-test of its own, over the
+    seeds that it shares with the baseline. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979),
+    65–70.
     """
     ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
     y, step = np.log(values) if ratios else values, value_step(values)
@@ -128,28 +139,35 @@ def differences(
     for row in y[1:]:
         pair = np.stack([y[0], row])[:, np.isfinite(y[0]) & np.isfinite(row)]
         seeds = pair.shape[1]
-        error = float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds) if seeds > 1 else math.nan
+        error = (
+            float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds) if seeds > 1 else math.nan
+        )
         tested.append((float((pair[1] - pair[0]).mean()), error, seeds - 1) if seeds else None)
     # Holm's correction and verdicts
     raw = [None if test is None or not test[2] else _p_value(*test) for test in tested]
     first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in raw))
     judged = zip(tested, raw, holm(raw), strict=True)
-    return [_judged(test, p, p_holm, first, ratios, lower_is_better) for test, p, p_holm in judged], ratios
+    return [
+        _judged(test, p, p_holm, first, ratios, lower_is_better) for test, p, p_holm in judged
+    ], ratios
 
 
 def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.float64]:
     """Return the standard deviation of the difference of each row from row 0 on one seed.
 
-    `y` [configurations, seeds], at least two seeds, all finite, logarithms for `ratios`. It has a floor, the
-    rounding of both values to multiples of `step`, each with step/√12: equal differences of a coarse metric do
-    not show that there is no noise.
+    `y` [configurations, seeds], at least two seeds, all finite, logarithms for `ratios`. It has a
+    floor, the rounding of both values to multiples of `step`, each with step/√12: equal differences
+    of a coarse metric do not show that there is no noise.
     """
     rounding = step / math.sqrt(12) / (np.exp(y.mean(axis=1)) if ratios else np.ones(len(y)))
-    return np.asarray(np.maximum((y[1:] - y[0]).std(axis=1, ddof=1), np.hypot(rounding[1:], rounding[0])))
+    return np.asarray(
+        np.maximum((y[1:] - y[0]).std(axis=1, ddof=1), np.hypot(rounding[1:], rounding[0]))
+    )
 
 
 def value_step(values: NDArray[np.float64]) -> float:
-    """Return the step by which values differ in whole multiples, 1/n for accuracies of n items; 0: there is none.
+    """Return the step by which values differ in whole multiples, 1/n for accuracies of n items; 0:
+    there is none.
 
     NaN: missing. Values may be rounded to single precision.
     """
@@ -185,7 +203,9 @@ def _judged(
     half = quantile(1 - LEVEL / 2, freedom) * error
     verdict = SAME if p_holm >= LEVEL else BETTER if (offset < 0) == lower_is_better else WORSE
     sd, resolution = share(error * math.sqrt(freedom + 1)), share(quantile(first, freedom) * error)
-    return Difference(back(offset), back(offset - half), back(offset + half), p, p_holm, verdict, sd, resolution)
+    return Difference(
+        back(offset), back(offset - half), back(offset + half), p, p_holm, verdict, sd, resolution
+    )
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:
@@ -201,7 +221,8 @@ def quantile(probability: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values by Holm's method: the smallest times m, the next times m−1, …, not falling."""
+    """Correct p-values by Holm's method: the smallest times m, the next times m−1, …, not
+    falling."""
     ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0

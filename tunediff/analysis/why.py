@@ -1,4 +1,5 @@
-"""Explain why the winner is ahead: the part due to speed, and the part due to learning per sample."""
+"""Explain why the winner is ahead: the part due to speed, and the part due to learning per
+sample."""
 
 from __future__ import annotations
 
@@ -37,12 +38,14 @@ class Why:
 
     @property
     def total(self) -> float:
-        """Return log(winner / baseline), or winner − baseline, at equal seconds; below 0 the winner is better."""
+        """Return log(winner / baseline), or winner − baseline, at equal seconds; below 0 the winner
+        is better."""
         return self._gain(self.at_seconds)
 
     @property
     def throughput(self) -> float | None:
-        """Return the rest: the effect of the samples that the winner saw more, or fewer, than the baseline."""
+        """Return the rest: the effect of the samples that the winner saw more, or fewer, than the
+        baseline."""
         return self.total - self.learning if self.learning is not None else None
 
     def _gain(self, values: tuple[float, float]) -> float:
@@ -50,19 +53,25 @@ class Why:
         return base - winner if self.mode == "max" else winner - base
 
 
-def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "min", ratios: bool = True) -> Why | None:
+def why(
+    baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "min", ratios: bool = True
+) -> Why | None:
     """Return the decomposition; None unless both have values, which must be positive for `ratios`.
 
-    Curves are interpolated between evaluations: linearly in seconds or samples, and for `ratios` with the
-    objective on a logarithmic scale.
+    Curves are interpolated between evaluations: linearly in seconds or samples, and for `ratios`
+    with the objective on a logarithmic scale.
     """
     curves = [_curve(trial, metric, ratios) for trial in (baseline, winner)]
     if not all(map(len, curves)):
         return None
-    # Trainings exceed their budget by a part of a step: ends that are this close count as the same second.
+    # Trainings exceed their budget by a part of a step: ends that are this close count as the same
+    # second.
     ends = [float(curve[-1, 0]) for curve in curves]
     seconds, alike = min(ends), max(ends) <= 1.02 * min(ends)
-    then = [_read(curve, 0, end if alike else seconds, ratios) for curve, end in zip(curves, ends, strict=True)]
+    then = [
+        _read(curve, 0, end if alike else seconds, ratios)
+        for curve, end in zip(curves, ends, strict=True)
+    ]
     rows = [row for row in then if row is not None]
     if len(rows) < 2:
         return None
@@ -70,20 +79,40 @@ def why(baseline: TrialRecord, winner: TrialRecord, metric: str, mode: str = "mi
     fewer = min(of_base, samples)
     pairs = zip(rows, curves, strict=True)
     earlier = [row if row[1] == fewer else _read(curve, 1, fewer, ratios) for row, curve in pairs]
-    same = (earlier[0][2], earlier[1][2]) if earlier[0] is not None and earlier[1] is not None else None
-    return Why(seconds, (base, value), (round(of_base), round(samples)), round(fewer), same, mode, ratios)
+    same = (
+        (earlier[0][2], earlier[1][2])
+        if earlier[0] is not None and earlier[1] is not None
+        else None
+    )
+    return Why(
+        seconds, (base, value), (round(of_base), round(samples)), round(fewer), same, mode, ratios
+    )
 
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
-    """Return (seconds, samples, objective) of every evaluation; for `ratios` the objective's logarithm."""
-    rows = [(point[trial.along], point["samples"], float(point[metric])) for point in trial.points if metric in point]
-    logs = [(seconds, samples, math.log(value)) for seconds, samples, value in rows if value > 0] if ratios else rows
+    """Return (seconds, samples, objective) of every evaluation; for `ratios` the objective's
+    logarithm."""
+    rows = [
+        (point[trial.along], point["samples"], float(point[metric]))
+        for point in trial.points
+        if metric in point
+    ]
+    logs = (
+        [(seconds, samples, math.log(value)) for seconds, samples, value in rows if value > 0]
+        if ratios
+        else rows
+    )
     return np.array(logs, dtype=float)
 
 
-def _read(curve: NDArray[np.float64], column: int, place: float, ratios: bool) -> tuple[float, float, float] | None:
-    """Return (seconds, samples, objective) where a column reaches `place`; None outside the evaluations."""
+def _read(
+    curve: NDArray[np.float64], column: int, place: float, ratios: bool
+) -> tuple[float, float, float] | None:
+    """Return (seconds, samples, objective) where a column reaches `place`; None outside the
+    evaluations."""
     if not curve[0, column] <= place <= curve[-1, column]:
         return None
-    seconds, samples, value = (float(np.interp(place, curve[:, column], values)) for values in curve.T)
+    seconds, samples, value = (
+        float(np.interp(place, curve[:, column], values)) for values in curve.T
+    )
     return seconds, samples, math.exp(value) if ratios else value

@@ -1,6 +1,8 @@
-"""Ask a search for trials and tell it their results: `tunediff.open_study`, for those who run trials by themselves.
+"""Ask a search for trials and tell it their results: `tunediff.open_study`, for those who run
+trials by themselves.
 
-The folder, the journals and the proposals are those of `tunediff.run_search`; only the training is the caller's.
+The folder, the journals and the proposals are those of `tunediff.run_search`; only the training is
+the caller's.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ MEASURED = QUANTITIES.keys() - {"train_s", "fraction"}
 
 
 class AskedTrial:
-    """A trial that the caller runs: its knobs and its budget, and where evaluations are reported."""
+    """A trial that the caller runs: its knobs and its budget, and where evaluations are
+    reported."""
 
     def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
         """Made by `AskTellStudy.ask`."""
@@ -63,12 +66,14 @@ class AskedTrial:
 
     @property
     def drawn(self) -> Values:
-        """Return the knobs that the search has chosen, by dotted name; of a repeated run also its `seed`."""
+        """Return the knobs that the search has chosen, by dotted name; of a repeated run also its
+        `seed`."""
         return dict(self._spec.drawn)
 
     @property
     def config(self) -> Any:
-        """Return the whole configuration: `config.seed`, `config.loader.batch_size`, `config.knobs` …"""
+        """Return the whole configuration: `config.seed`, `config.loader.batch_size`, `config.knobs`
+        …"""
         return self._spec.config
 
     @property
@@ -82,12 +87,12 @@ class AskedTrial:
         return self._spec.budget.seconds
 
     def report(self, value: float, time_s: float | None = None, **measured: float) -> bool:
-        """Write an evaluation to the journal; return whether the search's early stopping would end the trial here.
+        """Write an evaluation to the journal; return whether the search's early stopping would end
+        the trial here.
 
-        Args:
-            value: The objective.
-            time_s: Training seconds so far. Default: wall-clock since `ask`.
-            measured: What else was measured, by the names in curves.csv: `samples`, `steps`, `peak_memory_mib` …
+        Args: value: The objective. time_s: Training seconds so far. Default: wall-clock since
+            `ask`. measured: What else was measured, by the names in curves.csv: `samples`, `steps`,
+            `peak_memory_mib` …
 
         Raises `TunediffError` for values that are not finite, and where the trial has ended.
         """
@@ -103,15 +108,19 @@ class AskedTrial:
 
 
 class AskTellStudy:
-    """A search whose trials the caller runs: ask for one, train it, tell its result; a context manager.
+    """A search whose trials the caller runs: ask for one, train it, tell its result; a context
+    manager.
 
     Several trials may be under way, also in threads. Only one process at a time has the study.
     """
 
-    def __init__(self, folder: Path, space: SearchSpace, reread: Callable[[], SearchSpace] | None = None) -> None:
+    def __init__(
+        self, folder: Path, space: SearchSpace, reread: Callable[[], SearchSpace] | None = None
+    ) -> None:
         """Made by `open_study`; takes the folder's lock.
 
-        `reread`: fetches what another machine has written at the address, and returns the space again.
+        `reread`: fetches what another machine has written at the address, and returns the space
+        again.
         """
 
         def fetch() -> None:
@@ -128,13 +137,19 @@ class AskTellStudy:
             stack.enter_context(copier.copied(folder, log.warning, again, fetch=fetch))
             self.space = space
             settings = tracking.settings(space)
-            stack.enter_context(tracking.tracked(folder, space.track, space.metric, settings, log.warning))
+            stack.enter_context(
+                tracking.tracked(folder, space.track, space.metric, settings, log.warning)
+            )
             before_s = sessions.all_spent_s(folder)
             command = f"{sessions.ASKED}(name={folder.name!r})"
-            stack.callback(self._running.clear)  # after the session's end, which depends on what still runs
+            stack.callback(
+                self._running.clear
+            )  # after the session's end, which depends on what still runs
             stack.enter_context(sessions.noted(folder, command, self._is_over))
             with self._checked():
-                self._proposer = OptunaProposer(space, folder, before_s, device=resources.local().device)
+                self._proposer = OptunaProposer(
+                    space, folder, before_s, device=resources.local().device
+                )
             self._rule: Any = None
             if space.early_stopping != "none":
                 from tunediff.tuning import tuner  # imports Ray, which takes seconds
@@ -154,7 +169,8 @@ class AskTellStudy:
     def ask(self) -> AskedTrial | None:
         """Return the next trial; None where a limit is reached or nothing new is left.
 
-        Trials that were asked for and not told before the study was closed come first, from the beginning.
+        Trials that were asked for and not told before the study was closed come first, from the
+        beginning.
         """
         with self._checked():
             spec = self._proposer.ask()
@@ -171,12 +187,10 @@ class AskTellStudy:
     ) -> None:  # fmt: skip
         """End a trial.
 
-        Args:
-            trial: From `ask`.
-            value: The objective at its end. Default: the one that was reported last. Not finite: it has diverged.
-            status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout` or `error`.
-            reason: Why it failed, for the report.
-            time_s, measured: As `AskedTrial.report` takes them.
+        Args: trial: From `ask`. value: The objective at its end. Default: the one that was reported
+            last. Not finite: it has diverged. status: `ok` (the default with a value), `pruned`,
+            `oom`, `nan`, `timeout` or `error`. reason: Why it failed, for the report. time_s,
+            measured: As `AskedTrial.report` takes them.
 
         Raises `TunediffError` for what is not allowed; the trial then goes on.
         """
@@ -188,18 +202,28 @@ class AskTellStudy:
             status = status or ("ok" if finite else "nan")
             allowed = [name for name in STATUSES if name != "skipped"]
             cli.allow(status in allowed, "status", status, ", ".join(allowed))
-            if value is not None and finite and not self._is_written(trial, value, time_s, measured):
+            if (
+                value is not None
+                and finite
+                and not self._is_written(trial, value, time_s, measured)
+            ):
                 self._report(trial, value, time_s, measured)
             self._end(trial, status, reason)
 
     def close(self) -> None:
-        """Release the study; a trial that was not told is asked for again when it is opened the next time."""
+        """Release the study; a trial that was not told is asked for again when it is opened the
+        next time."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> AskTellStudy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if os.getpid() == self._pid:  # the lock of a forked process is its parent's
             self._open.__exit__(kind, error, at)
 
@@ -215,18 +239,26 @@ class AskTellStudy:
             self._closed = True
 
     def _is_over(self) -> bool:
-        """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals that cannot be read."""
-        return not self._running and (self._exhausted or confirming.complete(self.folder, self.space))
+        """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals
+        that cannot be read."""
+        return not self._running and (
+            self._exhausted or confirming.complete(self.folder, self.space)
+        )
 
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
-        """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the study is lost."""
-        if os.getpid() != self._pid:  # before the lock: a thread of the parent may have held it at the fork
+        """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the
+        study is lost."""
+        if (
+            os.getpid() != self._pid
+        ):  # before the lock: a thread of the parent may have held it at the fork
             raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
         with self._lock, errors_only("optuna"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if trial is not None and self._running.get(trial.name) is not trial:
-                raise ConfigError(f"{trial.name}: does not run: it has ended, or its study was closed")
+                raise ConfigError(
+                    f"{trial.name}: does not run: it has ended, or its study was closed"
+                )
             if self._closed:
                 again = f"tunediff.open_study(name={self.folder.name!r}) goes on with it"
                 raise ConfigError(f"{self.folder.name}: the study was closed; {again}")
@@ -235,35 +267,61 @@ class AskTellStudy:
             except OptunaProposer.FAULTS as error:
                 raise TunediffError(f"{self.folder} cannot be written: {error}") from error
 
-    def _report(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
+    def _report(
+        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
+    ) -> bool:
         with self._checked(trial):
-            value, time_s, measured = plain(value), plain(time_s), {name: plain(measured[name]) for name in measured}
+            value, time_s, measured = (
+                plain(value),
+                plain(time_s),
+                {name: plain(measured[name]) for name in measured},
+            )
             point = self._point(trial, value, time_s, measured)
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
             result = {**point.flat, "objective": value}
             self._proposer.report(trial._spec, result)
-            return self._rule is not None and self._rule.on_trial_result(None, _for_tune(trial), result) != "CONTINUE"
+            return (
+                self._rule is not None
+                and self._rule.on_trial_result(None, _for_tune(trial), result) != "CONTINUE"
+            )
 
-    def _is_written(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> bool:
+    def _is_written(
+        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
+    ) -> bool:
         """Return whether the last evaluation in the trial's journal holds all of this."""
-        values = {self.space.metric: value, **measured} | ({"train_s": time_s} if time_s is not None else {})
+        values = {self.space.metric: value, **measured} | (
+            {"train_s": time_s} if time_s is not None else {}
+        )
         points = trial._points()
-        return bool(points) and all(points[-1].get(name) == plain(number) for name, number in values.items())
+        return bool(points) and all(
+            points[-1].get(name) == plain(number) for name, number in values.items()
+        )
 
-    def _point(self, trial: AskedTrial, value: float, time_s: float | None, measured: Values) -> Point:
+    def _point(
+        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
+    ) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
         for name in measured:
             free = name in MEASURED or name not in RESERVED | {*WORDS, self.space.metric}
-            cli.allow(free, "measured", name, f"{', '.join(sorted(MEASURED))}, and names of your own")
+            cli.allow(
+                free, "measured", name, f"{', '.join(sorted(MEASURED))}, and names of your own"
+            )
         numbers = {**measured, "value": value} | ({"time_s": time_s} if time_s is not None else {})
         for name, number in numbers.items():
             fits = isinstance(number, int | float) and math.isfinite(number)
-            cli.allow(fits, name, number, "a finite number; study.tell(trial, status='nan') ends what has diverged")
+            cli.allow(
+                fits,
+                name,
+                number,
+                "a finite number; study.tell(trial, status='nan') ends what has diverged",
+            )
         train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
         points = trial._points()
         least_s = points[-1].train_s if points else 0.0
-        cli.allow(train_s >= least_s, "time_s", train_s, f"training seconds so far, at least {least_s:g}")
+        cli.allow(
+            train_s >= least_s, "time_s", train_s, f"training seconds so far, at least {least_s:g}"
+        )
         config, budget_s = trial._spec.config, trial.budget_s
         samples = float(measured.get("samples", 0))
         return Point.of(
@@ -275,17 +333,24 @@ class AskTellStudy:
         )
 
     def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
-        """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok` without a result."""
+        """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok`
+        without a result."""
         spec, last = trial._spec, next(reversed(trial._points()), None)
         for metric in (self.space.metric, self.space.cost):
             if status == "ok" and metric is not None and (last is None or metric not in last):
-                raise ConfigError(f"{trial.name}: {metric} is missing: an objective of the search; report it")
+                raise ConfigError(
+                    f"{trial.name}: {metric} is missing: an objective of the search; report it"
+                )
         seconds = {"train": last.train_s} if last is not None else {}
-        journal.Journal(spec.folder).end(End(status, reason, seconds, last.steps if last is not None else 0))
+        journal.Journal(spec.folder).end(
+            End(status, reason, seconds, last.steps if last is not None else 0)
+        )
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
         del self._running[spec.name]  # after all that a full disk refuses: it is told again then
         if self._rule is not None and last is not None:
-            self._rule.on_trial_complete(None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]})
+            self._rule.on_trial_complete(
+                None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]}
+            )
 
 
 def _for_tune(trial: AskedTrial) -> Any:
@@ -300,12 +365,14 @@ def open_study(
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
 ) -> AskTellStudy:  # fmt: skip
-    """Begin a search whose trials the caller runs, or go on with one: `open_study(name=…)` of one that exists.
+    """Begin a search whose trials the caller runs, or go on with one: `open_study(name=…)` of one
+    that exists.
 
-    It proposes what `run_search` would propose for the same file and seed. Nothing is trained and no Ray is started.
+    It proposes what `run_search` would propose for the same file and seed. Nothing is trained and
+    no Ray is started.
 
-    Args:
-        workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As `run_search` takes them.
+    Args: workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As
+        `run_search` takes them.
 
     Raises:
         TunediffError: Something is not allowed.
@@ -322,7 +389,9 @@ def open_study(
             remote.pull(place / name)
         exists = workload is None and not knobs and name is not None and (place / name).exists()
         if name is not None and not exists and (place / name / "search.yaml").is_file():
-            goes_on = f"tunediff.open_study(name={name!r}, storage={str(storage)!r}) goes on with it"
+            goes_on = (
+                f"tunediff.open_study(name={name!r}, storage={str(storage)!r}) goes on with it"
+            )
             raise ConfigError(f"name: {name!r} exists in {place}; {goes_on}")
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(
@@ -336,8 +405,12 @@ def open_study(
             space = experiment.create(request.folder, *search_setup.own_knobs(request))
         elif journals.sessions(request.folder) and not search_setup.is_asked(request.folder):
             again = text.command("search", "--resume", request.folder.name, storage=place)
-            raise ConfigError(f"{name}: is a search that runs its trials itself, and stays one: {again}")
+            raise ConfigError(
+                f"{name}: is a search that runs its trials itself, and stays one: {again}"
+            )
         resumed = request.content is None
         return AskTellStudy(
-            request.folder, space, (lambda: search_setup.reread(request.folder, options)) if resumed else None
+            request.folder,
+            space,
+            (lambda: search_setup.reread(request.folder, options)) if resumed else None,
         )

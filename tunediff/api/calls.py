@@ -1,4 +1,5 @@
-"""What every call from Python has in common: its errors, what it leaves of the process, and its arguments."""
+"""What every call from Python has in common: its errors, what it leaves of the process, and its
+arguments."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 
 @contextlib.contextmanager
 def called(cluster: bool = False) -> Iterator[None]:
-    """Leave signal handlers and environment as they were, and turn errors of the system into `TunediffError`.
+    """Leave signal handlers and environment as they were, and turn errors of the system into
+    `TunediffError`.
 
-    `cluster`: Ray starts inside, and SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Raises `ConfigError` where Ray
-    runs in this process already.
+    `cluster`: Ray starts inside, and SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Raises
+    `ConfigError` where Ray runs in this process already.
     """
     if cluster and (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
-        raise ConfigError("Ray runs in this process already, and a search starts its own; call ray.shutdown() first")
+        raise ConfigError(
+            "Ray runs in this process already, and a search starts its own; call ray.shutdown()"
+            " first"
+        )
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # those that Ray Tune takes
     in_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in signals} if in_main else {}
@@ -58,7 +63,11 @@ def words(knobs: tuple[Knobs, ...]) -> list[str]:
     """Return knobs as the words of a command line: `knob=value`."""
     result: list[str] = []
     for knob in knobs:
-        result += [knob] if isinstance(knob, str) else [f"{name}={_as_yaml(value)}" for name, value in knob.items()]
+        result += (
+            [knob]
+            if isinstance(knob, str)
+            else [f"{name}={_as_yaml(value)}" for name, value in knob.items()]
+        )
     return result
 
 
@@ -68,16 +77,22 @@ def plain(number: Any) -> Any:
 
 
 def with_plain_numbers(options: T) -> T:
-    """Return the options of a command with numbers of Python instead of those of numpy, as tables have them.
+    """Return the options of a command with numbers of Python instead of those of numpy, as tables
+    have them.
 
     Raises `ConfigError` for a count that is no whole number.
     """
     for name in ("trials", "pairs", "confirm", "seed", "cpus", "gpus"):
         value = plain(getattr(options, name, None))
         cli.allow(
-            value is None or (isinstance(value, int) and not isinstance(value, bool)), name, value, "a whole number"
+            value is None or (isinstance(value, int) and not isinstance(value, bool)),
+            name,
+            value,
+            "a whole number",
         )
-    return dataclasses.replace(options, **{name: plain(value) for name, value in vars(options).items()})  # type: ignore[type-var]
+    return dataclasses.replace(
+        options, **{name: plain(value) for name, value in vars(options).items()}
+    )  # type: ignore[type-var]
 
 
 def duration(value: str | float | None) -> str | None:
@@ -87,7 +102,8 @@ def duration(value: str | float | None) -> str | None:
 
 
 def folder(storage: str | Path) -> Path:
-    """Return the folder of all searches, absolute: the working directory may change; the local one for an address."""
+    """Return the folder of all searches, absolute: the working directory may change; the local one
+    for an address."""
     return remote.local(storage).expanduser().absolute()
 
 
@@ -102,5 +118,6 @@ def _as_yaml(value: Any) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a number or an array of numpy or torch as Python has it; anything else, such as a path, as text."""
+    """Return a number or an array of numpy or torch as Python has it; anything else, such as a
+    path, as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def run(options: CompareOptions, lines: EventLines) -> Path:
-    """Run a new or an earlier comparison until it is decided, write its report, and return its folder.
+    """Run a new or an earlier comparison until it is decided, write its report, and return its
+    folder.
 
     Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
@@ -41,8 +42,16 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        copier.copied(folder, lines.aside.say, again, options.force, lambda: new or compare_setup.resume(options)),
-        tracking.tracked(folder, options.track, *_tracked(folder), lines.aside.say, "compare") as tracked,
+        copier.copied(
+            folder,
+            lines.aside.say,
+            again,
+            options.force,
+            lambda: new or compare_setup.resume(options),
+        ),
+        tracking.tracked(
+            folder, options.track, *_tracked(folder), lines.aside.say, "compare"
+        ) as tracked,
     ):
         command_time = sessions.CommandTime(folder, lines.begun)
         try:
@@ -64,7 +73,11 @@ def _tracked(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the objective of a comparison, and what a tracker shows of it as a whole."""
     comparison = pairs.read(folder)
     sides = dict(zip(pairs.SIDES, comparison.names, strict=True))
-    return comparison.metric.name, {"objective": comparison.metric.name, "budget_s": comparison.budget_s, **sides}
+    return comparison.metric.name, {
+        "objective": comparison.metric.name,
+        "budget_s": comparison.budget_s,
+        **sides,
+    }
 
 
 def as_json(folder: Path) -> dict[str, Any]:
@@ -74,7 +87,9 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 def _result(result: pairs.Pairs) -> dict[str, Any]:
     failure = report.failure(result, result.failure) if result.failure is not None else None
-    return result_json.compare(result, failure, sessions.spent_s(result.folder), str(result.folder / page.PAGE))
+    return result_json.compare(
+        result, failure, sessions.spent_s(result.folder), str(result.folder / page.PAGE)
+    )
 
 
 def lines(folder: Path) -> list[str]:
@@ -82,16 +97,23 @@ def lines(folder: Path) -> list[str]:
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough")
     values = _result(result)
-    lines = result_json.plain({name: value for name, value in values.items() if name not in without})
+    lines = result_json.plain(
+        {name: value for name, value in values.items() if name not in without}
+    )
     if values["rough"] and values["resolution"] is not None:
         lines["resolution"] = f"{text.number(values['resolution'])} (a rough estimate)"
     return [text.block(lines), "", *report.sentences(result)]
 
 
 def _create(options: CompareOptions, lines: EventLines) -> Path:
-    """Check a new comparison, print what it costs, make its folder and return that. Raises `ConfigError`."""
+    """Check a new comparison, print what it costs, make its folder and return that. Raises
+    `ConfigError`."""
     with compare_setup.prepare(options, lines.say) as request:
-        for line in pair_plan.lines(compare_setup.planned(request, options, lines.say)) if not lines.quiet else ():
+        for line in (
+            pair_plan.lines(compare_setup.planned(request, options, lines.say))
+            if not lines.quiet
+            else ()
+        ):
             lines.say(line)
         compare_setup.create(request)
     return request.folder
@@ -104,7 +126,9 @@ def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None
     def say(message: str, event: str = "message", **fields: Any) -> None:
         if event == "start":
             heart.workers_requested()
-        if event != "start" or lines.as_json:  # people read how a run ended; the heartbeat says what goes on
+        if (
+            event != "start" or lines.as_json
+        ):  # people read how a run ended; the heartbeat says what goes on
             lines.say(message, event, **fields)
             heart.beat()
 
@@ -121,11 +145,16 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
     from tunediff.tuning.trial_spec import TrialSpec
 
     folder = comparison.folder
-    candidates = [(config, {"side": side}) for config, side in zip(comparison.configs, pairs.SIDES, strict=True)]
+    candidates = [
+        (config, {"side": side})
+        for config, side in zip(comparison.configs, pairs.SIDES, strict=True)
+    ]
     needs = compare_setup.needs(comparison.configs)
 
     def shared(*machines: resources.Machine) -> resources.ResourcePartition:
-        return resources.divided(machines, *needs, strategies=[one.parallel.strategy for one in comparison.configs])
+        return resources.divided(
+            machines, *needs, strategies=[one.parallel.strategy for one in comparison.configs]
+        )
 
     last_words = [""]
 
@@ -156,10 +185,16 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
         if options.address is not None and (warning := experiment.foreign(folder, slots)):
             say(f"WARNING: {warning}")
         make = functools.partial(
-            TrialSpec.of, folder, budget=comparison.limits, metric=comparison.metric.name, mode=comparison.metric.mode
+            TrialSpec.of,
+            folder,
+            budget=comparison.limits,
+            metric=comparison.metric.name,
+            mode=comparison.metric.mode,
         )
         listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
-        rounds.run(folder, rounds.Rounds(candidates, comparison.most, make, over), slots.pool, listeners)
+        rounds.run(
+            folder, rounds.Rounds(candidates, comparison.most, make, over), slots.pool, listeners
+        )
 
 
 def _look_fields(now: Pairs) -> dict[str, Any]:
@@ -175,8 +210,11 @@ def _words(drawn: Mapping[str, Any]) -> str:
     return f"{drawn['side']} seed {drawn['seed']}"
 
 
-def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str, Mapping[str, Any]], None]:
-    """Says how each run ends, here and on Ray's pages, and warns where runs are on different hardware."""
+def _teller(
+    folder: Path, slots: Sequence[Any], say: Say
+) -> Callable[[str, str, Mapping[str, Any]], None]:
+    """Says how each run ends, here and on Ray's pages, and warns where runs are on different
+    hardware."""
     runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
     mixed_hardware = MixedHardware(runs, say)
 
@@ -194,7 +232,9 @@ def _teller(folder: Path, slots: Sequence[Any], say: Say) -> Callable[[str, str,
                 last, metric = run.points[-1], cfg.of(run.configuration).objective
                 label, reached = last.get("label", metric.label), text.number(last.get(metric.name))
                 ended = [f"{label} {reached} at {last.train_s:.1f} s"]
-                ended.append(f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s")
+                ended.append(
+                    f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s"
+                )
             words = "  ".join([words, *filter(None, ended)])
             say(words, "end", **fields)
         elif event == "start":

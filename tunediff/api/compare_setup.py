@@ -41,7 +41,8 @@ Say = Callable[..., None]
 
 @dataclasses.dataclass
 class CompareOptions:
-    """What is asked of a comparison: the arguments of the command and of `tunediff.run_comparison`."""
+    """What is asked of a comparison: the arguments of the command and of
+    `tunediff.run_comparison`."""
 
     words: Sequence[str] = ()
     """A and B, each with `knob=value` behind it."""
@@ -91,7 +92,9 @@ def resume(options: CompareOptions) -> Path:
              options.setup, options.dry_run or None)  # fmt: skip
     if options.words or any(option is not None for option in fixed):
         untrue = "a limit that moves with the results would make its error rates untrue"
-        raise ConfigError(f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}")
+        raise ConfigError(
+            f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}"
+        )
     folder = folder_of(str(options.resume), options.storage, pairs.FILE).resolve()
     remote.check(options.storage)
     for trial in record.read_trials(folder):
@@ -103,12 +106,18 @@ def resume(options: CompareOptions) -> Path:
 
 @contextlib.contextmanager
 def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
-    """Check what is asked for; yield it while other revisions of its files exist. Raises `ConfigError`."""
+    """Check what is asked for; yield it while other revisions of its files exist. Raises
+    `ConfigError`."""
     machine_options.check(options)
     tracking.check(options.track)
     budget_s = duration_s("60s" if options.budget is None else options.budget, "--budget")
     most = MOST if options.pairs is None else options.pairs
-    cli.allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100: two say nothing of their own noise")
+    cli.allow(
+        3 <= most <= 100,
+        "--pairs",
+        most,
+        "a whole number from 3 to 100: two say nothing of their own noise",
+    )
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
     remote.check(options.storage)
     folder: Path = options.storage.resolve() / name
@@ -118,7 +127,10 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
               f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same")  # fmt: skip
     side_words = _sides(options.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
-        sides = [_side(words, Path(elsewhere) / side) for words, side in zip(side_words, pairs.SIDES, strict=True)]
+        sides = [
+            _side(words, Path(elsewhere) / side)
+            for words, side in zip(side_words, pairs.SIDES, strict=True)
+        ]
         within = _resolution(options.resolution, sides[0])
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
@@ -129,7 +141,10 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "within": within, "compile": options.compile or "charged",
             "setup": options.setup or "free", "unit": options.unit or "wall",
         }  # fmt: skip
-        names = [f"{side.upper()}, {words[0]}" for side, words in zip(pairs.SIDES, side_words, strict=True)]
+        names = [
+            f"{side.upper()}, {words[0]}"
+            for side, words in zip(pairs.SIDES, side_words, strict=True)
+        ]
         checked = _check_sides(sides, names, options, say)
         yield CompareRequest(folder, side_words, sides, content, checked, Path(elsewhere).resolve())
 
@@ -137,26 +152,34 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
 def _check_sides(
     sides: Sequence[Systems], names: Sequence[str], options: CompareOptions, say: Say
 ) -> dict[str, dict[str, Any]]:
-    """Check files and room of both sides and try users' workloads; return what was measured, by fingerprint."""
+    """Check files and room of both sides and try users' workloads; return what was measured, by
+    fingerprint."""
     checked: dict[str, dict[str, Any]] = {}
     for config, name in zip(sides, names, strict=True):
         cli.check_here(config, True)
         if options.address is None:
-            resources.divided([resources.local()], *needs([config]), strategies=[config.parallel.strategy])
-        tried = not options.no_check and not options.dry_run and cfg.fingerprint(config) not in checked
+            resources.divided(
+                [resources.local()], *needs([config]), strategies=[config.parallel.strategy]
+            )
+        tried = (
+            not options.no_check and not options.dry_run and cfg.fingerprint(config) not in checked
+        )
         if cfg.of(config).file is not None and tried:
             checked[cfg.fingerprint(config)] = _check(config, name, say)
     return checked
 
 
 def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[str, Any]:
-    """Return what would run and what it costs, as `pair_plan.values` does; time an evaluation for it."""
+    """Return what would run and what it costs, as `pair_plan.values` does; time an evaluation for
+    it."""
     config = request.sides[0]
     measured = request.checked.get(cfg.fingerprint(config), {})
     if cfg.of(config).file is None and options.address is None:
         measured = _evaluation(config, options.dry_run, say)
     names, content = [" ".join(words) for words in request.side_words], request.content
-    return pair_plan.values(names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured)
+    return pair_plan.values(
+        names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured
+    )
 
 
 def create(request: CompareRequest) -> None:
@@ -177,7 +200,9 @@ def _replace_links(folder: Path, temporary: Path) -> None:
     """Replace links into a folder that is removed before the runs by copies of the data."""
     for link in [path for path in folder.rglob("*") if path.is_symlink()]:
         data = link.resolve()
-        if data.is_relative_to(temporary) and data.exists():  # git may not hold what a link in a revision names
+        if (
+            data.is_relative_to(temporary) and data.exists()
+        ):  # git may not hold what a link in a revision names
             link.unlink()
             if data.is_dir():
                 shutil.copytree(data, link, symlinks=True)
@@ -192,7 +217,9 @@ def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if "=" not in word:
             sides.append([word])
         elif not sides:
-            raise ConfigError(f"command line: {word}: on top of what? knob=value stands behind A or B")
+            raise ConfigError(
+                f"command line: {word}: on top of what? knob=value stands behind A or B"
+            )
         else:
             sides[-1].append(word)
     if len(sides) == 1 and len(sides[0]) > 1:
@@ -200,7 +227,9 @@ def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(sides) != 2:
         message_words = " ".join(words) or "nothing"
         needed = "needs A and B, or A and knob=value for what B changes"
-        raise ConfigError(f"command line: {message_words}: {needed}{cfg.missing_equals_hint(words)}")
+        raise ConfigError(
+            f"command line: {message_words}: {needed}{cfg.missing_equals_hint(words)}"
+        )
     return sides[0], sides[1]
 
 
@@ -217,7 +246,8 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
 
 
 def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
-    """The file as it was, with its whole folder, or that above its package, which it may import from.
+    """The file as it was, with its whole folder, or that above its package, which it may import
+    from.
 
     Raises `ConfigError`.
     """
@@ -240,7 +270,8 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
         except tarfile.FilterError:  # a link out of the repository, such as one to data
             return None
 
-    # Its hash: git would take a revision that begins with a dash for an option, such as a file to write.
+    # Its hash: git would take a revision that begins with a dash for an option, such as a file to
+    # write.
     resolved = git("rev-parse", "--verify", "--end-of-options", revision).decode().strip()
     archive = git("archive", "--format=tar", resolved, ".")
     with tarfile.open(fileobj=io.BytesIO(archive)) as content:
@@ -251,12 +282,17 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
 
 
 def _resolution(text: str | None, config: Systems) -> float | None:
-    """A share of A's value where the metric falls, else in its units, as values are compared. Raises `ConfigError`."""
+    """A share of A's value where the metric falls, else in its units, as values are compared.
+    Raises `ConfigError`."""
     if text is None:
         return None
     metric = cfg.of(config).objective
     share = metric.mode == "min"
-    allowed = f"a share of A's {metric.name} such as 2%" if share else f"a number above 0, in units of {metric.name}"
+    allowed = (
+        f"a share of A's {metric.name} such as 2%"
+        if share
+        else f"a number above 0, in units of {metric.name}"
+    )
     try:
         value = float(text.removesuffix("%") if share else text) / (100 if share else 1)
     except ValueError:
@@ -268,16 +304,20 @@ def _resolution(text: str | None, config: Systems) -> float | None:
 def _refuse_pointless(
     side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
 ) -> None:  # fmt: skip
-    """One configuration on the same seeds, runs that would count twice, results that cannot be compared.
+    """One configuration on the same seeds, runs that would count twice, results that cannot be
+    compared.
 
     `device`: None where it is not known.
     """
     for config in sides:
-        cfg.override(config, {"seed": config.seed + most - 1}, where=f"the last of {most} pairs", check=False)
+        cfg.override(
+            config, {"seed": config.seed + most - 1}, where=f"the last of {most} pairs", check=False
+        )
     one, two = (cfg.of(config).objective for config in sides)
     if one != two:
         raise ConfigError(
-            f"{side_words[1][0]}: is judged by {two.name} ({two.mode}), {side_words[0][0]} by {one.name} ({one.mode})"
+            f"{side_words[1][0]}: is judged by {two.name} ({two.mode}), {side_words[0][0]} by"
+            f" {one.name} ({one.mode})"
         )
     ours, theirs = map(cfg.flat, sides)
     # Our section `data` says which real images a model is judged against, or which are held out.
@@ -296,23 +336,29 @@ def _refuse_pointless(
         changes = cfg.differences(sides[1], sides[0])
         idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
         hint = f"change a knob, or its seed by at least {most} to see the noise"
-        raise ConfigError(f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}")
+        raise ConfigError(
+            f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}"
+        )
     if 0 < abs(seed_distance) < most:
         seed, allowed = sides[1].seed - PAIR_SEED_OFFSET, f"A's, or at least {most} away from it"
         raise ConfigError(
-            f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds; allowed: {allowed}"
+            f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
+            f" allowed: {allowed}"
         )
 
 
 def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
-    """Try the workload of the side called `name`; return what was measured of it, as `pair_plan.values` takes it."""
+    """Try the workload of the side called `name`; return what was measured of it, as
+    `pair_plan.values` takes it."""
     from tunediff.training import check  # imports torch
 
     try:
         checked = check.before_search(config, lambda line: say(f"{name}: {line}"))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
-    unread = [f"train(trial) never reads {', '.join(checked['unread'])}"] if checked["unread"] else []
+    unread = (
+        [f"train(trial) never reads {', '.join(checked['unread'])}"] if checked["unread"] else []
+    )
     for line in [*checked["warnings"], *unread]:
         say(f"WARNING: {name}: {line}")
     keys = ("evaluation_s", "other_load_share", "disturbed")

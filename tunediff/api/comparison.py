@@ -1,4 +1,5 @@
-"""Comparisons from Python: `tunediff.run_comparison`, and the `PairedComparison` that it returns."""
+"""Comparisons from Python: `tunediff.run_comparison`, and the `PairedComparison` that it
+returns."""
 
 from __future__ import annotations
 
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Side = Any
-"""What `run_comparison` compares: a configuration file, a baseline or a workload, or a tuple of one and knobs."""
+"""What `run_comparison` compares: a configuration file, a baseline or a workload, or a tuple of one
+and knobs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PairVerdict:
-    """What a comparison has shown; fields have the names and meanings of the keys in `PairedComparison.json()`."""
+    """What a comparison has shown; fields have the names and meanings of the keys in
+    `PairedComparison.json()`."""
 
     verdict: str | None
-    """`better`, `worse`, `no significant difference` or `failed`: B, against A; None: not over yet."""
+    """`better`, `worse`, `no significant difference` or `failed`: B, against A; None: not over
+    yet."""
     failure: str | None
     changed: dict[str, Any]
     metric: str
@@ -69,7 +73,9 @@ class PairedComparison:
     def verdict(self) -> PairVerdict:
         """Return what the comparison has shown."""
         values = self.json()
-        names = [field.name for field in dataclasses.fields(PairVerdict) if field.name != "sentences"]
+        names = [
+            field.name for field in dataclasses.fields(PairVerdict) if field.name != "sentences"
+        ]
         sentences = report.sentences(pairs.read(self.folder))
         return PairVerdict(**{name: values[name] for name in names}, sentences=sentences)
 
@@ -81,7 +87,8 @@ class PairedComparison:
         return as_printed(compare_run.as_json(self.folder))
 
     def pairs(self) -> pd.DataFrame:
-        """Return one row per pair: seed, value, samples per second and status of both runs; as in pairs.csv."""
+        """Return one row per pair: seed, value, samples per second and status of both runs; as in
+        pairs.csv."""
         return report.frame(pairs.read(self.folder))
 
     def figure(self) -> Figure:
@@ -95,13 +102,25 @@ class PairedComparison:
         with called():
             return report.write_all(pairs.read(self.folder))
 
-    def resume(self, address: str | None = None, cpus: int | None = None, progress: bool = True) -> PairedComparison:
+    def resume(
+        self, address: str | None = None, cpus: int | None = None, progress: bool = True
+    ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        return _run(CompareOptions(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus), progress)
+        return _run(
+            CompareOptions(
+                resume=self.name, storage=self.folder.parent, address=address, cpus=cpus
+            ),
+            progress,
+        )
 
     def _repr_html_(self) -> str:
-        lines, verdict = report.sentences(pairs.read(self.folder)), self.verdict.verdict or "not decided yet"
-        return str(join(el("p", el("b", f"{self.name}: {verdict}")), *(el("p", line) for line in lines)))
+        lines, verdict = (
+            report.sentences(pairs.read(self.folder)),
+            self.verdict.verdict or "not decided yet",
+        )
+        return str(
+            join(el("p", el("b", f"{self.name}: {verdict}")), *(el("p", line) for line in lines))
+        )
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"
@@ -113,23 +132,22 @@ def run_comparison(
     storage: str | Path = text.STORAGE, track: str | None = None, address: str | None = None, cpus: int | None = None,
     gpus: int | None = None, check: bool = True, force: bool = False, progress: bool = True,
 ) -> PairedComparison:  # fmt: skip
-    """Run pairs of trainings until it is decided whether B is better than A at equal training seconds.
+    """Run pairs of trainings until it is decided whether B is better than A at equal training
+    seconds.
 
-    Args:
-        a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or a tuple of one of
-            these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a mapping alone: A with these changes.
-        budget: Training seconds of a run. Default: 60.
-        unit: `wall`, or `device`: the budget counts training seconds times devices.
-        pairs: Pairs of runs at most, 3 to 100.
-        resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of an accuracy.
-        compile: `charged` or `free`: whether compiling counts as training.
-        setup: `charged` or `free`: whether what comes before the first batch does. Default: `free`.
-        name: Name of the comparison and its folder in `storage`.
-        track, address, cpus, gpus, check, force, progress: As `run_search` takes them.
+    Args: a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or
+        a tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a mapping
+        alone: A with these changes. budget: Training seconds of a run. Default: 60. unit: `wall`,
+        or `device`: the budget counts training seconds times devices. pairs: Pairs of runs at most,
+        3 to 100. resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of
+        an accuracy. compile: `charged` or `free`: whether compiling counts as training. setup:
+        `charged` or `free`: whether what comes before the first batch does. Default: `free`. name:
+        Name of the comparison and its folder in `storage`. track, address, cpus, gpus, check,
+        force, progress: As `run_search` takes them.
 
-    Raises:
-        TunediffError: Something is not allowed or has failed; the message is the one of the command.
-        KeyboardInterrupt: It was interrupted. Everything measured stays; `PairedComparison.resume` goes on with it.
+    Raises: TunediffError: Something is not allowed or has failed; the message is the one of the
+        command. KeyboardInterrupt: It was interrupted. Everything measured stays;
+        `PairedComparison.resume` goes on with it.
 
     Example:
         >>> tunediff.run_comparison("digits", {"optimizer.lr": 3e-3}, budget="10s").verdict.verdict
@@ -147,7 +165,8 @@ def run_comparison(
 
 
 def _side(a: Side, side: Side, storage: Path) -> list[str]:
-    """Return the words of a command line that name a side; a mapping of knobs changes A, also knobs that A sets."""
+    """Return the words of a command line that name a side; a mapping of knobs changes A, also knobs
+    that A sets."""
     if isinstance(side, dict):
         first, *knobs = _parts(a)
         own = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]

@@ -27,7 +27,8 @@ def in_notebook() -> bool:
 
 
 def show_figures() -> None:
-    """Let a notebook show figures as pictures: IPython does so only after `%matplotlib` or a figure of pyplot."""
+    """Let a notebook show figures as pictures: IPython does so only after `%matplotlib` or a figure
+    of pyplot."""
     if not in_notebook():
         return
     figure = importlib.import_module("matplotlib.figure").Figure
@@ -55,10 +56,13 @@ def display_of(lines: EventLines) -> Display:
 
 
 class NotebookTable(LiveTable):
-    """Show the table of a search in the output of a cell, and replace it at every event; messages are logged."""
+    """Show the table of a search in the output of a cell, and replace it at every event; messages
+    are logged."""
 
     def __enter__(self) -> NotebookTable:
-        self._terminal = Terminal(file=io.StringIO(), width=COLUMNS, height=ROWS, force_jupyter=False)
+        self._terminal = Terminal(
+            file=io.StringIO(), width=COLUMNS, height=ROWS, force_jupyter=False
+        )
         ipython = importlib.import_module("IPython.display")
         self._html = ipython.HTML
         self._output = ipython.display(self._html(""), display_id=True)
@@ -76,7 +80,9 @@ class NotebookTable(LiveTable):
 
     def _update(self) -> None:
         # In a notebook rich would display what it prints, in an output of its own for every event
-        terminal = Terminal(record=True, file=io.StringIO(), width=COLUMNS, highlight=False, force_jupyter=False)
+        terminal = Terminal(
+            record=True, file=io.StringIO(), width=COLUMNS, highlight=False, force_jupyter=False
+        )
         terminal.print(self._shown())
         page = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         self._output.update(self._html(page))

@@ -1,7 +1,9 @@
-"""Workloads that a program hands over as objects: their code is written to a file, which workers and resumes read.
+"""Workloads that a program hands over as objects: their code is written to a file, which workers
+and resumes read.
 
-What `Knobs`, `OBJECTIVE` and `train` of a script or of a notebook's cells use is looked up at the top level of that
-code: definitions and imports are copied as they stand there, plain values as they are now.
+What `Knobs`, `OBJECTIVE` and `train` of a script or of a notebook's cells use is looked up at the
+top level of that code: definitions and imports are copied as they stand there, plain values as they
+are now.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ FOLDER, FILE = ".notebook", "notebook.py"
 
 
 def named(workload: Any, storage: Path) -> str:
-    """Return what names a workload on a command line; code that is in no file of its own is written into `storage`.
+    """Return what names a workload on a command line; code that is in no file of its own is written
+    into `storage`.
 
     Raises `ConfigError` for an object that is no workload, and for code that a file cannot hold.
     """
@@ -47,14 +50,20 @@ def named(workload: Any, storage: Path) -> str:
         return str(workload.__file__)
     if missing := [name for name in NEEDED if not hasattr(workload, name)]:
         allowed = "a path, a module, or an object with Knobs, OBJECTIVE and train"
-        raise ConfigError(f"workload: {workload!r} is not allowed: it has no {missing[0]}; allowed: {allowed}")
+        raise ConfigError(
+            f"workload: {workload!r} is not allowed: it has no {missing[0]}; allowed: {allowed}"
+        )
     members = {name: getattr(workload, name) for name in MEMBERS if hasattr(workload, name)}
     if not isinstance(members["train"], types.FunctionType):
-        raise ConfigError(f"train: {members['train']!r} is not allowed; allowed: a function of one argument")
+        raise ConfigError(
+            f"train: {members['train']!r} is not allowed; allowed: a function of one argument"
+        )
     module = _Module(_scope_of(members))
     for name, value in members.items():
         module.add(name, value, "workload")
-    version = hashlib.sha256(repr([module.text(), sorted(own.version for own in module.own)]).encode()).hexdigest()[:12]
+    version = hashlib.sha256(
+        repr([module.text(), sorted(own.version for own in module.own)]).encode()
+    ).hexdigest()[:12]
     path = storage / FOLDER / version / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, module.text())
@@ -64,10 +73,13 @@ def named(workload: Any, storage: Path) -> str:
 
 
 def _scope_of(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the global names of the program: of `train`, unless it is imported and others are of the program."""
+    """Return the global names of the program: of `train`, unless it is imported and others are of
+    the program."""
     train: types.FunctionType = inspect.unwrap(members["train"])
     imported = train.__module__ != "__main__"
-    if imported and any(getattr(value, "__module__", None) == "__main__" for value in members.values()):
+    if imported and any(
+        getattr(value, "__module__", None) == "__main__" for value in members.values()
+    ):
         return vars(sys.modules["__main__"])
     return train.__globals__
 
@@ -99,11 +111,13 @@ class _Module:
         return "\n".join(self._imports) + "\n\n\n" + "\n\n\n".join(self._statements) + "\n"
 
     def add(self, name: str, value: Any, user: str) -> None:
-        """Add what binds `name` to `value`, which `user` uses, and everything that it uses. Raises `ConfigError`."""
+        """Add what binds `name` to `value`, which `user` uses, and everything that it uses. Raises
+        `ConfigError`."""
         if name in self._seen:
             return
         self._seen.add(name)
-        # A member of the workload may have another name than in the program, where that name may be something else
+        # A member of the workload may have another name than in the program, where that name may be
+        # something else
         definition = self._definitions.get(name) if self._scope.get(name) is value else None
         if definition is not None and isinstance(definition.node, ast.Import | ast.ImportFrom):
             self._import(definition.source)
@@ -121,17 +135,26 @@ class _Module:
         else:
             called = type(value).__name__
             advice = "make it inside train(trial) or in a function, or import it from a file"
-            raise ConfigError(f"{user}: uses the variable {name}, a {called}, which no file can hold; {advice}")
+            raise ConfigError(
+                f"{user}: uses the variable {name}, a {called}, which no file can hold; {advice}"
+            )
 
     def _define(self, name: str, value: Any) -> None:
-        """Add a class or a function that the program does not bind to this name, or its import from elsewhere."""
+        """Add a class or a function that the program does not bind to this name, or its import from
+        elsewhere."""
         own = value.__name__
         if value.__module__ != self._scope.get("__name__"):
-            self._import(f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}")
+            self._import(
+                f"from {value.__module__} import {value.__qualname__.partition('.')[0]} as {name}"
+            )
             return
         definition = self._definitions.get(own)
         # The workload may hold what an earlier run of the cell has made: the last definition counts
-        if value.__qualname__ == own and definition is not None and isinstance(definition.node, DEFINES):
+        if (
+            value.__qualname__ == own
+            and definition is not None
+            and isinstance(definition.node, DEFINES)
+        ):
             if own == name or own not in self._seen:
                 self._seen.add(own)
                 self._copy(own, definition.source)
@@ -140,12 +163,17 @@ class _Module:
             return
         if getattr(value, "__closure__", None):
             outer = ", ".join(value.__code__.co_freevars)
-            raise ConfigError(f"{name}: uses {outer} of the function around it; make that a knob or a global name")
+            raise ConfigError(
+                f"{name}: uses {outer} of the function around it; make that a knob or a global name"
+            )
         where = "at the top level of a cell or a file"
-        raise ConfigError(f"{name}: the definition of {value.__qualname__} is not found; write it {where}")
+        raise ConfigError(
+            f"{name}: the definition of {value.__qualname__} is not found; write it {where}"
+        )
 
     def _copy(self, name: str, source: str) -> None:
-        """Add the definition of a class or a function as it stands in the program, after what it uses."""
+        """Add the definition of a class or a function as it stands in the program, after what it
+        uses."""
         for used in _globals_of(source):
             if used != name and self._is_bound(used):
                 self.add(used, self._scope[used], name)
@@ -155,11 +183,16 @@ class _Module:
         """Return whether the program binds a name, which may be that of a builtin: `input = 64`."""
         if name not in self._scope or not (hasattr(builtins, name) or name in OF_IPYTHON):
             return name in self._scope
-        unchanged = name in OF_IPYTHON or name.startswith("__") or self._scope[name] is getattr(builtins, name)
+        unchanged = (
+            name in OF_IPYTHON
+            or name.startswith("__")
+            or self._scope[name] is getattr(builtins, name)
+        )
         return name in self._definitions or not unchanged
 
     def _import(self, statements: str) -> None:
-        """Add imports, one a line; remember files of the user, which lie in or below the working directory."""
+        """Add imports, one a line; remember files of the user, which lie in or below the working
+        directory."""
         self._imports.append(statements)
         for module in _modules(statements):
             origin = getattr(sys.modules.get(module), "__file__", None)
@@ -171,7 +204,8 @@ class _Module:
 
 
 def _modules(statements: str) -> Iterator[str]:
-    """Yield the names of all modules that imports may load: in `from package import name` both may be one."""
+    """Yield the names of all modules that imports may load: in `from package import name` both may
+    be one."""
     for line in statements.splitlines():
         node = ast.parse(line).body[0]
         if isinstance(node, ast.Import):
@@ -182,11 +216,16 @@ def _modules(statements: str) -> Iterator[str]:
 
 
 def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
-    """Return what the program defines and imports at its top level, by name; the last statement counts."""
+    """Return what the program defines and imports at its top level, by name; the last statement
+    counts."""
     cells = scope.get("In")  # of IPython: the source of every cell that was run
     if not isinstance(cells, list):
         file = scope.get("__file__")
-        cells = [Path(file).read_text(encoding="utf-8")] if file is not None and Path(file).is_file() else []
+        cells = (
+            [Path(file).read_text(encoding="utf-8")]
+            if file is not None and Path(file).is_file()
+            else []
+        )
     definitions: dict[str, _Definition] = {}
     for cell in cells:
         try:
@@ -196,9 +235,15 @@ def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
         for node in tree.body:
             for name, statement in _bound(node, cell):
                 earlier = definitions.get(name)
-                if statement.startswith("import ") and earlier is not None and isinstance(earlier.node, ast.Import):
+                if (
+                    statement.startswith("import ")
+                    and earlier is not None
+                    and isinstance(earlier.node, ast.Import)
+                ):
                     lines = [*earlier.source.splitlines(), statement]
-                    if not any(" as " in line for line in lines):  # `import a.b` and `import a.c` both bind `a`
+                    if not any(
+                        " as " in line for line in lines
+                    ):  # `import a.b` and `import a.c` both bind `a`
                         statement = "\n".join(dict.fromkeys(lines))
                 if statement:
                     definitions[name] = _Definition(node, statement)
@@ -210,9 +255,16 @@ def _definitions(scope: Mapping[str, Any]) -> dict[str, _Definition]:
 def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
     """Yield the names that a statement binds, and the source that binds each; '' for variables."""
     if isinstance(node, ast.Import | ast.ImportFrom):
-        start = f"from {'.' * node.level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
+        start = (
+            f"from {'.' * node.level}{node.module or ''} "
+            if isinstance(node, ast.ImportFrom)
+            else ""
+        )
         for alias in _imported(node):
-            yield alias.asname or alias.name.partition(".")[0], f"{start}import {ast.unparse(alias)}"
+            yield (
+                alias.asname or alias.name.partition(".")[0],
+                f"{start}import {ast.unparse(alias)}",
+            )
     elif isinstance(node, DEFINES):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         yield node.name, "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
@@ -221,7 +273,11 @@ def _bound(node: ast.stmt, cell: str) -> Iterator[tuple[str, str]]:
         loops = [part.target for part in parts if isinstance(part, ast.comprehension)]
         local = {id(inner) for target in loops for inner in ast.walk(target)}
         for inner in parts:
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store) and id(inner) not in local:
+            if (
+                isinstance(inner, ast.Name)
+                and isinstance(inner.ctx, ast.Store)
+                and id(inner) not in local
+            ):
                 yield inner.id, ""
 
 
@@ -231,7 +287,10 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[ast.alias]:
         return node.names
     module = sys.modules.get(node.module or "")
     content = {} if module is None else vars(module)
-    return [ast.alias(name) for name in content.get("__all__", [name for name in content if not name.startswith("_")])]
+    return [
+        ast.alias(name)
+        for name in content.get("__all__", [name for name in content if not name.startswith("_")])
+    ]
 
 
 def _globals_of(source: str) -> list[str]:
@@ -251,9 +310,11 @@ def _globals_of(source: str) -> list[str]:
 
 
 def _expression(value: Any) -> tuple[str, list[type]] | None:
-    """Return Python's text for a plain value, and the classes that it names; None for any other value.
+    """Return Python's text for a plain value, and the classes that it names; None for any other
+    value.
 
-    Types count exactly: the `repr` of a named tuple, an `IntEnum` or a `torch.Size` names what the file has not.
+    Types count exactly: the `repr` of a named tuple, an `IntEnum` or a `torch.Size` names what the
+    file has not.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -275,7 +336,12 @@ def _expression(value: Any) -> tuple[str, list[type]] | None:
         return None
     texts, classes = [text for text, _ in inside], [own for _, classes in inside for own in classes]
     if kind is dict:
-        return f"{{{', '.join(map(': '.join, zip(texts[: len(value)], texts[len(value) :], strict=True)))}}}", classes
+        return (
+            (
+                f"{{{', '.join(map(': '.join, zip(texts[: len(value)], texts[len(value) :], strict=True)))}}}"
+            ),
+            classes,
+        )
     if kind is list:
         return f"[{', '.join(texts)}]", classes
     if kind is tuple:
@@ -283,4 +349,7 @@ def _expression(value: Any) -> tuple[str, list[type]] | None:
     if kind is set:
         return f"set([{', '.join(sorted(texts))}])", classes
     names = [field.name for field in dataclasses.fields(value)]
-    return f"{kind.__name__}({', '.join(map('='.join, zip(names, texts, strict=True)))})", [*classes, kind]
+    return f"{kind.__name__}({', '.join(map('='.join, zip(names, texts, strict=True)))})", [
+        *classes,
+        kind,
+    ]

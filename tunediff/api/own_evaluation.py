@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
-    """Judge a model by its workload's own evaluation, as its training did; returns the exit code."""
+    """Judge a model by its workload's own evaluation, as its training did; returns the exit
+    code."""
     cli.allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
     cli.check_writable("--out", path)
 
@@ -33,7 +34,9 @@ def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
             with cli.writing("--out", path):
                 path = write_numbered(path, json.dumps({**about, **values}, indent=2))
             remote.push_or_warn(path)
-            numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+            numbers = {
+                name: value for name, value in values.items() if isinstance(value, int | float)
+            }
             metrics = {name: {"name": name, "value": value} for name, value in numbers.items()}
             typed = {**about, "metrics": metrics, "json": path.absolute()}
             cli.result({**about, **values, "json": path}, as_json, typed)
@@ -41,8 +44,11 @@ def evaluate_as_trained(model: Saved, path: Path, as_json: bool) -> int:
 
 
 def _divided(config: Any, world: World) -> Any:
-    """Return the configuration for the processes of this evaluation, each with the whole model and some of the images.
+    """Return the configuration for the processes of this evaluation, each with the whole model and
+    some of the images.
 
     However it was trained: with `dp` each process would need all the GPUs.
     """
-    return cfg.override(config, {"parallel.workers": world.size, "parallel.strategy": "ddp"}, check=False)
+    return cfg.override(
+        config, {"parallel.workers": world.size, "parallel.strategy": "ddp"}, check=False
+    )

@@ -65,13 +65,16 @@ class ProfileResult:
 
 
 def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
-    """Measure everything and write it into a new folder. Raises `ConfigError`, and `TunediffError` for no memory."""
+    """Measure everything and write it into a new folder. Raises `ConfigError`, and `TunediffError`
+    for no memory."""
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from tunediff.distributed import share_of_cores
 
-    with share_of_cores():  # before the user's file is imported, which may set another number of threads
+    with (
+        share_of_cores()
+    ):  # before the user's file is imported, which may set another number of threads
         config, workers = _one_worker(cfg.named(options.config, options.words))
         _check(config, options)
         folder = _folder(options.out, options.storage, options.config.stem)
@@ -84,14 +87,21 @@ def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
 def _one_worker(config: Systems) -> tuple[Systems, int]:
     """Return the configuration of one of the training workers, and how many there are."""
     workers = config.parallel.workers
-    sharers = 1 if config.parallel.strategy == "pipeline" else workers  # its stages see the whole batch
+    sharers = (
+        1 if config.parallel.strategy == "pipeline" else workers
+    )  # its stages see the whole batch
     share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // sharers}
     return (cfg.override(config, share), workers) if workers > 1 else (config, 1)
 
 
 def _check(config: Systems, options: ProfileOptions) -> None:
     """Refuse what would fail later."""
-    cli.allow(options.steps is None or options.steps >= 3, "--steps", options.steps, "a whole number of at least 3")
+    cli.allow(
+        options.steps is None or options.steps >= 3,
+        "--steps",
+        options.steps,
+        "a whole number of at least 3",
+    )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"torchrun: profile runs in one process; start it as {options.command}")
     cli.check_here(config, evaluates=False)
@@ -100,7 +110,8 @@ def _check(config: Systems, options: ProfileOptions) -> None:
 
 
 def _folder(out: Path | None, storage: Path, stem: str) -> Path:
-    """Return a new or empty folder. Without `--out`, `-2`, `-3`, … is added to a name that is taken."""
+    """Return a new or empty folder. Without `--out`, `-2`, `-3`, … is added to a name that is
+    taken."""
     names = [out] if out is not None else numbered(storage, f"profile-{stem}")
     for folder in names:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -111,14 +122,17 @@ def _folder(out: Path | None, storage: Path, stem: str) -> Path:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what an interruption left of the trainings, and the folder when there is nothing in it."""
+    """Remove what an interruption left of the trainings, and the folder when there is nothing in
+    it."""
     for left in folder.glob(".*"):
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _profile(config: Systems, workers: int, folder: Path, options: ProfileOptions, lines: EventLines) -> ProfileResult:
+def _profile(
+    config: Systems, workers: int, folder: Path, options: ProfileOptions, lines: EventLines
+) -> ProfileResult:
     from tunediff.profiling import files, run
     from tunediff.training.run_trial import end_of
 
@@ -129,7 +143,9 @@ def _profile(config: Systems, workers: int, folder: Path, options: ProfileOption
         )  # fmt: skip
     except Exception as error:
         if end_of(error).status == "oom":
-            raise TunediffError(f"out of memory with a batch of {config.loader.batch_size}: {error}") from error
+            raise TunediffError(
+                f"out of memory with a batch of {config.loader.batch_size}: {error}"
+            ) from error
         if cfg.of(config).file is not None and not isinstance(error, TunediffError):
             raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's own lines
         raise

@@ -1,4 +1,5 @@
-"""Searches from Python: `tunediff.run_search`, `tunediff.open_search`, and the `Search` that they return."""
+"""Searches from Python: `tunediff.run_search`, `tunediff.open_search`, and the `Search` that they
+return."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 from tunediff import search_space
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import notebook, search_run, search_setup
-from tunediff.api.calls import Knobs, as_printed, called, duration, folder, with_plain_numbers, words
+from tunediff.api.calls import (
+    Knobs,
+    as_printed,
+    called,
+    duration,
+    folder,
+    with_plain_numbers,
+    words,
+)
 from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.search_results import BestTrial, SearchVerdict
 from tunediff.api.search_setup import SearchOptions
@@ -37,8 +46,8 @@ if TYPE_CHECKING:
 class Search:
     """A search in its folder: results so far, and how to stop it and to go on.
 
-    Every call reads the folder again, so that a search that runs in the background, in a shell or on another machine
-    shows what it has.
+    Every call reads the folder again, so that a search that runs in the background, in a shell or
+    on another machine shows what it has.
     """
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -64,7 +73,8 @@ class Search:
         return as_printed(summary.as_json(self._evidence()))
 
     def trials(self) -> pd.DataFrame:
-        """Return one row per trial: knobs by dotted name, value, status, times; the same as trials.csv."""
+        """Return one row per trial: knobs by dotted name, value, status, times; the same as
+        trials.csv."""
         return self._evidence().table()
 
     def curves(self) -> pd.DataFrame:
@@ -87,24 +97,33 @@ class Search:
     def verdict(self) -> SearchVerdict:
         """Return what the search has shown."""
         evidence, values = self._evidence(), self.json()
-        sentences = verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
-        names = [field.name for field in dataclasses.fields(SearchVerdict) if field.name != "sentences"]
+        sentences = (
+            verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
+        )
+        names = [
+            field.name for field in dataclasses.fields(SearchVerdict) if field.name != "sentences"
+        ]
         return SearchVerdict(**{name: values[name] for name in names}, sentences=sentences)
 
     def figure(self, kind: str = "curves") -> Figure:
-        """Return a figure of the report: `curves` of all trials, `importance`, `effects`, `trade_offs`, `step` …
+        """Return a figure of the report: `curves` of all trials, `importance`, `effects`,
+        `trade_offs`, `step` …
 
         Raises `TunediffError` that lists the figures which the report has, for any other.
         """
         show_figures()
         about = self._context()
         with style.drawing():
-            if kind == "curves":  # also of trials with one evaluation each, which the report leaves out
+            if (
+                kind == "curves"
+            ):  # also of trials with one evaluation each, which the report leaves out
                 return curves.of_trials(about.results, about.highlights)
             builders = page.figures(about)
             if (figure := builders[kind]() if kind in builders else None) is not None:
                 return figure
-            names = dict.fromkeys(["curves", *(name for name, build in builders.items() if build() is not None)])
+            names = dict.fromkeys(
+                ["curves", *(name for name, build in builders.items() if build() is not None)]
+            )
         raise TunediffError(f"figure: {kind!r} is not allowed; allowed: {', '.join(names)}")
 
     def report(self) -> Path:
@@ -114,20 +133,41 @@ class Search:
 
     def _repr_html_(self) -> str:
         if not self.folder.exists():
-            return str(el("p", f"{self.name}: {'starting' if self.running else f'did not start, see {self.log}'}"))
+            return str(
+                el(
+                    "p",
+                    f"{self.name}:"
+                    f" {'starting' if self.running else f'did not start, see {self.log}'}",
+                )
+            )
         evidence = self._evidence()
         results, best = evidence.results, evidence.best
         ended = sum(trial.finished for trial in results.trials)
-        state = "running" if self.running else "stopped" if ended < results.space.budget.trials else "finished"
-        if state == "finished" and evidence.confirmation is not None and not evidence.confirmation.over:
+        state = (
+            "running"
+            if self.running
+            else "stopped"
+            if ended < results.space.budget.trials
+            else "finished"
+        )
+        if (
+            state == "finished"
+            and evidence.confirmation is not None
+            and not evidence.confirmation.over
+        ):
             state = "stopped while confirming"
-        head = f"{self.name}: {state}, {ended} of {text.pluralize(results.space.budget.trials, 'trial')} ended"
+        head = (
+            f"{self.name}: {state}, {ended} of"
+            f" {text.pluralize(results.space.budget.trials, 'trial')} ended"
+        )
         rows: list[list[object]] = []
         for role, trial in (("baseline", evidence.baseline), ("best", best)):
             if trial is not None and (outcome := evidence.outcome(trial)).values:
                 value = phrases.noted(text.number(outcome.value), outcome)
                 rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), value])
-        sentences = verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
+        sentences = (
+            verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
+        )
         if not sentences and best is not None:
             sentences = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]
         results_table = table(["", "configuration", results.label], rows, words=2) if rows else None
@@ -141,13 +181,15 @@ class Search:
     @property
     def running(self) -> bool:
         """Return whether a process runs this search now."""
-        return (self._process is not None and self._process.poll() is None) or runner(self.folder) is not None
+        return (self._process is not None and self._process.poll() is None) or runner(
+            self.folder
+        ) is not None
 
     def wait(self, timeout: float | None = None) -> Search:
         """Wait until the search has ended, at most `timeout` seconds; return it.
 
-        Raises `TunediffError` with the last lines of its log where a search in the background has failed, and
-        `TimeoutError`.
+        Raises `TunediffError` with the last lines of its log where a search in the background has
+        failed, and `TimeoutError`.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while self.running:
@@ -162,13 +204,20 @@ class Search:
     def stop(self, timeout: float = 60.0) -> None:
         """Stop the search as Ctrl-C does, and wait until it has; `resume` goes on with it.
 
-        Raises `TunediffError` where it runs on another machine or in this process, and `TimeoutError`.
+        Raises `TunediffError` where it runs on another machine or in this process, and
+        `TimeoutError`.
         """
-        pid = self._process.pid if self._process is not None and self._process.poll() is None else None
+        pid = (
+            self._process.pid
+            if self._process is not None and self._process.poll() is None
+            else None
+        )
         if (holder := runner(self.folder)) is not None:
             pid = holder.pid
             if holder.host != socket.gethostname() or pid == os.getpid():
-                raise TunediffError(f"{self.name} runs in process {pid} on {holder.host}; stop it there")
+                raise TunediffError(
+                    f"{self.name} runs in process {pid} on {holder.host}; stop it there"
+                )
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -180,7 +229,8 @@ class Search:
         address: str | None = None, cpus: int | None = None, gpus: int | None = None, background: bool = False,
         progress: bool = True,
     ) -> Search:  # fmt: skip
-        """Go on with a search that was interrupted, or with more trials than before; see `run_search`."""
+        """Go on with a search that was interrupted, or with more trials than before; see
+        `run_search`."""
         options = SearchOptions(
             resume=self._begun().name, storage=self.folder.parent, trials=trials, total=duration(total),
             track=track, address=address, cpus=cpus, gpus=gpus,
@@ -191,7 +241,8 @@ class Search:
 
     # ---- reading
     def _begun(self) -> Path:
-        """Return the folder, which a search in the background makes after it has checked what it is to run.
+        """Return the folder, which a search in the background makes after it has checked what it is
+        to run.
 
         Raises `ConfigError` where the search has not begun, and `TunediffError` as `wait` does.
         """
@@ -217,34 +268,31 @@ def run_search(
     early_stopping: str | None = None, track: str | None = None, check: bool = True, force: bool = False,
     background: bool = False, progress: bool = True,
 ) -> Search:  # fmt: skip
-    """Search for the configuration with the best result for its training seconds; return the finished search.
+    """Search for the configuration with the best result for its training seconds; return the
+    finished search.
 
-    Args:
-        workload: A search file (path, or the name of a shipped one; default: digits), or a workload that is searched
-            around its baseline: a path to its file, the name of a module, a module, or an object with `Knobs`,
-            `OBJECTIVE` and `train`, also one that a notebook's cells define.
-        knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
-        name: Name of the search and its folder in `storage`. Default: search file and time.
-        trials: Trials in all, the baseline included.
-        budget: Training seconds per trial: `"90s"`, `"10m"`, or a number.
-        unit: `wall`, or `device`: the budget counts training seconds times devices.
-        total: Wall-clock of the whole search, confirming runs included.
-        confirm: How many of the best are run again on new seeds; 0: none.
-        seed: Seed of the search.
-        address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own.
-        cpus, gpus: How much of this machine to use. Default: all.
-        warm_start: An earlier search whose trials this one knows already.
-        early_stopping: `asha` or `none`; default: the search file's.
-        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run (docs/how-to/trackers.md).
-        check: Try a workload of your own with two steps and two evaluations first.
-        force: Start what would take over 30 days, 100,000 trials or the whole disk, or what another machine began to
-            run at this storage.
-        background: Return at once; the search runs in a process of its own, and goes on when this one ends.
-        progress: Show a table in a notebook or a terminal, elsewhere log to `tunediff.api`. False: show nothing.
+    Args: workload: A search file (path, or the name of a shipped one; default: digits), or a
+        workload that is searched around its baseline: a path to its file, the name of a module, a
+        module, or an object with `Knobs`, `OBJECTIVE` and `train`, also one that a notebook's cells
+        define. knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`. name:
+        Name of the search and its folder in `storage`. Default: search file and time. trials:
+        Trials in all, the baseline included. budget: Training seconds per trial: `"90s"`, `"10m"`,
+        or a number. unit: `wall`, or `device`: the budget counts training seconds times devices.
+        total: Wall-clock of the whole search, confirming runs included. confirm: How many of the
+        best are run again on new seeds; 0: none. seed: Seed of the search. address: A running Ray
+        cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own. cpus, gpus:
+        How much of this machine to use. Default: all. warm_start: An earlier search whose trials
+        this one knows already. early_stopping: `asha` or `none`; default: the search file's. track:
+        `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run
+        (docs/how-to/trackers.md). check: Try a workload of your own with two steps and two
+        evaluations first. force: Start what would take over 30 days, 100,000 trials or the whole
+        disk, or what another machine began to run at this storage. background: Return at once; the
+        search runs in a process of its own, and goes on when this one ends. progress: Show a table
+        in a notebook or a terminal, elsewhere log to `tunediff.api`. False: show nothing.
 
-    Raises:
-        TunediffError: Something is not allowed or has failed; the message is the one of the command.
-        KeyboardInterrupt: It was interrupted. Everything measured stays, and `Search.resume` goes on with it.
+    Raises: TunediffError: Something is not allowed or has failed; the message is the one of the
+        command. KeyboardInterrupt: It was interrupted. Everything measured stays, and
+        `Search.resume` goes on with it.
 
     Example:
         >>> search = tunediff.run_search("digits", trials=8, budget="5s")
@@ -262,12 +310,15 @@ def run_search(
 
 
 def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
-    """Return a search that any process has started, by its name in `storage` or the path of its folder.
+    """Return a search that any process has started, by its name in `storage` or the path of its
+    folder.
 
     Raises `ConfigError` where there is none.
     """
     with called():
-        return Search(search_space.of_search(search_space.folder_of(str(name), folder(storage))).parent)
+        return Search(
+            search_space.of_search(search_space.folder_of(str(name), folder(storage))).parent
+        )
 
 
 def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
@@ -288,7 +339,8 @@ def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
 
 
 def _started(options: SearchOptions) -> Search:
-    """Check what is asked for, and start the command in a process that does not end with this one."""
+    """Check what is asked for, and start the command in a process that does not end with this
+    one."""
     with called():
         request = search_setup.prepare(options)
         if options.resume is None:

@@ -13,7 +13,8 @@ from tunediff.models import Saved
 
 @dataclasses.dataclass(frozen=True)
 class SearchVerdict:
-    """What a search has shown; fields have the names and meanings of the keys in `Search.json()`."""
+    """What a search has shown; fields have the names and meanings of the keys in
+    `Search.json()`."""
 
     headline: str
     best_trial: str | None
@@ -73,7 +74,8 @@ class BestTrial:
     """Folder of the search."""
 
     def export(self, path: str | Path) -> Path:
-        """Write its configuration to a YAML file, and its weights beside it; return the file's path."""
+        """Write its configuration to a YAML file, and its weights beside it; return the file's
+        path."""
         with called():
             export.write(analysis.read(self.folder), self.trial, Path(path))
         return Path(path)

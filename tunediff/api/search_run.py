@@ -38,12 +38,16 @@ Display = Callable[..., Console]
 
 
 def run(
-    request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None = None
+    request: SearchRequest,
+    options: SearchOptions,
+    lines: EventLines,
+    display: Display | None = None,
 ) -> CommandTime:
     """Make the folder of a new search and run what is not finished, confirming runs included.
 
-    Leaves tables, figures and report.html in the folder. Returns what charges the search for whatever follows. Raises
-    `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
+    Leaves tables, figures and report.html in the folder. Returns what charges the search for
+    whatever follows. Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how
+    to resume it.
     """
     space, planned, new = request.space, None, request.content is not None
     if new:
@@ -58,7 +62,9 @@ def run(
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
-        copier.copied(request.folder, lines.aside.say, _again(request.folder), options.force, fetch) as copying,
+        copier.copied(
+            request.folder, lines.aside.say, _again(request.folder), options.force, fetch
+        ) as copying,
         tracking.tracked(
             request.folder, space.track, space.metric, tracking.settings(space), lines.aside.say
         ) as tracked,
@@ -66,7 +72,15 @@ def run(
         beside = [process for process in (copying, tracked) if process is not None]
         command_time = sessions.CommandTime(request.folder, lines.begun)
         try:
-            _run(request.folder, space, options, display or console(lines), planned, beside, command_time)
+            _run(
+                request.folder,
+                space,
+                options,
+                display or console(lines),
+                planned,
+                beside,
+                command_time,
+            )
             command_time.charge()
             with announced("writing the report", lines.say):
                 _write_tables(read(request.folder))
@@ -80,7 +94,9 @@ def run(
 
 def _write_tables(evidence: Evidence) -> None:
     """Write what a search leaves in its folder beside the report."""
-    from tunediff.report import outputs  # imports matplotlib, which no search waits for before its first trial
+    from tunediff.report import (
+        outputs,
+    )  # imports matplotlib, which no search waits for before its first trial
 
     outputs.write_all(evidence.results)
     if (confirmed := evidence.confirmation) is not None:
@@ -96,7 +112,9 @@ def _send_verdict(folder: Path, tracked: Companion) -> None:
     from tunediff.report import result_json, summary  # imports matplotlib
 
     printed = summary.as_json(shown := read(folder))
-    values = {name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)}
+    values = {
+        name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)
+    }
     if (best := shown.best) is not None:
         values["best_configuration"] = text.knobs(shown.results.changed(best))
     tracked.finish(tracking.values(values))
@@ -109,7 +127,8 @@ def _report(folder: Path) -> None:
 
 
 def read(folder: Path) -> Evidence:
-    """Return what a search has shown so far, its newest confirming runs included. Raises `ConfigError`."""
+    """Return what a search has shown so far, its newest confirming runs included. Raises
+    `ConfigError`."""
     return evidence.read(analysis.read(folder))
 
 
@@ -138,7 +157,13 @@ def _run(
         shown = session.enter_context(display(folder, space, planned=planned))
         slots = stack.enter_context(
             experiment.workers(
-                folder, share, options.address, experiment.warm(space), shown.greet, [space.baseline], space.evaluates
+                folder,
+                share,
+                options.address,
+                experiment.warm(space),
+                shown.greet,
+                [space.baseline],
+                space.evaluates,
             )
         )
         slots.tell(shown.say)
@@ -159,7 +184,8 @@ def _run(
 
 
 def _run_again(folder: Path, slots: Slots, display: Display) -> None:
-    """Run the finalists and the baseline on new seeds, until it is decided; then with the longer budgets."""
+    """Run the finalists and the baseline on new seeds, until it is decided; then with the longer
+    budgets."""
     prepared = confirming.prepare(results := analysis.read(folder))
     assert prepared is not None
     first, again = prepared

@@ -1,4 +1,5 @@
-"""Set up a search: read what is asked for, refuse what cannot run, and make the folder of a new search."""
+"""Set up a search: read what is asked for, refuse what cannot run, and make the folder of a new
+search."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tunediff.tuning import experiment, resources, sessions
 log = logging.getLogger(__name__)
 
 NODE_CORES = 9
-"""CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are searched."""
+"""CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are
+searched."""
 UNREAD = "knobs that train(trial) never reads are not searched; --check names them"
 
 
@@ -83,7 +85,10 @@ def prepare(options: SearchOptions) -> SearchRequest:
     request = requested(options)
     if is_asked(request.folder):
         again = f"tunediff.open_study(name={request.folder.name!r})"
-        raise ConfigError(f"--resume: {request.folder.name}: whoever asks for its trials runs them: {again} goes on")
+        raise ConfigError(
+            f"--resume: {request.folder.name}: whoever asks for its trials runs them: {again}"
+            " goes on"
+        )
     space = request.space
     # ---- data and weights that a trial would miss are missed now
     cli.check_here(space.baseline, space.evaluates)
@@ -93,23 +98,28 @@ def prepare(options: SearchOptions) -> SearchRequest:
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
             _check_energy(space)
-    if not options.dry_run and options.address is None:  # what a cluster elsewhere has is not known before it is asked
+    if (
+        not options.dry_run and options.address is None
+    ):  # what a cluster elsewhere has is not known before it is asked
         plan.check(planned(request, options), options.force)
     return request
 
 
 def requested(options: SearchOptions) -> SearchRequest:
-    """Return the new search that the options ask for, or the earlier one that they name. Raises `ConfigError`."""
+    """Return the new search that the options ask for, or the earlier one that they name. Raises
+    `ConfigError`."""
     return _resumed(options) if options.resume is not None else _new(options)
 
 
 def is_asked(folder: Path) -> bool:
-    """Return whether the trials of a search are run by whoever asks for them, with `tunediff.open_study`."""
+    """Return whether the trials of a search are run by whoever asks for them, with
+    `tunediff.open_study`."""
     return any(session.command.startswith(sessions.ASKED) for session in journals.sessions(folder))
 
 
 def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
-    """Return space and search file of a new search, without knobs of the engine that were inferred, not asked for.
+    """Return space and search file of a new search, without knobs of the engine that were inferred,
+    not asked for.
 
     Raises `ConfigError` where no knob is left.
     """
@@ -121,14 +131,25 @@ def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
     named |= {name.partition(".")[0] for name in getattr(space.workload.declared, "SEARCH", {})}
     names = {dimension.name for dimension in space.dimensions}
     if (engine := {name for name in names if name.partition(".")[0] not in named}) == names:
-        raise ConfigError(f"{space.source}: no knob has a Range or a Choice: there is nothing to search")
+        raise ConfigError(
+            f"{space.source}: no knob has a Range or a Choice: there is nothing to search"
+        )
     return search_space.without(space, content, engine)
 
 
-def planned(request: SearchRequest, options: SearchOptions, measured: Measured | None = None) -> dict[str, Any]:
-    """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run has measured."""
-    values = plan.values(request.space, request.folder, measured or {}, here=options.address is None)
-    if request.content is not None and request.space.workload.file is not None and not options.no_check:
+def planned(
+    request: SearchRequest, options: SearchOptions, measured: Measured | None = None
+) -> dict[str, Any]:
+    """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run
+    has measured."""
+    values = plan.values(
+        request.space, request.folder, measured or {}, here=options.address is None
+    )
+    if (
+        request.content is not None
+        and request.space.workload.file is not None
+        and not options.no_check
+    ):
         values["notes"].append(UNREAD)
     return values
 
@@ -136,10 +157,16 @@ def planned(request: SearchRequest, options: SearchOptions, measured: Measured |
 def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> Measured:
     """Look at the data and time one evaluation. Raises `ConfigError` for unusable data.
 
-    `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run does not.
+    `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run
+    does not.
     """
-    evaluates = space.evaluates and space.workload.file is None  # the check of a user's file times one
-    protocols = {"final_s": space.final, "confirming_final_s": space.confirm.final if space.confirm is not None else {}}
+    evaluates = (
+        space.evaluates and space.workload.file is None
+    )  # the check of a user's file times one
+    protocols = {
+        "final_s": space.final,
+        "confirming_final_s": space.confirm.final if space.confirm is not None else {},
+    }
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
     with announced(f"looking at the data{' and timing one evaluation' if evaluates else ''}", say):
         return probe.before_search(space.baseline, evaluates, prepare, finals)
@@ -148,7 +175,8 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
 def create(
     request: SearchRequest, options: SearchOptions, say: Callable[[str], None], quiet: bool
 ) -> tuple[SearchSpace, dict[str, Any] | None]:
-    """Make the folder of a new search; return its space, and its plan, as measured. A user's workload is tried first.
+    """Make the folder of a new search; return its space, and its plan, as measured. A user's
+    workload is tried first.
 
     Raises `ConfigError`.
     """
@@ -158,8 +186,11 @@ def create(
     cli.check_writable("--storage", folder)
     measured: Measured = {}
     if not (own or quiet or options.address):
-        # What runs the trials is imported meanwhile: this process would only wait for the one that measures.
-        threading.Thread(target=importlib.import_module, args=("tunediff.tuning.tuner",), daemon=True).start()
+        # What runs the trials is imported meanwhile: this process would only wait for the one that
+        # measures.
+        threading.Thread(
+            target=importlib.import_module, args=("tunediff.tuning.tuner",), daemon=True
+        ).start()
         measured = measure(space, say)
         plan.check(plan.values(space, folder, measured), options.force)
     if own and not options.no_check:
@@ -169,8 +200,11 @@ def create(
     return space, plan.values(space, folder, measured) if options.address is None else None
 
 
-def plan_of_checked(request: SearchRequest, options: SearchOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Try a user's workload as `create` does, keep nothing, and return the plan, without knobs that change nothing.
+def plan_of_checked(
+    request: SearchRequest, options: SearchOptions, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Try a user's workload as `create` does, keep nothing, and return the plan, without knobs that
+    change nothing.
 
     Raises `ConfigError` with what is wrong with the workload.
     """
@@ -205,10 +239,18 @@ def _check_energy(space: SearchSpace) -> None:
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
     fixed = (options.seed, options.confirm)
-    others = (options.words, options.name, options.budget, options.unit, options.warm_start, options.early_stopping)
+    others = (
+        options.words,
+        options.name,
+        options.budget,
+        options.unit,
+        options.warm_start,
+        options.early_stopping,
+    )
     if any(others) or any(value is not None for value in fixed):
         raise ConfigError(
-            "--resume: takes file, knobs and budget from the folder; only --trials, --total and --track can change"
+            "--resume: takes file, knobs and budget from the folder; only --trials, --total and"
+            " --track can change"
         )
     folder = search_space.folder_of(str(options.resume), options.storage).resolve()
     if not options.dry_run:
@@ -221,13 +263,15 @@ def _resumed(options: SearchOptions) -> SearchRequest:
 
 
 def reread(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Fetch what is new at the address of an earlier search, and return its space. Raises `ConfigError`."""
+    """Fetch what is new at the address of an earlier search, and return its space. Raises
+    `ConfigError`."""
     remote.pull(folder)
     return _reopened(folder, options)
 
 
 def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Return the space of an earlier search, with checkpoints of unfinished trials fetched. Raises `ConfigError`."""
+    """Return the space of an earlier search, with checkpoints of unfinished trials fetched. Raises
+    `ConfigError`."""
     for place in (folder, *sessions.confirming_folders(folder)):
         for trial in record.read_trials(place):
             if not trial.finished:
@@ -244,14 +288,17 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
 
 def _new(options: SearchOptions) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
-    storage = options.storage.resolve()  # Ray needs an absolute path, and its processes may run elsewhere
+    storage = (
+        options.storage.resolve()
+    )  # Ray needs an absolute path, and its processes may run elsewhere
     if options.name is not None:
         remote.pull(storage / options.name / "search.yaml")
         cli.check_name(options.name, storage)
     files = [word for word in options.words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(
-            f"command line: one search file at most, found {', '.join(files)}{missing_equals_hint(options.words)}"
+            "command line: one search file at most, found"
+            f" {', '.join(files)}{missing_equals_hint(options.words)}"
         )
     path = search_space.find(files[0] if files else None)
     words = [word for word in options.words if "=" in word]
@@ -263,26 +310,39 @@ def _new(options: SearchOptions) -> SearchRequest:
     narrowed = search_space.narrow(content, str(path), path.parent, words)
     for notice in narrowed.notices:
         log.info(notice)
-    space = search_space.parse(narrowed.content, str(path), path.parent, narrowed.words, _limits(options))
+    space = search_space.parse(
+        narrowed.content, str(path), path.parent, narrowed.words, _limits(options)
+    )
     if options.seed is not None:
-        cli.allow(0 <= options.seed < 2**32, "--seed", options.seed, "a whole number of at least 0 and below 2^32")
+        cli.allow(
+            0 <= options.seed < 2**32,
+            "--seed",
+            options.seed,
+            "a whole number of at least 0 and below 2^32",
+        )
         space = dataclasses.replace(space, seed=options.seed)
     return SearchRequest(storage / (options.name or _name(path)), space, narrowed.content, inferred)
 
 
 def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lines, bool]:
-    """Return the content of a search file, completed for a workload without one, and whether it was completed."""
+    """Return the content of a search file, completed for a workload without one, and whether it was
+    completed."""
     machine = resources.local()
     # What a cluster elsewhere has is not known before it is asked.
     world_sizes = resources.world_sizes_of(machine) if address is None else ()
     read = search_space.read(path, world_sizes, machine.gpus > 0)
-    # The machine of the search may train nothing: on a cluster every knob is searched that may help.
+    # The machine of the search may train nothing: on a cluster every knob is searched that may
+    # help.
     cores, gpu = (machine.cores, machine.gpus > 0) if address is None else (NODE_CORES, True)
     content = search_space.completed(read, path, words, cores, gpu)
     if content is read:
         return content, False
     if address is not None:
-        log.info("%s: knobs are searched as nodes with a GPU and %d or more CPU cores need them", path.name, NODE_CORES)
+        log.info(
+            "%s: knobs are searched as nodes with a GPU and %d or more CPU cores need them",
+            path.name,
+            NODE_CORES,
+        )
     # A file of a user's without a search file: its knobs on the command line are not searched.
     whole = search_space.completed(read, path, [], cores, gpu)
     for word in words:
@@ -294,12 +354,19 @@ def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lin
 
 
 def _warm_start(asked: str | None, content: Lines, source: str, storage: Path) -> None:
-    """Name the earlier search, by the option or in the file, by its absolute path. Raises `ConfigError`."""
-    name, where = (asked, "--warm-start") if asked is not None else (content.get("warm_start"), f"{source}: warm_start")
+    """Name the earlier search, by the option or in the file, by its absolute path. Raises
+    `ConfigError`."""
+    name, where = (
+        (asked, "--warm-start")
+        if asked is not None
+        else (content.get("warm_start"), f"{source}: warm_start")
+    )
     if not isinstance(name, str):  # absent, or refused with the file's other lines
         return
     try:
-        content["warm_start"] = str(search_space.of_search(search_space.folder_of(name, storage)).parent)
+        content["warm_start"] = str(
+            search_space.of_search(search_space.folder_of(name, storage)).parent
+        )
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -311,21 +378,33 @@ def _name(path: Path) -> str:
 
 
 def _confirmed_by(finalists: int | None, content: Lines) -> Lines:
-    """Return the content with so many finalists in `confirm:`, without it for 0. Raises `ConfigError`."""
+    """Return the content with so many finalists in `confirm:`, without it for 0. Raises
+    `ConfigError`."""
     if finalists is None:
         return content
-    cli.allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, f"0 to {MOST_FINALISTS} finalists; 0: none")
+    cli.allow(
+        0 <= finalists <= MOST_FINALISTS,
+        "--confirm",
+        finalists,
+        f"0 to {MOST_FINALISTS} finalists; 0: none",
+    )
     left = {key: value for key, value in content.items() if key != "confirm"}
     section = content.get("confirm") or {}
     return {**left, "confirm": {**section, "of": finalists}} if finalists else left
 
 
 def _limits(options: SearchOptions) -> Lines:
-    """Return the limits of the options, as `budget:` has them. Raises `ConfigError` naming the option."""
+    """Return the limits of the options, as `budget:` has them. Raises `ConfigError` naming the
+    option."""
     for option, value in (("--budget", options.budget), ("--total", options.total)):
         if value is not None:
             search_space.duration_s(value, option)
     fits = options.trials is None or options.trials >= 1
     cli.allow(fits, "--trials", options.trials, "a whole number of at least 1")
-    limits = {"per_trial": options.budget, "unit": options.unit, "trials": options.trials, "total": options.total}
+    limits = {
+        "per_trial": options.budget,
+        "unit": options.unit,
+        "trials": options.trials,
+        "total": options.total,
+    }
     return {key: value for key, value in limits.items() if value is not None}

@@ -21,14 +21,18 @@ class _StopSignals(list[int]):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a checkpoint and stop.
+    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a
+    checkpoint and stop.
 
-    A second SIGINT ends the process at once. SIGTERM ends a process that was forked inside, as without a handler: with
-    it a `multiprocessing.Pool` of the user's ends its workers, and then waits for them.
+    A second SIGINT ends the process at once. SIGTERM ends a process that was forked inside, as
+    without a handler: with it a `multiprocessing.Pool` of the user's ends its workers, and then
+    waits for them.
     """
     received = _StopSignals()
     try:
-        before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)
+        }
     except ValueError:  # not the main thread, which alone may handle signals
         yield received
         return
@@ -44,7 +48,8 @@ def stop_signals() -> Iterator[list[int]]:
 def _end_forked_processes_by_sigterm() -> None:
     """Let forked processes be without the handler of `stop_signals` from their first moment on.
 
-    Python drops the signals that reach a process before it knows that it was forked, so SIGTERM is blocked until then.
+    Python drops the signals that reach a process before it knows that it was forked, so SIGTERM is
+    blocked until then.
     """
 
     def noted() -> bool:
@@ -60,5 +65,7 @@ def _end_forked_processes_by_sigterm() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     os.register_at_fork(
-        before=lambda: block(signal.SIG_BLOCK), after_in_parent=lambda: block(signal.SIG_UNBLOCK), after_in_child=begin
+        before=lambda: block(signal.SIG_BLOCK),
+        after_in_parent=lambda: block(signal.SIG_UNBLOCK),
+        after_in_child=begin,
     )

@@ -83,16 +83,24 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
     budget, folder = _budget(options, config), _folder(options)
     _check(config, budget, folder, options.initial)
     processes = config.parallel.processes
-    start = command(processes) if command is not None else f"torchrun --nproc-per-node {processes} -m tunediff.train"
+    start = (
+        command(processes)
+        if command is not None
+        else f"torchrun --nproc-per-node {processes} -m tunediff.train"
+    )
     return TrainRequest(config, budget, folder.absolute(), options.initial, start, options.track)
 
 
 def run(request: TrainRequest, lines: EventLines) -> str:
-    """Train, or go on with a training, as one rank of it; return why it stopped before its end, '' if it did not.
+    """Train, or go on with a training, as one rank of it; return why it stopped before its end, ''
+    if it did not.
 
-    Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and `KeyboardInterrupt`.
+    Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and
+    `KeyboardInterrupt`.
     """
-    main = int(os.environ.get("RANK", "0")) == 0  # the other ranks wait for it before they read anything
+    main = (
+        int(os.environ.get("RANK", "0")) == 0
+    )  # the other ranks wait for it before they read anything
     again = "the same command"
     try:
         if main:
@@ -103,10 +111,14 @@ def run(request: TrainRequest, lines: EventLines) -> str:
                 _recheck_folder(request)
                 objective = cfg.of(request.config).objective.name
                 beside.enter_context(
-                    copier.copied(request.folder, lines.aside.say, again, fetch=lambda: _fetch(request))
+                    copier.copied(
+                        request.folder, lines.aside.say, again, fetch=lambda: _fetch(request)
+                    )
                 )
                 beside.enter_context(
-                    tracking.tracked(request.folder, request.track, objective, {}, lines.aside.say, "train")
+                    tracking.tracked(
+                        request.folder, request.track, objective, {}, lines.aside.say, "train"
+                    )
                 )
             return _train(request, lines)
     except KeyboardInterrupt:
@@ -115,7 +127,8 @@ def run(request: TrainRequest, lines: EventLines) -> str:
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Return the lock of a training's folder, and nothing for one that has ended, whose folder may be read-only."""
+    """Return the lock of a training's folder, and nothing for one that has ended, whose folder may
+    be read-only."""
     trial = record.read_trial(folder)
     if trial is not None and trial.status == "ok":
         return contextlib.nullcontext()
@@ -129,7 +142,8 @@ def _fetch(request: TrainRequest) -> None:
 
 
 def _recheck_folder(request: TrainRequest) -> None:
-    """Check the folder once more, since another process may have trained there, and remove a journal without a point.
+    """Check the folder once more, since another process may have trained there, and remove a
+    journal without a point.
 
     The copy of the workload beside such a journal is removed with it.
 
@@ -139,7 +153,9 @@ def _recheck_folder(request: TrainRequest) -> None:
     _check_folder(request.config, request.budget, folder, request.initial)
     trial = record.read_trial(folder)
     if trial is not None and _starts_over(trial, folder):
-        cfg.remove_copy(request.config, folder)  # the user's file may be mended now, or after this attempt
+        cfg.remove_copy(
+            request.config, folder
+        )  # the user's file may be mended now, or after this attempt
         (folder / record.JOURNAL).unlink()
 
 
@@ -148,7 +164,10 @@ def _folder(options: TrainOptions) -> Path:
     if options.name is None:
         return Path(options.out or Path(options.storage, f"train-{options.config.stem}"))
     if options.out is not None:
-        raise ConfigError("--name: names a folder in the folder of all trainings; --out names any folder: give one")
+        raise ConfigError(
+            "--name: names a folder in the folder of all trainings; --out names any folder:"
+            " give one"
+        )
     cli.check_plain(options.name)
     return Path(options.storage, options.name)
 
@@ -161,22 +180,31 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
     cli.allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
     if seconds is not None or samples is not None:
         if every is not None:
-            raise ConfigError(f"--every: {every} goes without --budget and --samples; set evaluation.points instead")
-        own = own_s(duration_s(seconds, "--budget"), options.unit or "wall", config.devices) if seconds else None
+            raise ConfigError(
+                f"--every: {every} goes without --budget and --samples; set evaluation.points"
+                " instead"
+            )
+        own = (
+            own_s(duration_s(seconds, "--budget"), options.unit or "wall", config.devices)
+            if seconds
+            else None
+        )
         return Budget(own, samples)
     # A user's own section may have that name as well, and knobs that mean something else
     optimizer = getattr(config.knobs, "optimizer", None)
     if isinstance(optimizer, Optimized) and (decay := optimizer.decay) != "constant":
         raise ConfigError(
-            f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning rate that falls to "
-            "zero needs an end to fall towards; allowed: constant"
+            f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning"
+            " rate that falls to zero needs an end to fall towards; allowed: constant"
         )
-    # Schedules follow fractions of a budget: an open-ended training has that of its first `evaluation.points` rounds.
+    # Schedules follow fractions of a budget: an open-ended training has that of its first
+    # `evaluation.points` rounds.
     return Budget(duration_s(every or "10m", "--every") * config.evaluation.points, open_ended=True)
 
 
 def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
-    """Refuse what would fail later, and a folder that holds another training. Raises `ConfigError`."""
+    """Refuse what would fail later, and a folder that holds another training. Raises
+    `ConfigError`."""
     cli.check_here(config, evaluates=True)
     cli.warn_emulated([config.precision.amp])
     if initial is not None and not initial.exists():
@@ -187,7 +215,8 @@ def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) 
 
 
 def _starts_over(trial: record.TrialRecord, folder: Path) -> bool:
-    """Return whether a training was killed or out of memory, as with a larger batch, before anything was kept."""
+    """Return whether a training was killed or out of memory, as with a larger batch, before
+    anything was kept."""
     empty = not trial.points and not (folder / record.CHECKPOINT).exists()
     return empty and (not trial.finished or trial.status == "oom")
 
@@ -199,31 +228,46 @@ def _check_folder(config: Systems, budget: Budget, folder: Path, initial: Path |
         if trial.fingerprint != cfg.fingerprint(config):
             differs = cfg.differences(config, trial.configuration)
             changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
-            if not differs or any(not name.startswith("parallel.") for name in differs):  # what is learned is the same
+            if not differs or any(
+                not name.startswith("parallel.") for name in differs
+            ):  # what is learned is the same
                 raise ConfigError(
-                    f"--out: {folder} holds a training of another configuration ({changed}); choose another"
+                    f"--out: {folder} holds a training of another configuration ({changed}); choose"
+                    " another"
                 )
         ours = _identity(budget, initial)
-        drawn = {"initial": ours["initial"]} | trial.drawn  # journals of earlier versions do not have it
+        drawn = {
+            "initial": ours["initial"]
+        } | trial.drawn  # journals of earlier versions do not have it
         if drawn["initial"] != ours["initial"]:
-            began = f"from weights of sha256 {drawn['initial']}" if drawn["initial"] else "without --initial"
+            began = (
+                f"from weights of sha256 {drawn['initial']}"
+                if drawn["initial"]
+                else "without --initial"
+            )
             given = "not given" if initial is None else f"{initial} is not allowed"
             holds = f"{folder} holds a training that started {began}"
-            raise ConfigError(f"--initial: {given}: {holds}; repeat it to resume, or choose another --out")
+            raise ConfigError(
+                f"--initial: {given}: {holds}; repeat it to resume, or choose another --out"
+            )
         if (trial.budget_s, drawn) != (budget.seconds, ours):
             theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
             if trial.drawn.get("open_ended"):
                 every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
                 theirs = f"without --budget and with --every {text.format_exact(every)}"
             raise ConfigError(
-                f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose another --out"
+                f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose"
+                " another --out"
             )
 
 
 def _options(budget_s: float | None, samples: int | None) -> str:
     """Return the options that give this budget: `--budget 6s and --samples 100`."""
     options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
-    return " and ".join(f"{option} {value}" for option, value in options.items() if value) or "another budget"
+    return (
+        " and ".join(f"{option} {value}" for option, value in options.items() if value)
+        or "another budget"
+    )
 
 
 def _identity(budget: Budget, initial: Path | None) -> dict[str, Any]:
@@ -233,10 +277,13 @@ def _identity(budget: Budget, initial: Path | None) -> dict[str, Any]:
 
 
 def _digest(initial: Path | None) -> str | None:
-    """Return the sha256 of a file of weights, or of all in a folder; None without initial weights."""
+    """Return the sha256 of a file of weights, or of all in a folder; None without initial
+    weights."""
     if initial is None:
         return None
-    inside = sorted(path for path in initial.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt"))
+    inside = sorted(
+        path for path in initial.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt")
+    )
     files = inside if initial.is_dir() else [initial]
     return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
 
@@ -253,8 +300,15 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
     config, folder, budget = request.config, request.folder, request.budget
     with from_environment() as world, stop_signals() as signals, lines.work(world.main):
         if world.size != config.parallel.processes:
-            needed, started = config.parallel.workers, text.pluralize(world.size, "process", "processes")
-            other = "parallel.strategy=ddp" if config.parallel.together else f"parallel.workers={world.size}"
+            needed, started = (
+                config.parallel.workers,
+                text.pluralize(world.size, "process", "processes"),
+            )
+            other = (
+                "parallel.strategy=ddp"
+                if config.parallel.together
+                else f"parallel.workers={world.size}"
+            )
             hint = f"start it as {request.command}, or set {other}"
             raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
         trial = record.read_trial(folder)
@@ -270,7 +324,9 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget, request.initial), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
-            (folder / weights.NAME).unlink(missing_ok=True)  # of an earlier stop: the checkpoint knows more
+            (folder / weights.NAME).unlink(
+                missing_ok=True
+            )  # of an earlier stop: the checkpoint knows more
             if budget.open_ended:
                 log.info("open-ended: Ctrl-C stops it, the same command goes on")
 
@@ -287,12 +343,15 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
 
         if world.main:
             _conclude(result, outcome, config, journal)
-        stopped = f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
+        stopped = (
+            f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
+        )
         return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
 
 
 def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: Journal) -> None:
-    """Write the weights of a training that has ended or was stopped, and the `end` of one that has ended."""
+    """Write the weights of a training that has ended or was stopped, and the `end` of one that has
+    ended."""
     from tunediff.training import weights
 
     metadata = weights.about(config, journal.folder, outcome.steps)
@@ -309,7 +368,8 @@ def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: J
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
     """Raise why a training failed; write an `end` for status `nan` and `oom`.
 
-    Raises `TunediffError`, and any error of a shipped workload as it is. Ends the process of one rank among several.
+    Raises `TunediffError`, and any error of a shipped workload as it is. Ends the process of one
+    rank among several.
     """
     end, error = result.end, result.error
     if end is not None and end.status == "nan":  # on all ranks alike
@@ -318,7 +378,11 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
         raise record.NotFiniteError(end.reason)
     assert error is not None
     failure: BaseException = error
-    if end is not None and end.status == "oom" and not isinstance(error, ConfigError | WorkloadError):
+    if (
+        end is not None
+        and end.status == "oom"
+        and not isinstance(error, ConfigError | WorkloadError)
+    ):
         journal.end(end)
         failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
     elif cfg.of(config).file is not None and not isinstance(error, ConfigError | WorkloadError):
@@ -345,7 +409,7 @@ def _weights(path: Path, config: Systems) -> Any:
     return tensors
 
 
-# ------------------------------------------------------------------------------------------------------------- result
+# ---- result
 def values(folder: Path) -> dict[str, Any]:
     """Return the result of a finished training, as it is printed."""
     trial, workload, metric, last = _finished(folder)
@@ -375,7 +439,8 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def _finished(folder: Path) -> tuple[Any, Workload, Metric, Point]:
-    """Return record, workload, metric and last point of a training. Raises `ConfigError` where it is not finished."""
+    """Return record, workload, metric and last point of a training. Raises `ConfigError` where it
+    is not finished."""
     trial = record.read_trial(folder)
     if trial is None or trial.end is None or not trial.points:
         raise ConfigError(f"{folder}: the training has not ended")

@@ -1,4 +1,5 @@
-"""Trainings, profiles and saved models from Python: `tunediff.run_training`, `run_profile` and `load_model`."""
+"""Trainings, profiles and saved models from Python: `tunediff.run_training`, `run_profile` and
+`load_model`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pandas as pd
 
 from tunediff import cli, models
 from tunediff.api import notebook, profile_run, train_run
-from tunediff.api.calls import Knobs, as_printed, called, duration, folder, with_plain_numbers, words
+from tunediff.api.calls import (
+    Knobs,
+    as_printed,
+    called,
+    duration,
+    folder,
+    with_plain_numbers,
+    words,
+)
 from tunediff.api.display import lines_of
 from tunediff.api.profile_run import ProfileOptions, ProfileResult
 from tunediff.api.train_run import TrainOptions
@@ -73,22 +82,21 @@ def run_training(
     storage: str | Path = text.STORAGE, initial: str | Path | None = None, track: str | None = None,
     progress: bool = True,
 ) -> Training:  # fmt: skip
-    """Train one configuration in this process, or go on with a training in the same folder; return it, finished.
+    """Train one configuration in this process, or go on with a training in the same folder; return
+    it, finished.
 
-    Args:
-        config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a workload as `run_search`
-            takes it, which is trained with its baseline.
-        knobs: Changes: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
-        budget, unit, samples: Training seconds (times devices: `unit="device"`), and training samples; whichever comes
-            first ends it.
-        name, out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG.
-        initial: Weights to start from.
-        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a run (docs/how-to/trackers.md).
-        progress: Show bars and a line per evaluation on stderr of a terminal, elsewhere log to `tunediff.api`.
+    Args: config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
+        workload as `run_search` takes it, which is trained with its baseline. knobs: Changes:
+        `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`. budget, unit, samples: Training seconds
+        (times devices: `unit="device"`), and training samples; whichever comes first ends it. name,
+        out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG. initial:
+        Weights to start from. track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a
+        run (docs/how-to/trackers.md). progress: Show bars and a line per evaluation on stderr of a
+        terminal, elsewhere log to `tunediff.api`.
 
-    Raises:
-        TunediffError: Something is not allowed, or the training failed; the message is the one of the command.
-        KeyboardInterrupt: It was interrupted; the same call goes on from its checkpoint.
+    Raises: TunediffError: Something is not allowed, or the training failed; the message is the one
+        of the command. KeyboardInterrupt: It was interrupted; the same call goes on from its
+        checkpoint.
     """
     place = folder(storage)
     with _in_this_process():
@@ -98,7 +106,9 @@ def run_training(
             initial=None if initial is None else Path(initial), track=track,
         )  # fmt: skip
         if budget is None and samples is None:
-            raise ConfigError("run_training: needs budget or samples; only the command trains without an end")
+            raise ConfigError(
+                "run_training: needs budget or samples; only the command trains without an end"
+            )
         request = train_run.prepare(with_plain_numbers(options))
         if stopped := train_run.run(request, lines_of(progress)):
             raise KeyboardInterrupt(stopped)
@@ -111,12 +121,10 @@ def run_profile(
 ) -> ProfileResult:  # fmt: skip
     """Measure where the seconds and the memory of a training go, in this process.
 
-    Args:
-        config, knobs: As `run_training` takes them.
-        out: New folder for the results. Default: profile-CONFIG in `storage`.
-        steps: Steps to measure. Default: what 5 seconds take.
-        attempt: Measure each piece of advice as well.
-        progress: Show what is measured next on stderr of a terminal, elsewhere log it to `tunediff.api`.
+    Args: config, knobs: As `run_training` takes them. out: New folder for the results. Default:
+        profile-CONFIG in `storage`. steps: Steps to measure. Default: what 5 seconds take. attempt:
+        Measure each piece of advice as well. progress: Show what is measured next on stderr of a
+        terminal, elsewhere log it to `tunediff.api`.
 
     Raises:
         TunediffError: Something is not allowed, or memory does not suffice.
@@ -133,7 +141,8 @@ def run_profile(
 def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
     """Return a saved model: of a training, the best of a search, `NAME/t0003`, an exported file.
 
-    `Saved.network("cpu")` is the network with its weights. Raises `ConfigError` where there is none.
+    `Saved.network("cpu")` is the network with its weights. Raises `ConfigError` where there is
+    none.
     """
     with called():
         return models.find(str(name), folder(storage))

@@ -1,4 +1,5 @@
-"""Read configurations from YAML files and from `knob=value` words of a command line, and write them."""
+"""Read configurations from YAML files and from `knob=value` words of a command line, and write
+them."""
 
 from __future__ import annotations
 
@@ -13,36 +14,58 @@ import yaml
 
 from tunediff.config import workload
 from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
-from tunediff.config.schema import C, Configuration, Schema, flatten, override, to_dict, with_absolute_paths
+from tunediff.config.schema import (
+    C,
+    Configuration,
+    Schema,
+    flatten,
+    override,
+    to_dict,
+    with_absolute_paths,
+)
 
 FORMAT, FORMAT_KEY = 1, "tunediff_format"
-"""Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML file. It rises when
-an older version would misread a file."""
+"""Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML
+file. It rises when an older version would misread a file."""
 NULLS, QUOTES = ("", "~", "null", "Null", "NULL"), ("'", '"')
 """Words that YAML reads as null, and what a quoted string begins with."""
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+_Loader = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # ten times as fast, where PyYAML was built with libyaml
 
 
 class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
-    """SafeLoader that raises an error for a key that is given twice: YAML would silently keep the last value."""
+    """SafeLoader that raises an error for a key that is given twice: YAML would silently keep the
+    last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, list | dict):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a plain word", key_node.start_mark
+                )
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", key_node.start_mark
+                )
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 def _number(loader: Any, node: yaml.ScalarNode) -> Any:
-    """Return a number. Raises an error for those that YAML 1.1, and hardly anybody else, reads in base 8 or 60."""
+    """Return a number. Raises an error for those that YAML 1.1, and hardly anybody else, reads in
+    base 8 or 60."""
     kind = node.tag.rpartition(":")[2]
-    base = 60 if ":" in node.value else 8 if kind == "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value) else 10
+    base = (
+        60
+        if ":" in node.value
+        else 8
+        if kind == "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value)
+        else 10
+    )
     if base != 10:
         why = f"{node.value} is read as a number in base {base}; write it in base 10, or quote it"
         raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
@@ -75,30 +98,47 @@ def read_yaml(path: Path) -> Lines:
 def check_format(value: Any, where: str) -> None:
     """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
     allowed = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= FORMAT
-    newer = "; a newer version of tunediff has written it" if isinstance(value, int) and value > FORMAT else ""
+    newer = (
+        "; a newer version of tunediff has written it"
+        if isinstance(value, int) and value > FORMAT
+        else ""
+    )
     refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
 def to_yaml(content: Lines, flow: bool | None = False) -> str:
-    """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists on one line."""
-    return yaml.safe_dump({FORMAT_KEY: FORMAT, **content}, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists
+    on one line."""
+    return yaml.safe_dump(
+        {FORMAT_KEY: FORMAT, **content},
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=flow,
+    )
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:
-    """Read a configuration file with sections or dotted names; missing knobs take their defaults, `words` override.
+    """Read a configuration file with sections or dotted names; missing knobs take their defaults,
+    `words` override.
 
     Raises `ConfigError`.
     """
     content = read_yaml(path)
-    kind = f"{path}: is a search file, not a configuration; its best one is what python -m tunediff.export NAME writes"
+    kind = (
+        f"{path}: is a search file, not a configuration; its best one is what python -m"
+        " tunediff.export NAME writes"
+    )
     refuse("budget" in content and {"search", "grid", "trials", "ladder"} & content.keys(), kind)
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
-    config = override(schema.default(), flatten(content, str(path)), where=str(path), check=not words)
+    config = override(
+        schema.default(), flatten(content, str(path)), where=str(path), check=not words
+    )
     return with_words(config, words)
 
 
 def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
-    """Return the configuration that a user names: a file such as an exported best.yaml, a baseline, or `mine.py`.
+    """Return the configuration that a user names: a file such as an exported best.yaml, a baseline,
+    or `mine.py`.
 
     `where`: the place that error messages name. Raises `ConfigError`.
     """
@@ -109,17 +149,23 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
     if not path.exists():
         hint = nearest(name, workload.baseline_names())
         raise ConfigError(
-            f"{name}: no such file, and no baseline of that name; {hint}{missing_equals_hint([name, *words])}"
+            f"{name}: no such file, and no baseline of that name;"
+            f" {hint}{missing_equals_hint([name, *words])}"
         )
     return load(path, words)
 
 
 def with_words(config: C, words: Sequence[str]) -> C:
-    """Apply `knob=value` words and return the configuration with absolute paths. Raises `ConfigError`."""
-    return with_absolute_paths(override(config, parse_overrides(words, config.schema), where="command line"))
+    """Apply `knob=value` words and return the configuration with absolute paths. Raises
+    `ConfigError`."""
+    return with_absolute_paths(
+        override(config, parse_overrides(words, config.schema), where="command line")
+    )
 
 
-def dump(config: Configuration, comments: list[str] | None = None, folder: Path | None = None) -> str:
+def dump(
+    config: Configuration, comments: list[str] | None = None, folder: Path | None = None
+) -> str:
     """Return the full configuration as YAML text, with `comments` as `#` lines above it.
 
     A user's workload inside `folder`, the future location of the text, is named relative to it.
@@ -131,24 +177,36 @@ def dump(config: Configuration, comments: list[str] | None = None, folder: Path 
 
 
 def missing_equals_hint(words: Sequence[str]) -> str:
-    """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; '' otherwise."""
+    """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; ''
+    otherwise."""
     for i, word in enumerate(words[:-1]):
-        name, value = word.removesuffix("="), "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("=")
-        is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith((".yaml", ".yml", ".py"))
-        is_value = value and "=" not in value and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
+        name, value = (
+            word.removesuffix("="),
+            "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("="),
+        )
+        is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith(
+            (".yaml", ".yml", ".py")
+        )
+        is_value = (
+            value
+            and "=" not in value
+            and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
+        )
         if is_name and is_value:
             return f"; did you mean {name}={value}?"
     return ""
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
-    """Return the knobs of `knob=value` words; values are YAML, or plain text; numbers may be written as 1e-3."""
+    """Return the knobs of `knob=value` words; values are YAML, or plain text; numbers may be
+    written as 1e-3."""
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
         refuse(
             not (name and equals),
-            f"command line: {word!r} is not understood; write knob=value{missing_equals_hint(words)}",
+            f"command line: {word!r} is not understood; write"
+            f" knob=value{missing_equals_hint(words)}",
         )
         knob = schema.knob(name, "command line")
         repeated = [other for other in words if other.partition("=")[0] == name]
@@ -156,20 +214,25 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         try:
             values[name] = _value(text, knob)
         except (yaml.YAMLError, ValueError, RecursionError):
-            raise ConfigError(f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}") from None
+            raise ConfigError(
+                f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}"
+            ) from None
     return values
 
 
 def _value(text: str, knob: Knob) -> Any:
     """Return the value of a `knob=value` word. Raises `yaml.YAMLError` and `ValueError`.
 
-    A knob that is a string takes the text as it stands: YAML would read `2024` as a number and `a #1` as `a`.
+    A knob that is a string takes the text as it stands: YAML would read `2024` as a number and `a
+    #1` as `a`.
     """
     if knob.kind == "str" and text not in NULLS and not text.startswith(QUOTES):
         return text
     value = yaml.load(text, _UniqueKeyLoader)
     choices = knob.choices or ()
-    if value not in choices and text in choices:  # off and on, which YAML 1.1 reads as false and true
+    if (
+        value not in choices and text in choices
+    ):  # off and on, which YAML 1.1 reads as false and true
         return text
     if knob.kind == "float":
         return _as_float(value)
@@ -179,7 +242,8 @@ def _value(text: str, knob: Knob) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """Return text such as 1e-3 as a number; what is none is refused later, with the allowed range."""
+    """Return text such as 1e-3 as a number; what is none is refused later, with the allowed
+    range."""
     with contextlib.suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value
@@ -187,4 +251,8 @@ def _as_float(value: Any) -> Any:
 
 def as_word(value: str) -> str:
     """Return what `parse_overrides` reads as this string, where the knob takes one."""
-    return json.dumps(value, ensure_ascii=False) if value in NULLS or value.startswith(QUOTES) else value
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if value in NULLS or value.startswith(QUOTES)
+        else value
+    )

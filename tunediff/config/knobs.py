@@ -1,8 +1,10 @@
-"""Declare and check single knobs: what a dataclass may declare, the values of each knob, error messages.
+"""Declare and check single knobs: what a dataclass may declare, the values of each knob, error
+messages.
 
-A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each other, and
-a method `not_effective(config, device)`, which yields knobs that have no effect, and why. Alternatives that have
-hyperparameters of their own are unions of dataclasses, distinguished by their field `name`.
+A section may have a method `check(config)`, which raises `Refusal` for knobs that contradict each
+other, and a method `not_effective(config, device)`, which yields knobs that have no effect, and
+why. Alternatives that have hyperparameters of their own are unions of dataclasses, distinguished by
+their field `name`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from pydantic.fields import FieldInfo
 
 from tunediff.core.errors import TunediffError
 
-# Strict: "128", True and 1.0 are not whole numbers. A typing error must not silently become a setting.
+# Strict: "128", True and 1.0 are not whole numbers. A typing error must not silently become a
+# setting.
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Bool = Annotated[bool, Strict()]
@@ -44,11 +47,13 @@ Lines = dict[str, Any]
 
 
 class ConfigError(TunediffError, ValueError):
-    """Invalid input of the user: the message names the place, the key, the value and the allowed values."""
+    """Invalid input of the user: the message names the place, the key, the value and the allowed
+    values."""
 
 
 class Refusal(Exception):  # noqa: N818 – raised by rules; ConfigError is the error
-    """Raised by a section's `check`: a knob by dotted name, and why its value is not allowed with the others."""
+    """Raised by a section's `check`: a knob by dotted name, and why its value is not allowed with
+    the others."""
 
     def __init__(self, knob: str, why: str) -> None:
         super().__init__(knob, why)
@@ -62,22 +67,26 @@ def refuse(broken: object, why: str) -> None:
 
 
 class Fixed:
-    """Marks a knob or a section that no search may vary: it defines the task or the evaluation protocol."""
+    """Marks a knob or a section that no search may vary: it defines the task or the evaluation
+    protocol."""
 
 
 class EvaluationProtocol:
-    """Marks a knob of `evaluation` that further evaluations of a finished model (`final:`) must not change."""
+    """Marks a knob of `evaluation` that further evaluations of a finished model (`final:`) must not
+    change."""
 
 
 class File:
-    """Marks a knob that names a file or folder; made absolute, because workers may run in another folder."""
+    """Marks a knob that names a file or folder; made absolute, because workers may run in another
+    folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
     """The range in which a search without a search file draws a knob, declared with its default:
 
-    `lr: Annotated[float, Range(1e-4, 1e-2, log=True)] = 1e-3`. Other values may still be set by hand.
+    `lr: Annotated[float, Range(1e-4, 1e-2, log=True)] = 1e-3`. Other values may still be set by
+    hand.
     """
 
     low: float
@@ -96,24 +105,27 @@ class Choice:
 
 @dataclass_transform(frozen_default=True)
 def section(cls: type[_T]) -> type[_T]:
-    """Make a frozen dataclass of knobs whose types and bounds are checked; each field's docstring describes it."""
+    """Make a frozen dataclass of knobs whose types and bounds are checked; each field's docstring
+    describes it."""
     return typing.cast(type[_T], pydantic.dataclasses.dataclass(frozen=True, config=_FORBID)(cls))
 
 
 def made_section(name: str, base: type, content: dict[str, Any]) -> type:
-    """Return a section that no source file has; pydantic would look for docstrings of its fields in one."""
+    """Return a section that no source file has; pydantic would look for docstrings of its fields in
+    one."""
     made = type(name, (base,), content)
     return pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
 
 
-# ------------------------------------------------------------------------------------------------------ knobs by name
+# ---- knobs by name
 _TAKES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
 _ITEMS = {"int": "whole numbers", "float": "numbers", "bool": "true and false", "str": "strings"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """One knob of a configuration, as the search space, the help text and the documentation use it."""
+    """One knob of a configuration, as the search space, the help text and the documentation use
+    it."""
 
     name: str
     kind: str
@@ -156,20 +168,27 @@ class Knob:
         return words + (", or null" if self.optional else "")
 
     def hint(self, value: Any) -> str:
-        """Return a hint on what may have gone wrong with a refused value: a typing error, or YAML 1.1; else ''."""
+        """Return a hint on what may have gone wrong with a refused value: a typing error, or YAML
+        1.1; else ''."""
         if isinstance(value, str) and self.kind == "choice":
             words = [choice for choice in self.choices or () if isinstance(choice, str)]
-            return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(value, words, n=1))
+            return "".join(
+                f"; did you mean {word}?" for word in difflib.get_close_matches(value, words, n=1)
+            )
         if isinstance(value, str) and self.kind in ("int", "float"):
             written = _as_number(value, whole=self.kind == "int")
             return f" (YAML 1.1 reads {value!r} as text; write {written})" if written else ""
         if isinstance(value, bool) and self.kind in ("choice", "str"):
-            return " (YAML 1.1 reads off, no, on and yes as true or false: write none, or quote the word)"
+            return (
+                " (YAML 1.1 reads off, no, on and yes as true or false: write none, or quote the"
+                " word)"
+            )
         return ""
 
 
 def _as_number(word: str, whole: bool) -> str:
-    """Return how a number that YAML 1.1 reads as text is written; '' for what is no number, or not a whole one."""
+    """Return how a number that YAML 1.1 reads as text is written; '' for what is no number, or not
+    a whole one."""
     try:
         number = float(word)
     except ValueError:
@@ -183,7 +202,8 @@ def _as_number(word: str, whole: bool) -> str:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """Return `did you mean …?` with those of `names` that are most similar to `name`, or else all of them."""
+    """Return `did you mean …?` with those of `names` that are most similar to `name`, or else all
+    of them."""
     similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     similar = similar or [candidate for candidate in names if candidate.endswith(f".{name}")]
     return f"did you mean {' or '.join(similar)}?" if similar else f"allowed: {', '.join(names)}"
@@ -202,9 +222,15 @@ def _bounds(metadata: list[Any]) -> Values:
     limits: Values = {}
     for bound in metadata:
         if isinstance(bound, Ge | Gt):
-            limits |= {"low": getattr(bound, "ge", getattr(bound, "gt", None)), "low_open": isinstance(bound, Gt)}
+            limits |= {
+                "low": getattr(bound, "ge", getattr(bound, "gt", None)),
+                "low_open": isinstance(bound, Gt),
+            }
         elif isinstance(bound, Le | Lt):
-            limits |= {"high": getattr(bound, "le", getattr(bound, "lt", None)), "high_open": isinstance(bound, Lt)}
+            limits |= {
+                "high": getattr(bound, "le", getattr(bound, "lt", None)),
+                "high_open": isinstance(bound, Lt),
+            }
     return limits
 
 
@@ -212,9 +238,17 @@ def _space(metadata: list[Any]) -> Lines | None:
     """Return the space that a `Range` or a `Choice` declares, as in a search file."""
     for mark in metadata:
         if isinstance(mark, Choice):
-            return {"choice": [list(value) if isinstance(value, tuple) else value for value in mark.values]}
+            return {
+                "choice": [
+                    list(value) if isinstance(value, tuple) else value for value in mark.values
+                ]
+            }
         if isinstance(mark, Range):
-            return {name: value for name, value in vars(mark).items() if value is not None and value is not False}
+            return {
+                name: value
+                for name, value in vars(mark).items()
+                if value is not None and value is not False
+            }
     return None
 
 
@@ -225,11 +259,14 @@ def arms(kind: Any) -> list[Any]:
     return [arm for arm in typing.get_args(kind) if arm is not type(None)]
 
 
-def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True) -> Iterator[Knob]:
-    """Yield the knobs of a dataclass in field order; one that several union members share, for each.
+def knobs_of(
+    cls: type, prefix: str = "", member: tuple[str, str] | None = None, free: bool = True
+) -> Iterator[Knob]:
+    """Yield the knobs of a dataclass in field order; one that several union members share, for
+    each.
 
-    A field that a subclass declares again keeps its marks, and its description if the subclass gives no
-    other.
+    A field that a subclass declares again keeps its marks, and its description if the subclass
+    gives no other.
     """
     # Every declaration of a field counts, that of the subclass first
     bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
@@ -237,16 +274,25 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
     words = [getattr(base, "__pydantic_fields__", {}) for base in bases]
     for field in dataclasses.fields(cls):
         # Marks: the metadata of all declarations, those inside `X | None` included
-        name, declared = prefix + field.name, [unwrap(hint[field.name]) for hint in hints if field.name in hint]
-        metadata = [marks + [mark for arm in arms(bare) for mark in unwrap(arm)[1]] for bare, marks in declared]
-        marks = {mark if isinstance(mark, type) else type(mark) for part in metadata for mark in part}
+        name, declared = (
+            prefix + field.name,
+            [unwrap(hint[field.name]) for hint in hints if field.name in hint],
+        )
+        metadata = [
+            marks + [mark for arm in arms(bare) for mark in unwrap(arm)[1]]
+            for bare, marks in declared
+        ]
+        marks = {
+            mark if isinstance(mark, type) else type(mark) for part in metadata for mark in part
+        }
         searchable = free and Fixed not in marks
         kind, members = declared[0][0], arms(declared[0][0])
         # A discriminated union: its name, then the knobs of its members
         if members and all(map(dataclasses.is_dataclass, members)):
             names = tuple(arm().name for arm in members)
             documents = [
-                f"`{n}`: {' '.join((arm.__doc__ or '').split())}" for n, arm in zip(names, members, strict=True)
+                f"`{n}`: {' '.join((arm.__doc__ or '').split())}"
+                for n, arm in zip(names, members, strict=True)
             ]
             yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable,
                        space=_space(metadata[0]))  # fmt: skip
@@ -263,7 +309,11 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         texts = (fields[field.name].description for fields in words if field.name in fields)
         description = next(filter(None, texts), "")
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else None
-        items = getattr(unwrap(typing.get_args(kind)[0])[0], "__name__", "") if typing.get_origin(kind) is tuple else ""
+        items = (
+            getattr(unwrap(typing.get_args(kind)[0])[0], "__name__", "")
+            if typing.get_origin(kind) is tuple
+            else ""
+        )
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default, " ".join(description.split()), choices,
             optional=bool(members), member=member, searchable=searchable, protocol=EvaluationProtocol in marks,
@@ -272,12 +322,16 @@ def knobs_of(cls: type, prefix: str = "", member: tuple[str, str] | None = None,
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- anybody's dataclass
-KINDS = "int, float, bool, str, Literal[…], tuple[int, …], each of these or None, a dataclass, a union of dataclasses"
+# ---- anybody's dataclass
+KINDS = (
+    "int, float, bool, str, Literal[…], tuple[int, …], each of these or None, a dataclass, a union"
+    " of dataclasses"
+)
 
 
 def fields_of(cls: type, where: str) -> dict[str, Any]:
-    """Return annotations and defaults of a dataclass, for a class that checks them. Raises `ConfigError`."""
+    """Return annotations and defaults of a dataclass, for a class that checks them. Raises
+    `ConfigError`."""
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         kind = "frozen" if dataclasses.is_dataclass(cls) else "a dataclass"
         raise ConfigError(f"{where}: is not {kind}; write @dataclass(frozen=True) above it")
@@ -285,26 +339,42 @@ def fields_of(cls: type, where: str) -> dict[str, Any]:
     hints, words = typing.get_type_hints(cls, include_extras=True), _words(cls)
     for field in dataclasses.fields(cls):
         name, place = field.name, f"{where}: {field.name}"
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         refuse(default is dataclasses.MISSING, f"{place}: has no default; the baseline needs one")
         hint = _checked(hints[name], place)
         content["__annotations__"][name] = Annotated[hint, Field(description=words.get(name))]
         content[name] = default
         if dataclasses.is_dataclass(default) and not is_pydantic_dataclass(type(default)):
-            make, plain = TypeAdapter(hint).validate_python, dataclasses.asdict(typing.cast(Any, default))
+            make, plain = (
+                TypeAdapter(hint).validate_python,
+                dataclasses.asdict(typing.cast(Any, default)),
+            )
             content[name] = dataclasses.field(default_factory=functools.partial(make, plain))
     return content
 
 
 def _checked(hint: Any, where: str) -> Any:
-    """Return the same type with strict checks, for all its parts. Raises `ConfigError` for an unsupported type."""
-    (kind, metadata), unsupported = unwrap(hint), f"{where}: unsupported type {hint}; allowed: {KINDS}"
+    """Return the same type with strict checks, for all its parts. Raises `ConfigError` for an
+    unsupported type."""
+    (kind, metadata), unsupported = (
+        unwrap(hint),
+        f"{where}: unsupported type {hint}; allowed: {KINDS}",
+    )
     if members := arms(kind):
-        have_names = [dataclasses.is_dataclass(arm) and "name" in typing.get_type_hints(arm) for arm in members]
+        have_names = [
+            dataclasses.is_dataclass(arm) and "name" in typing.get_type_hints(arm)
+            for arm in members
+        ]
         optional = len(members) < len(typing.get_args(kind))
         if any(map(dataclasses.is_dataclass, members)):
             needed = 'a field  name: Literal["…"] = "…"  in each, and no None'
-            refuse(optional or not all(have_names), f"{where}: a union of dataclasses needs {needed}")
+            refuse(
+                optional or not all(have_names), f"{where}: a union of dataclasses needs {needed}"
+            )
             if not any(isinstance(mark, FieldInfo) for mark in metadata):
                 metadata.append(Field(discriminator="name"))
         else:
@@ -326,7 +396,9 @@ def _words(cls: type) -> dict[str, str]:
     docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
-            body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
+            body = typing.cast(
+                ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            ).body
         except (OSError, TypeError, SyntaxError):
             continue
         for pair in itertools.pairwise(body):

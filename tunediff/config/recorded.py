@@ -1,7 +1,8 @@
-"""Find the file that trained the results in a folder: its own copy of a user's workload, whatever journals name.
+"""Find the file that trained the results in a folder: its own copy of a user's workload, whatever
+journals name.
 
-A folder of results may come from somebody else. To read it runs at most the file that its search, comparison or
-training has in `workload/`, which commands announce.
+A folder of results may come from somebody else. To read it runs at most the file that its search,
+comparison or training has in `workload/`, which commands announce.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SIDES = ("A", "B")
 
 
 def own_file(config: Path, folder: Path) -> Path | None:
-    """Return the user's file that a configuration in a folder of results names; None: a shipped workload.
+    """Return the user's file that a configuration in a folder of results names; None: a shipped
+    workload.
 
     Raises `ConfigError` for a file that is not in the `workload/` of that folder.
     """
@@ -42,7 +44,8 @@ def _workload(config: Path, mtime_ns: int) -> str:
 
 
 def check_search(folder: Path) -> None:
-    """Refuse a folder of a search that would run another file than its own copy. Raises `ConfigError`."""
+    """Refuse a folder of a search that would run another file than its own copy. Raises
+    `ConfigError`."""
     own_file(folder / SEARCH, folder)
     base = folder / str(read_yaml(folder / SEARCH).get("base", BASELINE))
     if base.is_file():
@@ -50,9 +53,11 @@ def check_search(folder: Path) -> None:
 
 
 def trained_by(name: str, folder: Path) -> str:
-    """Return the workload that a journal or a checkpoint in `folder` names; the folder may have moved since.
+    """Return the workload that a journal or a checkpoint in `folder` names; the folder may have
+    moved since.
 
-    Raises `ConfigError` for a file that is not the one of the search, comparison or training in that folder.
+    Raises `ConfigError` for a file that is not the one of the search, comparison or training in
+    that folder.
     """
     if not is_users(name):
         return name
@@ -66,13 +71,20 @@ def trained_by(name: str, folder: Path) -> str:
                 return str(file.absolute())
         if configs:
             break
-    raise ConfigError(f"{folder}: workload: {name} is not allowed; allowed: the file of its own search or training")
+    raise ConfigError(
+        f"{folder}: workload: {name} is not allowed; allowed: the file of its own search or"
+        " training"
+    )
 
 
 def _declaring(folder: Path) -> list[tuple[Path, list[Path]]]:
-    """Return the folders whose results a journal in `folder` may be among, with their configurations."""
+    """Return the folders whose results a journal in `folder` may be among, with their
+    configurations."""
     places = [(folder, [folder / CONFIG])]
     if folder.parent.name == "trials":
-        search, names = folder.parent.parent, (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES))
+        search, names = (
+            folder.parent.parent,
+            (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES)),
+        )
         places.insert(0, (search, [search / name for name in names]))
     return [(root, [config for config in configs if config.is_file()]) for root, configs in places]

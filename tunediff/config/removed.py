@@ -1,6 +1,7 @@
 """Keys, values and options that earlier versions had, with what replaces them.
 
-Whoever still writes one of them is told so in one sentence. A search that was recorded with them can still be read.
+Whoever still writes one of them is told so in one sentence. A search that was recorded with them
+can still be read.
 """
 
 from __future__ import annotations
@@ -17,24 +18,32 @@ REMOVED = {
     "early_stopping: median": "use early_stopping: asha",
     "optimizer.name: schedule_free": "it was never ahead; use optimizer.name: adamw or muon",
     "optimizer.beta1": "it belonged to optimizer.name: schedule_free; leave it out",
-    "evaluate --data": "it belonged to pipelines of diffusers; judge the model that one was exported from",
+    "evaluate --data": (
+        "it belonged to pipelines of diffusers; judge the model that one was exported from"
+    ),
     "ema: H,H": "evaluate one after the other, each with an --ema of its own",
-    "pipeline of diffusers": "judge the model that it was exported from, or train --initial FOLDER from it",
+    "pipeline of diffusers": (
+        "judge the model that it was exported from, or train --initial FOLDER from it"
+    ),
     "profile --sweep": "search loader.batch_size, or run tunediff search studies/batch_by_gpus",
-    "profile --compile": "a search's report says when compile.mode has paid, and so does the study compile_by_gpus",
+    "profile --compile": (
+        "a search's report says when compile.mode has paid, and so does the study compile_by_gpus"
+    ),
     "paused_gib": "no trial is paused any more; leave it out",
 }
 """What to use instead, by key, by `key: value` or by command-line option."""
 
 
 def reason(key: str, value: object = None) -> str:
-    """Return which version had a key, a value of it or an option last, and what to use; '' if none ever had it."""
+    """Return which version had a key, a value of it or an option last, and what to use; '' if none
+    ever had it."""
     instead = REMOVED.get(key) or REMOVED.get(f"{key}: {value}")
     return f"version {LAST} had it last; {instead}" if instead is not None else ""
 
 
 def without(content: Mapping[str, Any]) -> Lines:
-    """Return the content of a search file without keys and values that were removed, for a search that ran with them.
+    """Return the content of a search file without keys and values that were removed, for a search
+    that ran with them.
 
     A point or a dimension that needs one of them goes as a whole; its trials are read all the same.
     """

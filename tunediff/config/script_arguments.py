@@ -1,4 +1,5 @@
-"""Command lines inside a user's file: `parse_args` there gets the knobs, not the options of tunediff."""
+"""Command lines inside a user's file: `parse_args` there gets the knobs, not the options of
+tunediff."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from typing import Any
 def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[None]:
     """Give command line parsers the arguments of a script that was started without any.
 
-    Options of argparse and flags of absl that have the name of a field of `knobs`, or of one of `values`, get that
-    value; the others keep their defaults.
-    Example: with a knob `lr`, `parser.parse_args().lr` is its value, and `sys.argv` is `["mine.py"]`.
+    Options of argparse and flags of absl that have the name of a field of `knobs`, or of one of
+    `values`, get that value; the others keep their defaults. Example: with a knob `lr`,
+    `parser.parse_args().lr` is its value, and `sys.argv` is `["mine.py"]`.
     """
     names = {field.name for field in dataclasses.fields(knobs)} if knobs is not None else set()
     argv, parse = sys.argv, argparse.ArgumentParser.parse_known_args
@@ -29,7 +30,9 @@ def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[N
             for action in parser._actions:
                 if action.dest in names or action.dest in values:
                     action.required = False
-                    action.default = getattr(knobs, action.dest) if action.dest in names else values[action.dest]
+                    action.default = (
+                        getattr(knobs, action.dest) if action.dest in names else values[action.dest]
+                    )
         return parse(parser, args, namespace)
 
     sys.argv = [str(file)]

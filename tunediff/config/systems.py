@@ -25,38 +25,60 @@ class Loader:
     accumulation: Annotated[Int, Ge(1), Le(256)] = 1
     """Forward/backward passes per optimizer step."""
     resident: Bool = False
-    """Keep the whole set on the device and draw batches there; `workers` and what follows have no effect."""
+    """Keep the whole set on the device and draw batches there; `workers` and what follows have no
+    effect."""
     workers: Annotated[Int, Ge(0), Le(128)] = 2
     """Loader processes per training worker; 0 loads in the training process."""
     prefetch_factor: Annotated[Int, Ge(1), Le(64)] = 2
     """Batches each loader process prepares ahead."""
     persistent_workers: Bool = True
-    """Keep the loader processes from one pass over the data to the next; false starts new ones every time."""
+    """Keep the loader processes from one pass over the data to the next; false starts new ones
+    every time."""
     pin_memory: Bool = True
     """Page-locked host memory, from which a GPU can copy by itself; no effect on a CPU."""
     non_blocking: Bool = True
     """Go on while a batch is copied from page-locked memory to the GPU; no effect on a CPU."""
     transfer: Literal["uint8", "float32"] = "uint8"
-    """What is copied to the device: bytes, which are converted there, or float32, four times as large."""
+    """What is copied to the device: bytes, which are converted there, or float32, four times as
+    large."""
 
     def check(self, config: Systems) -> None:
         mode = config.compile.mode
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
-            raise Refusal("loader.accumulation", f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate")
+            raise Refusal(
+                "loader.accumulation",
+                f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate",
+            )
         parts, name = config.parallel.parts
         if self.batch_size % (passes := parts * self.accumulation):
-            raise Refusal("loader.batch_size", f"must be a multiple of {name} × loader.accumulation = {passes}")
+            raise Refusal(
+                "loader.batch_size",
+                f"must be a multiple of {name} × loader.accumulation = {passes}",
+            )
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.resident:
-            names = ("workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "transfer")
-            yield from ((f"loader.{name}", "loader.resident keeps all samples on the device") for name in names)
+            names = (
+                "workers",
+                "prefetch_factor",
+                "persistent_workers",
+                "pin_memory",
+                "non_blocking",
+                "transfer",
+            )
+            yield from (
+                (f"loader.{name}", "loader.resident keeps all samples on the device")
+                for name in names
+            )
             return
         if self.workers == 0:
             for name in ("prefetch_factor", "persistent_workers"):
                 yield f"loader.{name}", "there are no loader processes (loader.workers = 0)"
         if self.non_blocking and not self.pin_memory:
-            yield "loader.non_blocking", "only copies from page-locked memory go on by themselves (loader.pin_memory)"
+            yield (
+                "loader.non_blocking",
+                "only copies from page-locked memory go on by themselves (loader.pin_memory)",
+            )
         for name in ("pin_memory", "non_blocking"):
             if device != "cuda" and getattr(self, name):
                 yield f"loader.{name}", "nothing is copied to a GPU"
@@ -69,12 +91,14 @@ class Precision:
     amp: Literal["none", "bf16", "fp16"] = "none"
     """Autocast type of forward and backward; fp16 uses loss scaling."""
     matmul: Literal["highest", "high", "medium"] = "highest"
-    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16 (torch.set_float32_matmul_precision)."""
+    """float32 matrix products: `highest` IEEE, `high` TF32, `medium` bfloat16
+    (torch.set_float32_matmul_precision)."""
     conv_tf32: Bool = True
-    """float32 convolutions of cuDNN in TF32, which is PyTorch's default; independent of `precision.matmul`,
-    which is for products; no effect on a CPU."""
+    """float32 convolutions of cuDNN in TF32, which is PyTorch's default; independent of
+    `precision.matmul`, which is for products; no effect on a CPU."""
     cudnn_benchmark: Bool = False
-    """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect on a CPU."""
+    """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect
+    on a CPU."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.matmul == "high":
@@ -90,15 +114,18 @@ class Memory:
     """How memory is laid out, kept and saved."""
 
     channels_last: Literal[False, True, "auto"] = False
-    """Weights and activations of convolutions in NHWC order: faster on tensor cores, and on many CPUs; learns the same
-    but for rounding. `auto`: where the model's most frequent convolution is faster so, measured before the training."""
+    """Weights and activations of convolutions in NHWC order: faster on tensor cores, and on many
+    CPUs; learns the same but for rounding. `auto`: where the model's most frequent convolution is
+    faster so, measured before the training."""
     checkpoint: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
-    """Activation checkpointing: the share of the model's repeating blocks, from the first on, that keep no activations
-    but compute them again in the backward pass. Less memory, more time, the same result."""
+    """Activation checkpointing: the share of the model's repeating blocks, from the first on, that
+    keep no activations but compute them again in the backward pass. Less memory, more time, the
+    same result."""
     keep_freed: Bool = True
-    """CPU training: memory that a step frees stays with the process for the next one. Otherwise the system takes large
-    blocks back at once and hands them out again page by page. Learns the same, faster, with a tenth to a third more
-    memory; glibc only, no effect on a GPU, whose allocator always does so."""
+    """CPU training: memory that a step frees stays with the process for the next one. Otherwise the
+    system takes large blocks back at once and hands them out again page by page. Learns the same,
+    faster, with a tenth to a third more memory; glibc only, no effect on a GPU, whose allocator
+    always does so."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.keep_freed and device == "cuda":
@@ -111,13 +138,16 @@ class Memory:
 class Compile:
     """torch.compile."""
 
-    mode: Literal["none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "none"
+    mode: Literal[
+        "none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = "none"
     """`none` runs eagerly; the others are torch.compile's modes."""
     dynamic: Bool = False
-    """Compile once for every batch size instead of once for each; only with a mode other than `none`."""
+    """Compile once for every batch size instead of once for each; only with a mode other than
+    `none`."""
     scope: Literal["model", "blocks"] = "model"
-    """What is compiled: the whole network, or each residual block for itself, which compiles faster since equal blocks
-    share the result; only with a mode other than `none`."""
+    """What is compiled: the whole network, or each residual block for itself, which compiles faster
+    since equal blocks share the result; only with a mode other than `none`."""
 
     @property
     def active(self) -> bool:
@@ -129,7 +159,10 @@ class Compile:
             if changed and not self.active:
                 raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
         if self.scope == "blocks" and self.mode == "reduce-overhead":
-            raise Refusal("compile.scope", "a CUDA graph for each block starts as much as it spares; use model")
+            raise Refusal(
+                "compile.scope",
+                "a CUDA graph for each block starts as much as it spares; use model",
+            )
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device != "cuda" and self.mode == "reduce-overhead":
@@ -144,30 +177,35 @@ class Parallel:
     """How several processes train one model (gloo on CPU, NCCL on GPU)."""
 
     workers: Annotated[Int, Ge(1), Le(1024)] = 1
-    """World size: training processes, one per GPU, or sharing the CPU cores; with `dp` the GPUs of the one process."""
+    """World size: training processes, one per GPU, or sharing the CPU cores; with `dp` the GPUs of
+    the one process."""
     strategy: Literal["ddp", "dp", "fsdp", "pipeline", "single"] = "ddp"
-    """What the workers share: with `ddp` each has the model and a part of the batch, and gradients are averaged; with
-    `fsdp` (FSDP2) each also keeps only its share of the weights, gradients and optimizer state, and gets the rest of a
-    block while that runs; with `pipeline` each has the whole batch and learns a part of the model, by
-    `trial.forward_backward`; `single` is one process. `dp` is one process for several GPUs (torch.nn.DataParallel): the
-    slow one, as it copies the model to each of them in every step; to compare with, as `ddp` learns the same. One
+    """What the workers share: with `ddp` each has the model and a part of the batch, and gradients
+    are averaged; with `fsdp` (FSDP2) each also keeps only its share of the weights, gradients and
+    optimizer state, and gets the rest of a block while that runs; with `pipeline` each has the
+    whole batch and learns a part of the model, by `trial.forward_backward`; `single` is one
+    process. `dp` is one process for several GPUs (torch.nn.DataParallel): the slow one, as it
+    copies the model to each of them in every step; to compare with, as `ddp` learns the same. One
     worker trains alone, with any strategy."""
     gradients: Literal["float32", "bf16"] = "float32"
-    """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds it."""
+    """Number format in which gradients travel between workers; bf16 halves what is sent, and rounds
+    it."""
     bucket_mib: Annotated[Float, Gt(0.0), Le(10000.0)] = 25.0
-    """ddp: gradients are averaged over workers in buckets of this size (MiB), while the backward pass goes on."""
+    """ddp: gradients are averaged over workers in buckets of this size (MiB), while the backward
+    pass goes on."""
     static_graph: Bool = False
-    """ddp: tell DistributedDataParallel that every step computes the same graph, which lets it order the buckets by the
-    first step, and allows parameters that no step uses; without it each step has to use all of them."""
+    """ddp: tell DistributedDataParallel that every step computes the same graph, which lets it
+    order the buckets by the first step, and allows parameters that no step uses; without it each
+    step has to use all of them."""
     reshard: Bool = True
-    """fsdp: give the weights of a block back after its forward pass, and gather them again for the backward pass: less
-    memory, half as much again to send."""
+    """fsdp: give the weights of a block back after its forward pass, and gather them again for the
+    backward pass: less memory, half as much again to send."""
     microbatches: Annotated[Int, Ge(1), Le(1024)] = 4
-    """pipeline: parts into which each pass's batch is cut, so that the stages work at the same time. Of S stages and M
-    parts each waits for (S − 1) / (M + S − 1) of a pass at least."""
+    """pipeline: parts into which each pass's batch is cut, so that the stages work at the same
+    time. Of S stages and M parts each waits for (S − 1) / (M + S − 1) of a pass at least."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """pipeline: `gpipe` takes all parts forward, then all backward; `1f1b` goes back as soon as it can, and keeps the
-    activations of no more parts than there are stages."""
+    """pipeline: `gpipe` takes all parts forward, then all backward; `1f1b` goes back as soon as it
+    can, and keeps the activations of no more parts than there are stages."""
 
     @property
     def together(self) -> bool:
@@ -181,42 +219,63 @@ class Parallel:
 
     @property
     def parts(self) -> tuple[int, str]:
-        """Return into how many equal parts each pass's batch is divided, and the knob that sets it."""
+        """Return into how many equal parts each pass's batch is divided, and the knob that sets
+        it."""
         if self.strategy == "pipeline" and self.workers > 1:
             return self.microbatches, "parallel.microbatches"
         return self.workers, "parallel.workers"
 
     def check(self, config: Systems) -> None:
         if self.strategy == "single" and self.workers > 1:
-            raise Refusal("parallel.strategy", f"single is one process, and parallel.workers = {self.workers}")
+            raise Refusal(
+                "parallel.strategy", f"single is one process, and parallel.workers = {self.workers}"
+            )
         if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
-            raise Refusal("parallel.static_graph", "passes of an accumulation that average nothing are another graph")
+            raise Refusal(
+                "parallel.static_graph",
+                "passes of an accumulation that average nothing are another graph",
+            )
         whole = config.compile.active and config.compile.scope == "model"
         if self.strategy == "ddp" and self.workers > 1 and whole and self.bucket_mib < 1:
             raise Refusal(
-                "parallel.bucket_mib", "compiled as a whole, the network is cut into as many graphs; at least 1"
+                "parallel.bucket_mib",
+                "compiled as a whole, the network is cut into as many graphs; at least 1",
             )
         if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last is True:
-            raise Refusal("memory.channels_last", "parallel.strategy = fsdp divides weights in their usual order only")
+            raise Refusal(
+                "memory.channels_last",
+                "parallel.strategy = fsdp divides weights in their usual order only",
+            )
         if self.together and config.compile.active:
-            raise Refusal("compile.mode", f"{_COPIES}, and each copy would be compiled again; use none, or ddp")
+            raise Refusal(
+                "compile.mode",
+                f"{_COPIES}, and each copy would be compiled again; use none, or ddp",
+            )
         if self.together and config.memory.checkpoint > 0:
-            raise Refusal("memory.checkpoint", f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp")
+            raise Refusal(
+                "memory.checkpoint",
+                f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp",
+            )
         if self.strategy == "pipeline" and self.workers > 1:
             self._check_pipeline(config)
 
     def _check_pipeline(self, config: Systems) -> None:
         piped = "parallel.strategy = pipeline"
         if self.schedule == "1f1b" and self.microbatches < self.workers:
-            stages = f"parallel.schedule = 1f1b needs one for each of parallel.workers = {self.workers}"
+            stages = (
+                f"parallel.schedule = 1f1b needs one for each of parallel.workers = {self.workers}"
+            )
             raise Refusal("parallel.microbatches", f"{stages} at least")
         if config.precision.amp == "fp16":
-            raise Refusal("precision.amp", f"stages of {piped} would find loss scales of their own; use bf16")
+            raise Refusal(
+                "precision.amp", f"stages of {piped} would find loss scales of their own; use bf16"
+            )
         if config.compile.active and config.compile.scope == "model":
             raise Refusal("compile.scope", f"{piped} never runs the model as a whole; use blocks")
         if config.compile.mode in CUDA_GRAPHS:
             raise Refusal(
-                "compile.mode", f"{piped} has several passes under way, which CUDA graphs cannot; use default"
+                "compile.mode",
+                f"{piped} has several passes under way, which CUDA graphs cannot; use default",
             )
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
@@ -225,7 +284,10 @@ class Parallel:
             if name != "workers" and self.workers == 1:
                 yield f"parallel.{name}", "one worker trains alone"
             elif self.strategy not in (strategies := _ONLY_OF.get(name, (self.strategy,))):
-                yield f"parallel.{name}", f"it belongs to parallel.strategy = {' and '.join(strategies)}"
+                yield (
+                    f"parallel.{name}",
+                    f"it belongs to parallel.strategy = {' and '.join(strategies)}",
+                )
 
 
 _ONLY_OF = {
@@ -237,7 +299,8 @@ _ONLY_OF = {
 
 @section
 class Evaluation:
-    """How a model is judged. Never searched: all trials of a study must be measured by the same protocol.
+    """How a model is judged. Never searched: all trials of a study must be measured by the same
+    protocol.
 
     A workload's own section `evaluation` is a subclass.
     """
@@ -261,7 +324,8 @@ class Systems(Configuration):
 
     @property
     def devices(self) -> int:
-        """Return how many GPUs, or on a CPU worker processes, the training uses; device-seconds count them."""
+        """Return how many GPUs, or on a CPU worker processes, the training uses; device-seconds
+        count them."""
         return self.parallel.workers
 
 

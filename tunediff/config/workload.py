@@ -1,8 +1,8 @@
 """Find workloads, and describe what a workload declares.
 
-A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user, or one of our
-packages, which declare the first two in `PACKAGE.knobs` and what needs torch in `PACKAGE.train`, imported
-when a training starts. It may also declare:
+A workload is a module with `Knobs`, `OBJECTIVE` and `train(trial)`: a file of the user, or one of
+our packages, which declare the first two in `PACKAGE.knobs` and what needs torch in
+`PACKAGE.train`, imported when a training starts. It may also declare:
 
 - `BASELINE`: system knobs by dotted name that its baseline sets.
 - `SEARCH`: spaces of these knobs for searches without a search file.
@@ -12,11 +12,11 @@ when a training starts. It may also declare:
 - `evaluation_protocol(config)`: a sentence that says how its objective is measured.
 - `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
 - `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
-- `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists that save more
-  memory the longer they are.
-- `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W]) for what a
-  `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in `PACKAGE.commands`, with
-  the objects of `tunediff.workloads.contract`.
+- `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists
+  that save more memory the longer they are.
+- `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W])
+  for what a `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in
+  `PACKAGE.commands`, with the objects of `tunediff.workloads.contract`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
 
-SHIPPED = {"diffusion": "tunediff.workloads.diffusion", "classification": "tunediff.workloads.classification"}
+SHIPPED = {
+    "diffusion": "tunediff.workloads.diffusion",
+    "classification": "tunediff.workloads.classification",
+}
 """Our own workloads: name and package."""
 
 
@@ -61,7 +64,8 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """Something that a training measures or that follows from it, with the texts for tables and axes."""
+    """Something that a training measures or that follows from it, with the texts for tables and
+    axes."""
 
     label: str
     unit: str = ""
@@ -103,7 +107,8 @@ class Workload:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """Return its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be used."""
+        """Return its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be
+        used."""
         version = self.file.version if self.file is not None else ""
         return Schema(self.name, self.declared.Knobs, Systems, version, self.title, from_dict)
 
@@ -134,7 +139,8 @@ class Workload:
 
     @functools.cached_property
     def commands(self) -> ModuleType | None:
-        """Return the module with the hooks in `COMMANDS`, or None; of a package of ours it imports no torch."""
+        """Return the module with the hooks in `COMMANDS`, or None; of a package of ours it imports
+        no torch."""
         if not self.package:
             return self.declared
         name = f"{self.package}.commands"
@@ -143,7 +149,8 @@ class Workload:
     def get_hook(self, name: str) -> Any:
         """Return a function or an object of the workload that not every workload has, or None.
 
-        A user's function that has the same name by chance and takes other arguments is not the hook.
+        A user's function that has the same name by chance and takes other arguments is not the
+        hook.
         """
         if name in COMMANDS:
             hook = getattr(self.commands, name, None)
@@ -159,13 +166,17 @@ class Workload:
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
-    """Return the workload with a name as `to_dict` writes it; files of users are relative to `folder`.
+    """Return the workload with a name as `to_dict` writes it; files of users are relative to
+    `folder`.
 
     Raises `ConfigError`, also for a file that cannot be imported or lacks a required declaration.
     """
     if name in SHIPPED:
         return _shipped(name)
-    refuse(not is_users(name), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}")
+    refuse(
+        not is_users(name),
+        f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}",
+    )
     if (purpose := _shipped_only.get()) is not None:
         raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
@@ -176,7 +187,9 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
 
 
 FILES = "a file such as mine.py, or package.module"
-_shipped_only: contextvars.ContextVar[str | None] = contextvars.ContextVar("shipped_only", default=None)
+_shipped_only: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "shipped_only", default=None
+)
 
 
 @contextlib.contextmanager
@@ -204,14 +217,28 @@ def _users(name: str, version: str) -> Workload:
     code = users.read(Path(name))
     workload, place = Workload(name, users.load(code), file=code), users.shown(code.file)
     own: Any
-    own, objective, train = (getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train"))
-    refuse(not inspect.isclass(own), f"{place}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:")
-    if not dataclasses.is_dataclass(own) and own.__bases__ == (object,) and inspect.get_annotations(own):
+    own, objective, train = (
+        getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train")
+    )
+    refuse(
+        not inspect.isclass(own),
+        f"{place}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:",
+    )
+    if (
+        not dataclasses.is_dataclass(own)
+        and own.__bases__ == (object,)
+        and inspect.get_annotations(own)
+    ):
         dataclasses.dataclass(frozen=True)(own)  # a plain class of annotated fields
     metric = 'OBJECTIVE = Metric("accuracy", "max")'
-    refuse(not isinstance(objective, Metric), f"{place}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}")
+    refuse(
+        not isinstance(objective, Metric),
+        f"{place}: OBJECTIVE is {objective!r}; it needs a line such as  {metric}",
+    )
     modes, mode = ("min", "max"), typing.cast(Metric, objective).mode
-    refuse(mode not in modes, f"{place}: OBJECTIVE: mode {mode!r} is not allowed; allowed: min, max")
+    refuse(
+        mode not in modes, f"{place}: OBJECTIVE: mode {mode!r} is not allowed; allowed: min, max"
+    )
     refuse(not callable(train), f"{place}: has no function train(trial)")
     try:
         inspect.signature(typing.cast(Any, train)).bind("trial")
@@ -224,16 +251,21 @@ def _users(name: str, version: str) -> Workload:
 
 def _check_dictionaries(workload: Workload, place: str) -> None:
     """Raise `ConfigError` for a declaration that is no dictionary where one is needed."""
-    declared = {name: getattr(workload.declared, name, {}) for name in ("BASELINE", "PRESETS", "QUANTITIES")}
+    declared = {
+        name: getattr(workload.declared, name, {}) for name in ("BASELINE", "PRESETS", "QUANTITIES")
+    }
     if isinstance(presets := declared["PRESETS"], Mapping):
         declared |= {f"PRESETS[{name!r}]": values for name, values in presets.items()}
     for name, values in declared.items():
-        refuse(not isinstance(values, Mapping), f"{place}: {name} is {values!r}; it needs a dictionary")
+        refuse(
+            not isinstance(values, Mapping), f"{place}: {name} is {values!r}; it needs a dictionary"
+        )
 
 
 @functools.cache
 def _shipped(name: str) -> Workload:
-    """Return one of our workloads, always the same object: configurations of two schemas are never equal."""
+    """Return one of our workloads, always the same object: configurations of two schemas are never
+    equal."""
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 
@@ -254,22 +286,27 @@ def baseline_names() -> list[str]:
 
 
 def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
-    """Return the configuration of a named baseline (`digits`, `cifar10`, `images`) or of a user's file.
+    """Return the configuration of a named baseline (`digits`, `cifar10`, `images`) or of a user's
+    file.
 
-    Of a file `mine.py`, `mine.py:NAME` selects one of its `PRESETS`. The configuration is not yet checked
-    as a whole. Raises `ConfigError`.
+    Of a file `mine.py`, `mine.py:NAME` selects one of its `PRESETS`. The configuration is not yet
+    checked as a whole. Raises `ConfigError`.
     """
-    # `images` needs a path, which the caller adds: rules that join knobs are applied when all of them are known.
+    # `images` needs a path, which the caller adds: rules that join knobs are applied when all of
+    # them are known.
     for workload in map(find, SHIPPED):
         if name in workload.presets:
             return _baseline(workload, workload.presets[name], f"workload {name}")
     file, colon, preset = name.rpartition(":") if ":" in name else (name, "", "")
     refuse(
-        not is_users(file), f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())}, {FILES}"
+        not is_users(file),
+        f"{where}: workload: unknown name {name!r}; allowed: {', '.join(baseline_names())},"
+        f" {FILES}",
     )
     workload = find(file, where, folder)
     unknown = (
-        f"{where}: workload: {file} has no preset {preset!r}; {nearest(preset, workload.presets) if colon else ''}"
+        f"{where}: workload: {file} has no preset {preset!r};"
+        f" {nearest(preset, workload.presets) if colon else ''}"
     )
     refuse(colon and preset not in workload.presets, unknown)
     return _baseline(workload, workload.presets.get(preset, {}), workload.title)
@@ -281,8 +318,11 @@ def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
-    """Remove the workload's name from a configuration's content and return the workload. Raises `ConfigError`."""
-    missing = f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
+    """Remove the workload's name from a configuration's content and return the workload. Raises
+    `ConfigError`."""
+    missing = (
+        f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
+    )
     refuse("workload" not in content, f"{where}: workload: {missing}")
     return find(str(content.pop("workload")), where, folder)
 
@@ -306,7 +346,8 @@ def take_along(config: Configuration, folder: Path) -> Any:
 
 
 def remove_copy(config: Configuration, folder: Path) -> None:
-    """Remove what `take_along` has copied into `folder`, unless the configuration is that of the copy."""
+    """Remove what `take_along` has copied into `folder`, unless the configuration is that of the
+    copy."""
     copies = folder.absolute() / users.FOLDER
     if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
         code.remove_copy(copies)

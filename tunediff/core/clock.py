@@ -1,7 +1,8 @@
 """Measure what a training costs in seconds; `training.pace` decides by it when the budget is spent.
 
-The clock runs in the worker process and is monotonic. It waits for the device at the beginning and the end
-of every part. Seconds of evaluations and of writing checkpoints do not count towards the budget.
+The clock runs in the worker process and is monotonic. It waits for the device at the beginning and
+the end of every part. Seconds of evaluations and of writing checkpoints do not count towards the
+budget.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
-"""Parts of a worker's time; every second belongs to exactly one. `compile` is compilation and the warm-up step.
-`data_wait` is the time for which the loop waits for its next batch, which is not part of `train`; on a GPU it is the
-time for which the device waits, not the host."""
+"""Parts of a worker's time; every second belongs to exactly one. `compile` is compilation and the
+warm-up step. `data_wait` is the time for which the loop waits for its next batch, which is not part
+of `train`; on a GPU it is the time for which the device waits, not the host."""
 
 
 class Unit(NamedTuple):
@@ -36,34 +37,39 @@ UNITS: dict[UnitName, Unit] = {
     "wall": Unit("train_s", "training seconds", "training", "s"),
     "device": Unit("device_s", "device-seconds", "device time", "device-s"),
 }
-"""`wall`: trials train for the same time. `device`: N devices share the budget, so that trials cost the same."""
+"""`wall`: trials train for the same time. `device`: N devices share the budget, so that trials cost
+the same."""
 
 
 def own_s(seconds: float, unit: UnitName, devices: int) -> float:
-    """Return the training seconds of a trial on `devices` devices whose budget is `seconds` in `unit`."""
+    """Return the training seconds of a trial on `devices` devices whose budget is `seconds` in
+    `unit`."""
     return seconds / devices if unit == "device" else seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much training a trial may spend: seconds, samples or steps; the limit that is reached first counts."""
+    """How much training a trial may spend: seconds, samples or steps; the limit that is reached
+    first counts."""
 
     seconds: float | None = None
     """Training seconds (s) of the trial itself, above 0."""
     samples: int | None = None
-    """Training samples, above 0. Makes a run exactly repeatable: the result does not depend on the machine's speed."""
+    """Training samples, above 0. Makes a run exactly repeatable: the result does not depend on the
+    machine's speed."""
     steps: int | None = None
     """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
     setup_charged: bool = False
-    """Whether what the workload does before its first batch counts as training seconds. It is recorded either way."""
+    """Whether what the workload does before its first batch counts as training seconds. It is
+    recorded either way."""
     price_per_device_hour: float | None = None
     """Price of one hour of one device, in any currency; None: not known."""
     open_ended: bool = False
-    """Continue to train after the budget is spent, until a stop is requested. Schedules and evaluations
-    follow fractions of the budget as usual: warm-up ends at the same point, and evaluations continue at
-    the same distance."""
+    """Continue to train after the budget is spent, until a stop is requested. Schedules and
+    evaluations follow fractions of the budget as usual: warm-up ends at the same point, and
+    evaluations continue at the same distance."""
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.seconds, self.samples, self.steps) if limit is not None]
@@ -71,15 +77,16 @@ class Budget:
             raise ValueError("a budget needs seconds, samples or steps")
         if any(not limit > 0 for limit in limits):
             raise ValueError(
-                f"a budget must be above 0, not {self.seconds} s, {self.samples} samples, {self.steps} steps"
+                f"a budget must be above 0, not {self.seconds} s, {self.samples} samples,"
+                f" {self.steps} steps"
             )
 
 
 class Clock:
     """Count the seconds that are spent on each part.
 
-    `synchronize` waits for the device; `now` is a monotonic clock in seconds; `on_part` is called with the
-    name of a part whenever that part begins.
+    `synchronize` waits for the device; `now` is a monotonic clock in seconds; `on_part` is called
+    with the name of a part whenever that part begins.
     """
 
     def __init__(
@@ -99,7 +106,8 @@ class Clock:
 
     @contextlib.contextmanager
     def part(self, name: str, synchronize: bool = True) -> Iterator[None]:
-        """Count the time inside as `name`. Without `synchronize`, queued device work may count in the next part."""
+        """Count the time inside as `name`. Without `synchronize`, queued device work may count in
+        the next part."""
         if name not in self.seconds:
             raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
         self._switch(synchronize)
@@ -133,7 +141,8 @@ class Clock:
         self.seconds[part] += seconds
 
     def read(self, synchronize: bool = True) -> float:
-        """Return `train_s` until now; without `synchronize` the device may still work on these seconds."""
+        """Return `train_s` until now; without `synchronize` the device may still work on these
+        seconds."""
         self._switch(synchronize)
         if synchronize:
             self.on_read()
@@ -141,13 +150,15 @@ class Clock:
 
     @property
     def train_s(self) -> float:
-        """Return the training seconds so far: train, data wait, and what else the budget charges."""
+        """Return the training seconds so far: train, data wait, and what else the budget
+        charges."""
         charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
         charged += self.before_first_batch_s if self.budget.setup_charged else 0.0
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
     def progress(self, train_s: float, samples: int, steps: int = 0) -> float:
-        """Return the fraction of the budget that is spent, 0 to 1; above 1 in an open-ended training."""
+        """Return the fraction of the budget that is spent, 0 to 1; above 1 in an open-ended
+        training."""
         spent = [0.0]
         if self.budget.seconds is not None:
             spent.append(train_s / self.budget.seconds)
@@ -164,8 +175,8 @@ class Clock:
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Continue from a checkpoint: add its seconds to those that this process has spent.
 
-        The compile seconds of this process become setup seconds: the configuration is not charged for
-        compiling again after an interruption.
+        The compile seconds of this process become setup seconds: the configuration is not charged
+        for compiling again after an interruption.
         """
         self.seconds["setup"] += self.seconds["compile"]
         self.seconds["compile"] = 0.0

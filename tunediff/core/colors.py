@@ -1,4 +1,5 @@
-"""Colours with the same meaning in every figure and table; colour-blind readers can distinguish them."""
+"""Colours with the same meaning in every figure and table; colour-blind readers can distinguish
+them."""
 
 BASELINE, WINNER = "#1d5fa8", "#c2410c"
 """The baseline, and the best configuration or the winner."""

@@ -1,4 +1,5 @@
-"""Describe the hardware and the software that a measurement depends on, and compare two such descriptions."""
+"""Describe the hardware and the software that a measurement depends on, and compare two such
+descriptions."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _LADDERS = (
     ("asimd", "sve", "sve2"),
     ("bf16", "svebf16"),
 )
-"""CPU instruction sets that torch uses, as in /proc/cpuinfo; the last one of a ladder decides the speed."""
+"""CPU instruction sets that torch uses, as in /proc/cpuinfo; the last one of a ladder decides the
+speed."""
 _AFTERWARDS = ("analysis", "doctor", "profiling", "report")
 """Packages inside tunediff that no measurement of a trial depends on."""
 
@@ -51,16 +53,19 @@ class Environment(TypedDict):
     cpu_features: list[str]
     """Instruction sets that torch uses; processors of the same name may differ in them."""
     gpus: list[str]
-    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit and memory of each GPU, as nvidia-smi prints them."""
+    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit and memory of each GPU, as nvidia-smi
+    prints them."""
     memory_gib: float
     versions: dict[str, str]
     """Version of each package, by name."""
     code: str
-    """12 hex digits, equal exactly if the sources and shipped weights that train and measure are equal."""
+    """12 hex digits, equal exactly if the sources and shipped weights that train and measure are
+    equal."""
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why the folder cannot be written to, or None. Less than 8 MiB of free space counts as full."""
+    """Return why the folder cannot be written to, or None. Less than 8 MiB of free space counts as
+    full."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         with open(probe, "wb") as file:
@@ -77,7 +82,10 @@ def unwritable(folder: Path) -> str | None:
 
 def describe() -> Environment:
     """Return the hardware and versions that a measurement depends on, of this machine."""
-    return {**_described(), "usable_cores": machine.cores()}  # a later call may use another part of it
+    return {
+        **_described(),
+        "usable_cores": machine.cores(),
+    }  # a later call may use another part of it
 
 
 @functools.lru_cache(maxsize=1)
@@ -106,10 +114,14 @@ def _described() -> Environment:
 def hardware(environment: Mapping[str, Any]) -> str:
     """Return what a trial ran on: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`; '' if unknown.
 
-    The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does not
-    include them.
+    The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does
+    not include them.
     """
-    device, features, gpus = environment.get("device"), _words(environment, "cpu_features"), _words(environment, "gpus")
+    device, features, gpus = (
+        environment.get("device"),
+        _words(environment, "cpu_features"),
+        _words(environment, "gpus"),
+    )
     if device is None:
         return ""
     if device == "cpu":
@@ -124,7 +136,8 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, from the folder or file that it came from."""
+    """Return the command that adds an extra to this installation, from the folder or file that it
+    came from."""
     origin = "."
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
         text = importlib.metadata.distribution("tunediff").read_text("direct_url.json")  # PEP 610
@@ -134,12 +147,14 @@ def install_command(extra: str) -> str:
     return f"pip install '{origin}[{extra}]'"
 
 
-def differences(there: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None) -> list[str]:
+def differences(
+    there: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return why measurements from the environment `there` cannot be compared with those made here.
 
-    `device`: "cpu" or "cuda", the kind of device that trains here. `here`: the environment of the node that trains; {}:
-    it is not known; None: this machine. Each reason is a text such as `torch 2.14 there, 2.15 here`; an empty list
-    means that they can be compared.
+    `device`: "cpu" or "cuda", the kind of device that trains here. `here`: the environment of the
+    node that trains; {}: it is not known; None: this machine. Each reason is a text such as `torch
+    2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
     here = describe() if here is None else here
     ours, theirs = _decisive({**here, "device": device}, device), _decisive(there, device)
@@ -148,9 +163,12 @@ def differences(there: Mapping[str, Any], device: str, here: Mapping[str, Any] |
 
 
 def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Return the facts that must be equal for two measurements to be comparable, by their name in messages."""
+    """Return the facts that must be equal for two measurements to be comparable, by their name in
+    messages."""
     facts = {"CPU": environment.get("cpu"), "CPU cores": environment.get("usable_cores")}
-    if (trained_on := environment.get("device")) is not None:  # nobody knows of trials that a caller runs
+    if (
+        trained_on := environment.get("device")
+    ) is not None:  # nobody knows of trials that a caller runs
         facts = {"trained on": "a CPU" if trained_on == "cpu" else "a GPU"} | facts
     facts |= {"instruction sets": " ".join(_words(environment, "cpu_features"))}
     facts |= {"GPU": "; ".join(sorted(set(_words(environment, "gpus"))))} if device != "cpu" else {}
@@ -161,7 +179,8 @@ def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
 
 
 def _words(environment: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of an environment as strings; the record may come from an earlier version or be damaged."""
+    """Return a list of an environment as strings; the record may come from an earlier version or be
+    damaged."""
     value = environment.get(name)
     return [str(item) for item in value] if isinstance(value, list) else []
 
@@ -185,19 +204,23 @@ def _cpuinfo() -> str:
 
 
 def _gpus() -> list[str]:
-    """Return name, power limit and memory of each GPU, as nvidia-smi prints them; [] without a working driver."""
+    """Return name, power limit and memory of each GPU, as nvidia-smi prints them; [] without a
+    working driver."""
     if (command := machine.nvidia_smi()) is None:
         return []
     query = [command, "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(
+            query, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):  # no driver, or one that hangs
         return []
     return [line.strip() for line in output.splitlines() if line.strip()]
 
 
 def _code(package: Path) -> str:
-    """Return a digest of the sources and weights of a package, without what no measurement depends on."""
+    """Return a digest of the sources and weights of a package, without what no measurement depends
+    on."""
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.safetensors")]):
         if (relative := path.relative_to(package)).parts[0] not in _AFTERWARDS:

@@ -2,11 +2,13 @@
 
 
 class TunediffError(Exception):
-    """What a command of tunediff prints after `error:`; raised by every call of the Python interface."""
+    """What a command of tunediff prints after `error:`; raised by every call of the Python
+    interface."""
 
 
 class EvaluationStoppedError(TunediffError):
-    """Raised on all ranks by an evaluation that ends early because `trial.should_stop()` is true on one of them."""
+    """Raised on all ranks by an evaluation that ends early because `trial.should_stop()` is true on
+    one of them."""
 
 
 class UserCodeError(TunediffError):

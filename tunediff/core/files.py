@@ -1,4 +1,5 @@
-"""Write files atomically (a file is complete or absent), and find folders and names that are free."""
+"""Write files atomically (a file is complete or absent), and find folders and names that are
+free."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from urllib.parse import quote
 
 
 class _DiskFile(io.BufferedWriter):
-    """A file that remembers its first disk error, because a writer may raise another error in its place.
+    """A file that remembers its first disk error, because a writer may raise another error in its
+    place.
 
     The error names the file `target`: the system names none where it writes, only where it opens.
     """
@@ -60,17 +62,21 @@ def naming_file(path: str | Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object], durable: bool = False) -> None:
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], durable: bool = False
+) -> None:
     """Call `write` with a temporary file in the folder of `path`, then move that file to `path`.
 
-    After a kill at any moment, `path` has its complete old or its complete new content. `durable`: wait
-    until the disk has the data. Raises `OSError` for any error of the disk, even if `write` turns it into
-    another error; the old file then stays.
+    After a kill at any moment, `path` has its complete old or its complete new content. `durable`:
+    wait until the disk has the data. Raises `OSError` for any error of the disk, even if `write`
+    turns it into another error; the old file then stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     # Not tempfile: it ignores the umask and makes its files readable by this user only.
-    file = _DiskFile(io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"))
+    file = _DiskFile(
+        io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
+    )
     file.target = str(path)
     try:
         with file:
@@ -92,8 +98,11 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None) -> None:
-    """Write a table with `write_atomically`, for spreadsheets too: text that they would execute gets an apostrophe.
+def write_csv(
+    path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None
+) -> None:
+    """Write a table with `write_atomically`, for spreadsheets too: text that they would execute
+    gets an apostrophe.
 
     None and NaN become empty cells. `digits`: significant ones of floats; None: all.
     """
@@ -102,16 +111,23 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         if isinstance(value, numbers.Real):
-            return value if digits is None or isinstance(value, numbers.Integral) else f"{value:.{digits}g}"
+            return (
+                value
+                if digits is None or isinstance(value, numbers.Integral)
+                else f"{value:.{digits}g}"
+            )
         text = str(value).replace("\r", " ")  # else some programs begin a row there
         return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
-    csv.writer(table := io.StringIO(), lineterminator="\n").writerows(map(cell, row) for row in (columns, *rows))
+    csv.writer(table := io.StringIO(), lineterminator="\n").writerows(
+        map(cell, row) for row in (columns, *rows)
+    )
     write_atomically(path, lambda file: file.write(table.getvalue().encode("utf-8", "replace")))
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system supports file locks; NFS and Lustre may be mounted without them."""
+    """Return whether the file system supports file locks; NFS and Lustre may be mounted without
+    them."""
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError:  # where nothing can be written there is nothing to lock
@@ -146,7 +162,8 @@ def home() -> Path | None:
 
 
 def private_temporary() -> Path:
-    """Return a folder inside the temporary folder that only this user can access; create it if needed."""
+    """Return a folder inside the temporary folder that only this user can access; create it if
+    needed."""
     folder = Path(tempfile.gettempdir()) / f"tunediff-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # created by somebody else
@@ -155,18 +172,21 @@ def private_temporary() -> Path:
 
 
 def plain(name: str) -> str:
-    """Return a name in the characters that Ray accepts for runs and metrics: ASCII only, at most 60 characters."""
+    """Return a name in the characters that Ray accepts for runs and metrics: ASCII only, at most 60
+    characters."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]
 
 
 def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
-    """Yield the path of `stem` and `suffix`, then those with -2, -3, …: the caller takes a free one."""
+    """Yield the path of `stem` and `suffix`, then those with -2, -3, …: the caller takes a free
+    one."""
     yield folder / f"{stem}{suffix}"
     yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))
 
 
 def write_numbered(path: Path, text: str) -> Path:
-    """Write UTF-8 text under this name, or with -2, -3, … where it is taken; return the name. Raises `OSError`."""
+    """Write UTF-8 text under this name, or with -2, -3, … where it is taken; return the name.
+    Raises `OSError`."""
     for name in numbered(path.parent, path.stem, path.suffix):
         with contextlib.suppress(FileExistsError), open(name, "x", encoding="utf-8") as file:
             file.write(text)

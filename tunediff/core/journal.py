@@ -1,7 +1,7 @@
 """Write the journal of a trial: an append-only file of JSON lines.
 
-Every line is written, flushed and synced before anything else learns of it, so a kill at any moment loses nothing that
-was measured. `tunediff.core.trial_record` lists the events and reads them.
+Every line is written, flushed and synced before anything else learns of it, so a kill at any moment
+loses nothing that was measured. `tunediff.core.trial_record` lists the events and reads them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events, read_tr
 
 
 class Journal:
-    """Append to a trial's journal; a line is on disk before a method returns. A full disk raises `OSError`."""
+    """Append to a trial's journal; a line is on disk before a method returns. A full disk raises
+    `OSError`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / JOURNAL
 
     def start(
-        self, config: Configuration, drawn: Values, budget_s: float | None, number: int = 0, unit: UnitName = "wall"
+        self,
+        config: Configuration,
+        drawn: Values,
+        budget_s: float | None,
+        number: int = 0,
+        unit: UnitName = "wall",
     ) -> None:
         """Write that an attempt begins; `budget_s`: training seconds of this trial."""
         self.write(
@@ -40,7 +46,8 @@ class Journal:
         )  # fmt: skip
 
     def point(self, point: Point) -> bool:
-        """Write an evaluation. Return False if this measurement (index and steps) is in the journal already."""
+        """Write an evaluation. Return False if this measurement (index and steps) is in the journal
+        already."""
         if (point.index, point.steps) in self._written():
             return False
         self.write("point", **point.flat)
@@ -49,8 +56,8 @@ class Journal:
     def restarted(self, reason: str = "") -> bool:
         """Write that the training begins again at its first step: earlier points are void.
 
-        `reason`: why its checkpoint cannot be used. Returns False for a first start, for which nothing is
-        written.
+        `reason`: why its checkpoint cannot be used. Returns False for a first start, for which
+        nothing is written.
         """
         again = bool(reason) or bool(self._written())
         if again:
@@ -58,7 +65,8 @@ class Journal:
         return again
 
     def _written(self) -> set[tuple[int, int]]:
-        """Return (index, steps) of the points since the last restart, which voids all earlier ones."""
+        """Return (index, steps) of the points since the last restart, which voids all earlier
+        ones."""
         written: set[tuple[int, int]] = set()
         for line in events(self.folder):
             if line["event"] == "restarted":
@@ -72,7 +80,8 @@ class Journal:
         self.write("end", **end.line)
 
     def end_trial(self, end: End) -> None:
-        """Write the end of a trial that will not be run again, so its checkpoint goes, whole or half-written.
+        """Write the end of a trial that will not be run again, so its checkpoint goes, whole or
+        half-written.
 
         Until the end is on disk a restart needs the checkpoint.
         """
@@ -86,24 +95,32 @@ class Journal:
         with naming_file(self.path), open(self.path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line  # a kill cut the last line: end it
+                line = (
+                    line if file.read(1) == b"\n" else "\n" + line
+                )  # a kill cut the last line: end it
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
 
 def repeat_lost(experiment: Path, points: Sequence[Values] | None = None) -> None:
-    """Let trials run again, under their names, that have failed for a reason outside of them; see `End.external_cause`.
+    """Let trials run again, under their names, that have failed for a reason outside of them; see
+    `End.external_cause`.
 
     `points`: only trials of these drawn knobs; None: all of them.
     """
     for trial in read_trials(experiment):
-        if trial.end is not None and trial.end.external_cause and (points is None or trial.drawn in points):
+        if (
+            trial.end is not None
+            and trial.end.external_cause
+            and (points is None or trial.drawn in points)
+        ):
             Journal(experiment / "trials" / trial.name).restarted(trial.reason)
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN included."""
+    """Return a value as JSON. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN
+    included."""
     return json.dumps(value, allow_nan=False, default=_plain)
 
 

@@ -1,4 +1,5 @@
-"""The lock of a search, a comparison or a training, which two processes must not run at once, and who holds it."""
+"""The lock of a search, a comparison or a training, which two processes must not run at once, and
+who holds it."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ class Runner(NamedTuple):
 def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> Iterator[None]:
     """Hold the lock of what runs in `folder`; it ends with the process.
 
-    `option`: the one that names the folder, for messages; `busy`: what another process does there, by default that it
-    runs a search. Where the file system has no locks, a warning is logged. Raises `ConfigError` if another process has
-    the lock.
+    `option`: the one that names the folder, for messages; `busy`: what another process does there,
+    by default that it runs a search. Where the file system has no locks, a warning is logged.
+    Raises `ConfigError` if another process has the lock.
     """
     if (why := environment.unwritable(folder)) is not None:
         raise ConfigError(f"{option}: {folder} cannot be written: {why}")
@@ -45,7 +46,10 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         except BlockingIOError:
             raise ConfigError(_busy(folder, busy)) from None
         except OSError as error:
-            why = f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents that two processes"
+            why = (
+                f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents"
+                " that two processes"
+            )
             log.warning("%s: %s run %s at once", option, why, folder.name)
         lock.truncate(0)
         lock.write(identity(os.getpid()))
@@ -55,13 +59,19 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         finally:
             with contextlib.suppress(OSError):  # the disk may be gone
                 lock.truncate(0)
-            with contextlib.suppress(OSError):  # a forked process that lives on has the open file, and would keep it
+            with contextlib.suppress(
+                OSError
+            ):  # a forked process that lives on has the open file, and would keep it
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def check_free(folder: Path) -> None:
-    """Raise the `ConfigError` of `alone` if another process has the lock; for whoever takes it seconds later."""
-    with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:  # without a file nobody has begun
+    """Raise the `ConfigError` of `alone` if another process has the lock; for whoever takes it
+    seconds later."""
+    with (
+        contextlib.suppress(OSError),
+        open(folder / LOCK, "r+") as lock,
+    ):  # without a file nobody has begun
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,11 +79,15 @@ def check_free(folder: Path) -> None:
 
 
 def _busy(folder: Path, action: str | None = None) -> str:
-    return f"{action or f'--resume: {folder.name} is running in another process'}; wait for it, or stop it"
+    return (
+        f"{action or f'--resume: {folder.name} is running in another process'}; wait for it, or"
+        " stop it"
+    )
 
 
 def runner(folder: Path) -> Runner | None:
-    """Return who runs what is in `folder`; None if nobody does. A killed process of another host is not noticed.
+    """Return who runs what is in `folder`; None if nobody does. A killed process of another host is
+    not noticed.
 
     Takes no lock, not even for a moment: the process that wants it would end.
     """
@@ -86,7 +100,8 @@ def identity(pid: int) -> str:
 
 
 def alive(file: Path) -> Runner | None:
-    """Return the process that a file names with its `identity`; None if it has ended or there is no such file."""
+    """Return the process that a file names with its `identity`; None if it has ended or there is no
+    such file."""
     try:
         host, pid, created = file.read_text().split()
         holder = Runner(host, int(pid), float(created))
@@ -97,6 +112,8 @@ def alive(file: Path) -> Runner | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(holder.pid)
         is_same = abs(process.create_time() - holder.created) < 1.0
-        if is_same and process.status() != psutil.STATUS_ZOMBIE:  # which has ended, whatever its parent does
+        if (
+            is_same and process.status() != psutil.STATUS_ZOMBIE
+        ):  # which has ended, whatever its parent does
             return holder
     return None

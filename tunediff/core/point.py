@@ -1,4 +1,5 @@
-"""Define what one evaluation of a training measures, with label, unit and meaning of every value."""
+"""Define what one evaluation of a training measures, with label, unit and meaning of every
+value."""
 
 from __future__ import annotations
 
@@ -13,20 +14,24 @@ from tunediff.config import Quantity, Workload
 
 def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
     """Declare a field with its quantity, without a default unless one is given."""
-    return dataclasses.field(metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default)
+    return dataclasses.field(
+        metadata={"quantity": Quantity(label, unit, meaning, scale)}, **default
+    )
 
 
 _measured = functools.partial(_required, default=None)
-"""Declare a field that every new point has, unless its type includes None; a damaged or foreign journal may lack it."""
+"""Declare a field that every new point has, unless its type includes None; a damaged or foreign
+journal may lack it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One evaluation: progress of the training, its speed since the one before, quality of the model.
+    """One evaluation: progress of the training, its speed since the one before, quality of the
+    model.
 
-    `point[name]`, `point.get(name)` and `name in point` look up a value by the flat name under which the
-    journal and all tables have it: a field, `step_<phase>_s`, or a value that the workload's evaluation
-    returned.
+    `point[name]`, `point.get(name)` and `name in point` look up a value by the flat name under
+    which the journal and all tables have it: a field, `step_<phase>_s`, or a value that the
+    workload's evaluation returned.
     """
 
     index: int
@@ -34,49 +39,86 @@ class Point:
     train_s: float = _required("training", "s", "training seconds of the run")
     samples: int = _required("samples", "", "samples that the run trained")
     steps: int = _required("steps", "", "optimizer steps of the run")
-    fraction: float = _measured("of the budget", "%", "fraction of the budget at which it lies", 100.0)
+    fraction: float = _measured(
+        "of the budget", "%", "fraction of the budget at which it lies", 100.0
+    )
     device_s: float = _measured("device-seconds", "s", "training seconds × devices")
     samples_per_s: float = _measured(
-        "samples/s", "", "samples trained per second since the evaluation before, without compilation"
+        "samples/s",
+        "",
+        "samples trained per second since the evaluation before, without compilation",
     )
-    samples_per_s_sd: float = _measured("± samples/s", "", "standard deviation of it within the run")
+    samples_per_s_sd: float = _measured(
+        "± samples/s", "", "standard deviation of it within the run"
+    )
     data_wait_share: float = _measured("waiting for data", "%", "share of the training time", 100.0)
-    first_step_s: float = _measured("first step", "s", "the first step of the run, which compiles and loads kernels")
-    before_first_batch_s: float | None = _measured("setup", "s", "what the run did before its first batch")
-    peak_flops_per_s: float = _measured("peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12)
-    cpu_share: float = _measured("CPU cores used", "", "CPU seconds of the training process per second")
+    first_step_s: float = _measured(
+        "first step", "s", "the first step of the run, which compiles and loads kernels"
+    )
+    before_first_batch_s: float | None = _measured(
+        "setup", "s", "what the run did before its first batch"
+    )
+    peak_flops_per_s: float = _measured(
+        "peak TFLOP/s", "", "of a square matrix product, measured, all workers", 1e-12
+    )
+    cpu_share: float = _measured(
+        "CPU cores used", "", "CPU seconds of the training process per second"
+    )
     load_average: float = _measured("load average", "", "of the machine, over the last minute")
-    other_load_share: float = _measured("others' load", "%", "share of the machine's cores that others used", 100.0)
-    core_wait_share: float = _measured("waiting for a core", "%", "share of its running time", 100.0)
+    other_load_share: float = _measured(
+        "others' load", "%", "share of the machine's cores that others used", 100.0
+    )
+    core_wait_share: float = _measured(
+        "waiting for a core", "%", "share of its running time", 100.0
+    )
     disturbed: bool = False
-    """Whether other processes used cores that this training needed: then its seconds are not its own alone."""
+    """Whether other processes used cores that this training needed: then its seconds are not its
+    own alone."""
     weights_digest: str | None = None
-    """Digest of the weights that were judged, which are those that are exported after the last point."""
+    """Digest of the weights that were judged, which are those that are exported after the last
+    point."""
     loss: float = _measured("loss", "", "mean training loss since the evaluation before")
-    peak_memory_mib: float = _measured("memory", "MiB", "most memory allocated on the device; on a CPU by the process")
-    peak_host_memory_mib: float = _measured("host memory", "MiB", "most memory of the training process on the host")
+    peak_memory_mib: float = _measured(
+        "memory", "MiB", "most memory allocated on the device; on a CPU by the process"
+    )
+    peak_host_memory_mib: float = _measured(
+        "host memory", "MiB", "most memory of the training process on the host"
+    )
     peak_reserved_mib: float | None = _measured(
-        "memory reserved", "MiB", "most memory that torch's allocator held on the device before the first evaluation"
+        "memory reserved",
+        "MiB",
+        "most memory that torch's allocator held on the device before the first evaluation",
     )
     step_s: float | None = _measured("step", "ms", "one optimizer step", 1000.0)
-    flops_per_sample: float | None = _measured("GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9)
+    flops_per_sample: float | None = _measured(
+        "GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9
+    )
     peak_share: float | None = _measured(
         "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
     )
-    energy_j: float | None = _measured("energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs")
-    energy_wh: float | None = _measured("energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs")
+    energy_j: float | None = _measured(
+        "energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs"
+    )
+    energy_wh: float | None = _measured(
+        "energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs"
+    )
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     batches_ahead: int | None = _measured(
         "batches ahead",
         "",
-        "batches made while the clock stood still that the training would have waited for, since the evaluation before",
+        "batches made while the clock stood still that the training would have waited for, since"
+        " the evaluation before",
     )
     batches_ahead_s: float | None = _measured(
-        "charged for them", "s", "training seconds charged for these batches, as if they had been waited for"
+        "charged for them",
+        "s",
+        "training seconds charged for these batches, as if they had been waited for",
     )
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
-    expected_graphs: int | None = _measured("graphs expected", "", "different calls of what torch.compile compiled")
+    expected_graphs: int | None = _measured(
+        "graphs expected", "", "different calls of what torch.compile compiled"
+    )
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by phase; flat name: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -87,19 +129,28 @@ class Point:
     @functools.cached_property
     def flat(self) -> dict[str, Any]:
         """Return all known values by flat name. The result is cached; do not change it."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _NESTED}
+        own = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in _NESTED
+        }
         steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
         values = {name: value for name, value in own.items() if value is not None}
         return {**values, **steps, "seconds": self.seconds, **self.metrics}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """Return the point of flat values. Raises `TypeError` without index, training seconds, samples or steps."""
+        """Return the point of flat values. Raises `TypeError` without index, training seconds,
+        samples or steps."""
         fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "metrics"}
         own = {name: value for name, value in flat.items() if name in fields}
         rest = {name: value for name, value in flat.items() if name not in fields}
-        phases = {name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)}
-        returned = {name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)}
+        phases = {
+            name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)
+        }
+        returned = {
+            name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)
+        }
         return cls(**own, phases_s=phases, metrics=returned)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -123,8 +174,15 @@ _STEP = {
     "other": ("other", "the rest"),
 }
 QUANTITIES: dict[str, Quantity] = {
-    **{field.name: field.metadata["quantity"] for field in dataclasses.fields(Point) if "quantity" in field.metadata},
-    **{f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0) for part, (label, of) in _STEP.items()},
+    **{
+        field.name: field.metadata["quantity"]
+        for field in dataclasses.fields(Point)
+        if "quantity" in field.metadata
+    },
+    **{
+        f"step_{part}_s": Quantity(label, "ms", f"of a step: {of}", 1000.0)
+        for part, (label, of) in _STEP.items()
+    },
 }
 """Quantities of every point, by name; a workload adds its own."""
 
@@ -142,13 +200,16 @@ def in_units(quantities: Mapping[str, Quantity], unit: str) -> dict[str, Quantit
         return re.sub(r"\bsamples?\b", lambda match: words[match[0]], text)
 
     return {
-        name: dataclasses.replace(quantity, label=translate(quantity.label), meaning=translate(quantity.meaning))
+        name: dataclasses.replace(
+            quantity, label=translate(quantity.label), meaning=translate(quantity.meaning)
+        )
         for name, quantity in quantities.items()
     }
 
 
 def quantities(workload: Workload) -> dict[str, Quantity]:
-    """Return the quantities of a workload's points, by name: those of every point, its objective, and its own."""
+    """Return the quantities of a workload's points, by name: those of every point, its objective,
+    and its own."""
     objective = workload.objective
     objectives = {objective.name: Quantity(objective.label or objective.name)}
     return in_units(QUANTITIES, workload.unit) | objectives | dict(workload.quantities)

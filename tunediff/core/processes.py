@@ -1,4 +1,5 @@
-"""Run a module in processes of its own: what it does may crash, hang, or leave its process unusable."""
+"""Run a module in processes of its own: what it does may crash, hang, or leave its process
+unusable."""
 
 from __future__ import annotations
 
@@ -19,17 +20,22 @@ Process = subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
-def started(module: str, *words: str, ranks: int = 1, output: Path | None = None) -> Iterator[list[Process]]:
-    """Yield the processes of `python -m MODULE WORDS`, one for each rank, and end them with all that they started.
+def started(
+    module: str, *words: str, ranks: int = 1, output: Path | None = None
+) -> Iterator[list[Process]]:
+    """Yield the processes of `python -m MODULE WORDS`, one for each rank, and end them with all
+    that they started.
 
-    `output`: file for their stdout and stderr; None: their stdout is dropped, and their stderr is that of this process.
+    `output`: file for their stdout and stderr; None: their stdout is dropped, and their stderr is
+    that of this process.
     """
     processes: list[Process] = []
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(open(output, "wb")) if output is not None else None
         stack.callback(_end_all, processes)
         for variables in _variables(ranks):
-            # A session of its own: Ctrl-C is for this process alone, and all that it starts can be ended with it.
+            # A session of its own: Ctrl-C is for this process alone, and all that it starts can be
+            # ended with it.
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *words], env={**os.environ, **variables}, stderr=log,
                 stdout=log or subprocess.DEVNULL, start_new_session=True,
@@ -40,7 +46,9 @@ def started(module: str, *words: str, ranks: int = 1, output: Path | None = None
 
 def _variables(ranks: int) -> list[dict[str, str]]:
     """Return the environment of every rank, as torchrun sets it."""
-    if ranks == 1:  # no sign of torchrun, by which a file's own branch for several processes would go
+    if (
+        ranks == 1
+    ):  # no sign of torchrun, by which a file's own branch for several processes would go
         return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -63,13 +71,20 @@ def _end_all(processes: list[Process]) -> None:
 
 
 def answer(module: str, *words: str, ranks: int = 1, within_s: float) -> dict[str, Any]:
-    """Return the JSON that `python -m MODULE WORDS FILE` writes into FILE, atomically, and end its processes.
+    """Return the JSON that `python -m MODULE WORDS FILE` writes into FILE, atomically, and end its
+    processes.
 
-    Raises TimeoutError, and RuntimeError with the last line that the processes wrote, if one of them has failed or all
-    have ended without an answer.
+    Raises TimeoutError, and RuntimeError with the last line that the processes wrote, if one of
+    them has failed or all have ended without an answer.
     """
-    with tempfile.TemporaryDirectory(prefix="tunediff-answer-", ignore_cleanup_errors=True) as folder:
-        path, output, begin = Path(folder) / "answer.json", Path(folder) / "output.txt", time.monotonic()
+    with tempfile.TemporaryDirectory(
+        prefix="tunediff-answer-", ignore_cleanup_errors=True
+    ) as folder:
+        path, output, begin = (
+            Path(folder) / "answer.json",
+            Path(folder) / "output.txt",
+            time.monotonic(),
+        )
         with started(module, *words, str(path), ranks=ranks, output=output) as processes:
             codes: list[int | None] = [None]
             # A rank that failed leaves the others waiting for it.

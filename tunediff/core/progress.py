@@ -1,8 +1,8 @@
 """Report how far work is. Imports no torch.
 
-Work of many equal parts is a `Progress`, which notifies its subscribers: `EventLines.work` shows it to the user,
-`ProgressFile` writes it to a file that other processes read. Everything else that a command reports is a line of
-`EventLines`.
+Work of many equal parts is a `Progress`, which notifies its subscribers: `EventLines.work` shows it
+to the user, `ProgressFile` writes it to a file that other processes read. Everything else that a
+command reports is a line of `EventLines`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ FIRST_S, EVERY_S = 5.0, 30.0
 
 
 def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -> bool:
-    """Call `show` and return whether it succeeded. Errors are logged: a display must not end hours of work."""
+    """Call `show` and return whether it succeeded. Errors are logged: a display must not end hours
+    of work."""
     try:
         show(*arguments)
     except Exception:
@@ -42,7 +43,8 @@ def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -
 
 
 class Progress:
-    """A piece of work of `total` equal parts; a context manager. Costs next to nothing without subscribers."""
+    """A piece of work of `total` equal parts; a context manager. Costs next to nothing without
+    subscribers."""
 
     def __init__(self, what: str, total: int, unit: str = "images", visible: bool = True) -> None:
         """`what`: the work, such as `reading files`; of several processes only one is `visible`."""
@@ -72,7 +74,8 @@ class Progress:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that the rest takes at the speed so far; infinite before the first part."""
+        """Return the seconds that the rest takes at the speed so far; infinite before the first
+        part."""
         spent = time.monotonic() - self.begin
         return spent / self.done * (self.total - self.done) if self.done else math.inf
 
@@ -132,7 +135,9 @@ class _Bar:
         if progress is not self._work:
             self._bar.close()
             self._work = progress
-            self._bar = tqdm(total=progress.total, desc=progress.what, unit=f" {progress.unit}", file=sys.stderr)
+            self._bar = tqdm(
+                total=progress.total, desc=progress.what, unit=f" {progress.unit}", file=sys.stderr
+            )
         self._bar.update(progress.done - self._bar.n)
         if progress.over:
             self._bar.close()
@@ -148,10 +153,11 @@ class PrintingOptions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EventLines:
-    """Where the lines of a command go and how they look: text for people, or JSON objects with `--progress jsonl`.
+    """Where the lines of a command go and how they look: text for people, or JSON objects with
+    `--progress jsonl`.
 
-    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as JSON lines; `logged`
-    by calls from Python, which print nothing.
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as
+    JSON lines; `logged` by calls from Python, which print nothing.
     """
 
     quiet: bool = False
@@ -172,14 +178,17 @@ class EventLines:
         """Return the same lines on stderr."""
         return dataclasses.replace(self, on_stderr=True)
 
-    def say(self, message: str, event: str = "message", *, timed: bool = True, **fields: Any) -> None:
+    def say(
+        self, message: str, event: str = "message", *, timed: bool = True, **fields: Any
+    ) -> None:
         """Print one line, without its time if not `timed`; for the other arguments see `line`."""
         line = self.line(message, event, **fields) if timed or self.as_json else message
         with contextlib.suppress(OSError):  # the terminal was closed; the work goes on
             self.print(line)
 
     def line(self, message: str, event: str = "message", phase: str = "", **fields: Any) -> str:
-        """Return one line: `[ 1m17s] message`, or an object with `event`, `elapsed_s`, `phase`, `text` and `fields`.
+        """Return one line: `[ 1m17s] message`, or an object with `event`, `elapsed_s`, `phase`,
+        `text` and `fields`.
 
         `phase`: what the command does, such as `confirm`; '' for its main work.
         """
@@ -204,7 +213,8 @@ class EventLines:
 
     @contextlib.contextmanager
     def work(self, visible: bool = True) -> Iterator[None]:
-        """Show `Progress` inside, on stderr: as a bar in a terminal, otherwise as a line from time to time."""
+        """Show `Progress` inside, on stderr: as a bar in a terminal, otherwise as a line from time
+        to time."""
         if self.quiet or not visible:
             yield
             return
@@ -233,7 +243,8 @@ def announced(what: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 DOING = "doing.json"
-"""File in the folder of a running trial: the current part of its time, its beginning, and the state of the work."""
+"""File in the folder of a running trial: the current part of its time, its beginning, and the state
+of the work."""
 
 
 class ProgressFile:
@@ -246,7 +257,10 @@ class ProgressFile:
 
     def part(self, name: str) -> None:
         """Record that another part of the clock begins."""
-        if name not in ("data_wait", self._part):  # it begins with every batch, which is too often to write
+        if name not in (
+            "data_wait",
+            self._part,
+        ):  # it begins with every batch, which is too often to write
             self._part, self._since = name, time.time()
             self._write("")
 

@@ -1,7 +1,9 @@
-"""Storage at an address, such as `s3://bucket/prefix`: a folder of this machine, and its copy at that address.
+"""Storage at an address, such as `s3://bucket/prefix`: a folder of this machine, and its copy at
+that address.
 
-All work is done in the local folder, whose file `.address` says where its copy is. `push` copies what has changed here,
-`pull` fetches what has changed there. `.copied.json` in the folder of a search says which files are equal, as what.
+All work is done in the local folder, whose file `.address` says where its copy is. `push` copies
+what has changed here, `pull` fetches what has changed there. `.copied.json` in the folder of a
+search says which files are equal, as what.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ HEAVY = (".safetensors", ".pt")
 _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 """Folders of a search and names of files that are of no use elsewhere."""
 _LATE = ("study.db", "study.db-journal")
-"""Files that are in use while a search runs, and copied at its end; they can be made from the journals."""
+"""Files that are in use while a search runs, and copied at its end; they can be made from the
+journals."""
 _JOURNAL = "journal.jsonl"
 _LAST = (_JOURNAL, "sessions.jsonl")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -44,14 +47,16 @@ FileSystem = Any
 
 
 def local(storage: str | Path) -> Path:
-    """Return the folder of a storage: a path itself, or the local folder for an address, which is made."""
+    """Return the folder of a storage: a path itself, or the local folder for an address, which is
+    made."""
     address = str(storage).rstrip("/")
     if "://" not in address:
         return Path(storage)
     if urlsplit(address).password is not None:  # folders, logs and files have the address
         raise ConfigError(
-            f"--storage: {re.sub('://[^/@]+@', '://…@', address)}: a password is not allowed; allowed: an address "
-            "without one, and credentials as the library of the service reads them"
+            f"--storage: {re.sub('://[^/@]+@', '://…@', address)}: a password is not allowed;"
+            " allowed: an address without one, and credentials as the library of the service reads"
+            " them"
         )
     digest = hashlib.sha256(address.encode()).hexdigest()[:6]
     folder = STORAGE / f"{plain(address.replace('://', '-').replace('/', '-'))}-{digest}"
@@ -69,7 +74,8 @@ def address_of(storage: Path) -> str | None:
 
 
 def place_of(path: Path) -> tuple[Path, Path] | None:
-    """Return the storage folder with an address and the folder of the search, or other run, in it that `path` is in."""
+    """Return the storage folder with an address and the folder of the search, or other run, in it
+    that `path` is in."""
     inside = path.absolute()
     for run, storage in zip((inside, *inside.parents), inside.parents, strict=False):
         if (storage / ADDRESS).is_file():
@@ -78,7 +84,8 @@ def place_of(path: Path) -> tuple[Path, Path] | None:
 
 
 def connect(address: str) -> tuple[FileSystem, str]:
-    """Return the file system of an address and the path in it. Raises `ConfigError` without the package for it."""
+    """Return the file system of an address and the path in it. Raises `ConfigError` without the
+    package for it."""
     import fsspec  # comes with torch
 
     protocol = address.partition("://")[0]
@@ -103,9 +110,11 @@ def check(storage: Path) -> None:
 
 
 def pull(path: Path, heavy: bool = False) -> None:
-    """Fetch what is in the copy of a file or folder and is not here, or has changed there since it was copied.
+    """Fetch what is in the copy of a file or folder and is not here, or has changed there since it
+    was copied.
 
-    `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises `ConfigError`.
+    `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises
+    `ConfigError`.
     """
     if (place := place_of(path)) is None:
         return
@@ -135,8 +144,8 @@ def pull(path: Path, heavy: bool = False) -> None:
 def push(path: Path, last: bool = True, before_file: Callable[[], object] = lambda: None) -> int:
     """Copy all files of the run that `path` is in that have changed here; return how many.
 
-    `last`: nothing runs in it any more, so that all files are at rest; `before_file`: called before each is copied.
-    Raises what the service and `before_file` raise.
+    `last`: nothing runs in it any more, so that all files are at rest; `before_file`: called before
+    each is copied. Raises what the service and `before_file` raise.
     """
     if (place := place_of(path)) is None:
         return 0
@@ -152,7 +161,9 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
             before_file()
             target = f"{root}/{file.relative_to(storage).as_posix()}"
             if file.suffix == ".jsonl":  # of two journals the longer one counts
-                with contextlib.suppress(FileNotFoundError):  # `exists` is False for every error of a service
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # `exists` is False for every error of a service
                     if copied.is_newer_there(file, system.info(target)):
                         continue
             before, above = copied.state(file), target.rpartition("/")[0]
@@ -166,12 +177,14 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
                     raise
                 continue  # it was moved or removed meanwhile
             copied.note(file, system.info(target), before)
-            copied.save()  # now: a `pull` beside this would fetch the copy over a file that is written again here
+            # now: a `pull` beside this would fetch the copy over a file that is written again here
+            copied.save()
             count += 1
             if file.name == _JOURNAL:
                 continued.add(file.parent)
-        # What trainings remove: checkpoints at their end, and weights and averages that a resumed one outdates. Weights
-        # of a trial that has not continued were removed for their room here, and stay at the address.
+        # What trainings remove: checkpoints at their end, and weights and averages that a resumed
+        # one outdates. Weights of a trial that has not continued were removed for their room here,
+        # and stay at the address.
         for file in copied.gone(HEAVY):
             if file.suffix == ".pt" or not continued.isdisjoint(file.parents):
                 with contextlib.suppress(FileNotFoundError):
@@ -197,18 +210,28 @@ def make_folder(system: FileSystem, address: str, path: str) -> None:
 
 
 def _files(run: Path, last: bool) -> Iterator[Path]:
-    """Yield the files of a run that are copied: journals behind what they tell of, and small before large."""
+    """Yield the files of a run that are copied: journals behind what they tell of, and small before
+    large."""
     result: list[Path] = []
     for folder, names, files in os.walk(run):
         here = Path(folder)
-        names[:] = [name for name in names if not name.startswith(".") and not (here == run and name in _OF_RAY)]
+        names[:] = [
+            name
+            for name in names
+            if not name.startswith(".") and not (here == run and name in _OF_RAY)
+        ]
         skipped = (*_PASSING, *(() if last else _LATE))
-        result += [here / name for name in files if not name.startswith(".") and name not in skipped]
-    return iter(sorted(result, key=lambda file: (file.name in _LAST, file.name.endswith(HEAVY), file)))
+        result += [
+            here / name for name in files if not name.startswith(".") and name not in skipped
+        ]
+    return iter(
+        sorted(result, key=lambda file: (file.name in _LAST, file.name.endswith(HEAVY), file))
+    )
 
 
 class _Copied:
-    """What the copy of a run had when it was equal to the files here: by name, size and time here, and a mark there."""
+    """What the copy of a run had when it was equal to the files here: by name, size and time here,
+    and a mark there."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, run / COPIED
@@ -229,7 +252,8 @@ class _Copied:
         return bool(self._entries.get(self._key(file), [None])[0] == self.state(file))
 
     def is_newer_there(self, file: Path, info: dict[str, Any]) -> bool:
-        """Return whether to fetch a file: it is not here, or it has changed there; the longer journal is the newer."""
+        """Return whether to fetch a file: it is not here, or it has changed there; the longer
+        journal is the newer."""
         entry, here = self._entries.get(self._key(file)), self.state(file)
         if not here or (entry is not None and entry[1] == _mark(info)):
             return not here
@@ -261,9 +285,12 @@ class _Copied:
 
 
 def _mark(info: dict[str, Any]) -> str:
-    """Return what changes when a copy is written anew: its hash or version where there is one, else its time."""
+    """Return what changes when a copy is written anew: its hash or version where there is one, else
+    its time."""
     names = ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified")
-    return f"{info['size']} {next((info[name] for name in names if info.get(name) is not None), '')}"
+    return (
+        f"{info['size']} {next((info[name] for name in names if info.get(name) is not None), '')}"
+    )
 
 
 def short_error(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """The lock of a run whose storage has an address: two machines must not run it at once.
 
-It is an object beside the run's files, `.lock.json`, which says who runs it. It is written at the start, again about
-every minute, and removed at the end. One that is older belongs to a machine that is gone.
+It is an object beside the run's files, `.lock.json`, which says who runs it. It is written at the
+start, again about every minute, and removed at the end. One that is older belongs to a machine that
+is gone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ REFRESH_S = 60.0
 STALE_S = 300.0
 """Seconds after which a lock that was not written again is no obstacle."""
 SETTLE_S = 3.0
-"""Seconds after which a lock that was not created in one step is read again: by then another start has written its."""
+"""Seconds after which a lock that was not created in one step is read again: by then another start
+has written its."""
 _CONDITIONAL = ("s3", "s3a", "gs", "gcs")
 """Protocols whose services create an object only if there is none."""
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")
-"""What the file systems of S3, Azure, folders and Google's service call the time at which an object was written."""
+"""What the file systems of S3, Azure, folders and Google's service call the time at which an object
+was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +72,12 @@ class LostLockError(RuntimeError):
 
 
 class StorageLock:
-    """The lock of one run. Its methods raise what the service raises; `refresh` and `release` may come from threads."""
+    """The lock of one run. Its methods raise what the service raises; `refresh` and `release` may
+    come from threads."""
 
     def __init__(self, run: Path, token: str | None = None) -> None:
-        """`token`: of the lock that the parent of this process has taken; None: this process takes it."""
+        """`token`: of the lock that the parent of this process has taken; None: this process takes
+        it."""
         self._run, self._token, self._written = run, token or uuid.uuid4().hex, _now()
         self._guard, self._released = threading.Lock(), threading.Event()
         self._process = os.getpid() if token is None else os.getppid()
@@ -88,22 +93,28 @@ class StorageLock:
     def take(self, force: bool | None = None) -> None:
         """Take the lock. Raises `ConfigError` if another process holds it.
 
-        `force`: take it all the same; None: the command has no such option, and the message does not name it.
+        `force`: take it all the same; None: the command has no such option, and the message does
+        not name it.
         """
         try:
             if not (self._is_free(force) and self._create()):
                 self._is_free(force)  # or another process has created it meanwhile
                 self._write()
-                time.sleep(SETTLE_S)  # who has found no holder at the same time writes now: the last one holds it
+                time.sleep(
+                    SETTLE_S
+                )  # who has found no holder at the same time writes now: the last one holds it
             if (holder := self._holder()) is not None and holder.token != self._token:
                 raise ConfigError(self._busy(holder, 0.0, ""))
         except ConfigError:
             raise
         except Exception as error:  # every service has its own
-            raise ConfigError(f"--storage: {self._address} cannot be locked: {short_error(error)}") from None
+            raise ConfigError(
+                f"--storage: {self._address} cannot be locked: {short_error(error)}"
+            ) from None
 
     def refresh(self) -> None:
-        """Write the lock again if it is time. Raises `LostLockError` if another process has taken it."""
+        """Write the lock again if it is time. Raises `LostLockError` if another process has taken
+        it."""
         with self._guard:
             if self._released.is_set() or _now() - self._written < REFRESH_S:
                 return
@@ -113,7 +124,8 @@ class StorageLock:
             self._write()
 
     def keep(self, lost: Callable[[LostLockError], object]) -> None:
-        """Refresh the lock in a thread until it is released, whatever this one does; call `lost` if it is lost."""
+        """Refresh the lock in a thread until it is released, whatever this one does; call `lost` if
+        it is lost."""
 
         def refresh() -> None:
             while not self._released.wait(REFRESH_S):
@@ -135,18 +147,22 @@ class StorageLock:
             self._released.set()
 
     def _is_free(self, force: bool | None) -> bool:
-        """Return whether there is no lock. Raises `ConfigError` for one that another process holds."""
+        """Return whether there is no lock. Raises `ConfigError` for one that another process
+        holds."""
         if (holder := self._holder()) is None:
             return True
         age_s = self._age_s(holder)
         if not (force or holder.gone or age_s > STALE_S or holder.token == self._token):
-            raise ConfigError(self._busy(holder, age_s, "" if force is None else "with --force, or "))
+            raise ConfigError(
+                self._busy(holder, age_s, "" if force is None else "with --force, or ")
+            )
         return False
 
     def _create(self) -> bool:
         """Write the lock if there is none, in one step; return whether that is certain.
 
-        Servers that imitate S3 or Google's service may ignore the condition: then they write it a second time as well.
+        Servers that imitate S3 or Google's service may ignore the condition: then they write it a
+        second time as well.
         """
         if self._address.partition("://")[0] not in _CONDITIONAL:
             return False
@@ -165,7 +181,9 @@ class StorageLock:
             created = psutil.Process(self._process).create_time()
         except psutil.NoSuchProcess:  # killed a moment ago
             created = 0.0
-        holder = Holder(socket.gethostname(), self._process, created, self._token, time.time(), _process_table())
+        holder = Holder(
+            socket.gethostname(), self._process, created, self._token, time.time(), _process_table()
+        )
         make_folder(self._system, self._address, self._path.rpartition("/")[0])
         self._system.pipe_file(self._path, json.dumps(dataclasses.asdict(holder)).encode(), **how)
         self._written = _now()
@@ -180,7 +198,8 @@ class StorageLock:
             return Holder("another machine", 0, 0.0, "", 0.0)
 
     def _age_s(self, holder: Holder) -> float:
-        """Return how old the lock is by the clock of the service, where it has one; hosts' clocks differ."""
+        """Return how old the lock is by the clock of the service, where it has one; hosts' clocks
+        differ."""
         here = f"{self._root}/{ADDRESS}"
         self._system.put_file(str(self._run.parent / ADDRESS), here)
         now, written = _modified(self._system, here), _modified(self._system, self._path)
@@ -189,19 +208,22 @@ class StorageLock:
     def _busy(self, holder: Holder, age_s: float, option: str) -> str:
         last = text.seconds(max(0.0, age_s))
         return (
-            f"--storage: {self._run.name} is run by {_named(holder)}, which was last heard of {last} ago; wait for it, "
-            f"or stop it. If that machine is gone, this works after {text.seconds(STALE_S)} without a sign of it, or "
-            f"now {option}without the object {self._address}/{self._run.name}/{NAME}"
+            f"--storage: {self._run.name} is run by {_named(holder)}, which was last heard of"
+            f" {last} ago; wait for it, or stop it. If that machine is gone, this works after"
+            f" {text.seconds(STALE_S)} without a sign of it, or now {option}without the object"
+            f" {self._address}/{self._run.name}/{NAME}"
         )
 
 
 def _now() -> float:
-    """Return seconds on a clock that runs on while the machine is suspended, as Linux's monotonic one does not."""
+    """Return seconds on a clock that runs on while the machine is suspended, as Linux's monotonic
+    one does not."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _process_table() -> str:
-    """Return what two process tables differ in, the boot of the machine and a container's namespace; '' if unknown.
+    """Return what two process tables differ in, the boot of the machine and a container's
+    namespace; '' if unknown.
 
     Host names do not tell: machines that are copies of one image, and containers, may share them.
     """

@@ -1,6 +1,7 @@
 """Handle Ctrl-C while the modules of a command are imported: print a line and exit with code 130.
 
-Imported before all other modules of the package. Later `cli.guarded` replaces this handler. `terminable`: for SIGTERM.
+Imported before all other modules of the package. Later `cli.guarded` replaces this handler.
+`terminable`: for SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def end(*_: Any) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM, as batch schedulers send it, raise `KeyboardInterrupt` inside, as Ctrl-C does."""
+    """Let SIGTERM, as batch schedulers send it, raise `KeyboardInterrupt` inside, as Ctrl-C
+    does."""
     if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
         yield
         return
@@ -35,7 +37,8 @@ def terminable() -> Iterator[None]:
 
 
 def command_began() -> float:
-    """Return the monotonic time at which this process began, if it is that of a command; else now, for a call."""
+    """Return the monotonic time at which this process began, if it is that of a command; else now,
+    for a call."""
     if not started:
         return time.monotonic()
     import psutil  # after the handler below is set
@@ -43,7 +46,8 @@ def command_began() -> float:
     return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
 
 
-# With `python -m tunediff.search`, argv begins with -m only while its packages are imported; `tunediff` is a script.
+# With `python -m tunediff.search`, argv begins with -m only while its packages are imported;
+# `tunediff` is a script.
 started = sys.argv[:1] == ["-m"] and any("tunediff" in word for word in sys.orig_argv)
 started = started or os.path.basename(sys.argv[0]) == "tunediff"
 # A shell may have set Ctrl-C to be ignored; that setting stays.

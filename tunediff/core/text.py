@@ -16,20 +16,25 @@ STORAGE = remote.STORAGE
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
-    """Return a command to paste here: its words quoted, and `--storage` unless that is the default."""
+    """Return a command to paste here: its words quoted, and `--storage` unless that is the
+    default."""
     if (place := remote.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 
 
 def original_command(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
-    """Return a command as it was typed, or, for several processes, as it should be started with torchrun."""
+    """Return a command as it was typed, or, for several processes, as it should be started with
+    torchrun."""
     start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
-    return shlex.join([*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)])
+    return shlex.join(
+        [*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)]
+    )
 
 
 def program(module: str) -> str:
-    """Return how this command was called: `tunediff search`, `python -m tunediff search` or `…tunediff.search`."""
+    """Return how this command was called: `tunediff search`, `python -m tunediff search` or
+    `…tunediff.search`."""
     called = Path(sys.argv[0])
     if called.parent.name == "tunediff" and called.name == "__main__.py":
         return f"python -m tunediff {module}"
@@ -52,27 +57,36 @@ def number(value: Any) -> str:
 
 
 def knob_value(value: Any) -> str:
-    """Format a knob's value without changing what it means: `0.9995` stays that, where `number` rounds it to 1.
+    """Format a knob's value without changing what it means: `0.9995` stays that, where `number`
+    rounds it to 1.
 
-    Up to 12 significant digits are exact, which covers every value that somebody wrote. Longer values were drawn from a
-    range: they get 3 significant digits, or as many as their distance from 1 needs to have 3.
+    Up to 12 significant digits are exact, which covers every value that somebody wrote. Longer
+    values were drawn from a range: they get 3 significant digits, or as many as their distance from
+    1 needs to have 3.
     """
     exact = f"{value:.12g}" if isinstance(value, float) else str(value)
     if not isinstance(value, float) or not math.isfinite(value) or float(exact) == value:
         return exact
-    digits = max(3, math.floor(math.log10(abs(value))) + 1, 2 - math.floor(math.log10(abs(1 - value))))
+    digits = max(
+        3, math.floor(math.log10(abs(value))) + 1, 2 - math.floor(math.log10(abs(1 - value)))
+    )
     return f"{value:.{digits}g}"
 
 
 def block(values: Mapping[str, Any]) -> str:
     """Format a result as lines of `key: value`; `none` for what is not known."""
-    return "\n".join(f"{key}: {'none' if value is None else number(value)}" for key, value in values.items())
+    return "\n".join(
+        f"{key}: {'none' if value is None else number(value)}" for key, value in values.items()
+    )
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose first column is text, aligned left; all others are aligned right."""
+    """Return the lines of a table whose first column is text, aligned left; all others are aligned
+    right."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
+    return [
+        "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows
+    ]
 
 
 def pluralize(count: int, singular: str, plural: str = "") -> str:
@@ -81,10 +95,15 @@ def pluralize(count: int, singular: str, plural: str = "") -> str:
 
 
 def graphs(made: Any, expected: Any) -> str:
-    """Return what is unusual about the number of graphs that torch.compile made; '' if it is as expected."""
+    """Return what is unusual about the number of graphs that torch.compile made; '' if it is as
+    expected."""
     if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
         return ""
-    why = "the rest ran uncompiled" if made < expected else "some were compiled in pieces, or again for other inputs"
+    why = (
+        "the rest ran uncompiled"
+        if made < expected
+        else "some were compiled in pieces, or again for other inputs"
+    )
     return f"{pluralize(made, 'graph')} for {pluralize(expected, 'different call')}: {why}"
 
 
@@ -104,7 +123,8 @@ def format_exact(value: float) -> str:
 
 
 def knobs(values: Mapping[str, Any]) -> str:
-    """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are none."""
+    """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are
+    none."""
     return " ".join(f"{name}={knob_value(value)}" for name, value in values.items()) or "baseline"
 
 

@@ -33,9 +33,9 @@ from tunediff.core.files import naming_file
 from tunediff.core.point import Point
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
-"""How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory; `nan`:
-loss or weights not finite; `timeout`: past its deadline; `error`: anything else, with a reason; `skipped`:
-never run, because another trial has shown that it would fail."""
+"""How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory;
+`nan`: loss or weights not finite; `timeout`: past its deadline; `error`: anything else, with a
+reason; `skipped`: never run, because another trial has shown that it would fail."""
 
 COUNTED = (*STATUSES, "unfinished")
 """What results count trials by."""
@@ -45,7 +45,8 @@ JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
 RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial"}
-"""Names that points, lines of journals and tables of points have for something else than what was evaluated."""
+"""Names that points, lines of journals and tables of points have for something else than what was
+evaluated."""
 WORDS = ("label", "final_label", "event", "validation_split")
 """Values of a point that are not numbers."""
 Line = dict[str, Any]
@@ -53,10 +54,11 @@ Line = dict[str, Any]
 
 
 class NotFiniteError(TunediffError, ValueError):
-    """The training diverged: its loss or its weights are NaN or infinite. Becomes the status `nan`."""
+    """The training diverged: its loss or its weights are NaN or infinite. Becomes the status
+    `nan`."""
 
 
-# ------------------------------------------------------------------------------------------------------------- records
+# ---- records
 @dataclasses.dataclass(frozen=True)
 class End:
     """How a trial ended, and the time and memory that it took."""
@@ -70,11 +72,12 @@ class End:
     peak: dict[str, float] = dataclasses.field(default_factory=dict)
     """Peak memory in MiB, by the field names of `Point`."""
     memory: dict[str, float] = dataclasses.field(default_factory=dict)
-    """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`, `demand_mib` (what
-    the trial held and asked for), `others_mib` (what other processes held) and, where trials share a GPU, `share_mib`
-    (an equal share of it). Empty: not known."""
+    """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`,
+    `demand_mib` (what the trial held and asked for), `others_mib` (what other processes held) and,
+    where trials share a GPU, `share_mib` (an equal share of it). Empty: not known."""
     process_died: bool = False
-    """Whether it ended because a process of the trial died, which need not be its configuration's fault."""
+    """Whether it ended because a process of the trial died, which need not be its configuration's
+    fault."""
 
     @classmethod
     def of(cls, line: Line) -> End:
@@ -84,23 +87,33 @@ class End:
 
     @property
     def line(self) -> Line:
-        """Return the values for a journal: `process_died` only where it is true, which earlier versions cannot read."""
-        return {name: value for name, value in vars(self).items() if name != "process_died" or value}
+        """Return the values for a journal: `process_died` only where it is true, which earlier
+        versions cannot read."""
+        return {
+            name: value for name, value in vars(self).items() if name != "process_died" or value
+        }
 
     @property
     def crowded_out(self) -> bool:
         """Return whether it ran out of memory because of other processes, not of its configuration.
 
-        That is assumed if they held over a quarter of the memory and over half of what the trial held and
-        asked for. A trial that shares its GPU must also have asked for no more than its share.
+        That is assumed if they held over a quarter of the memory and over half of what the trial
+        held and asked for. A trial that shares its GPU must also have asked for no more than its
+        share.
         """
-        total, demand, others = (self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib"))
-        return others > 0.25 * total and others > 0.5 * demand and demand <= self.memory.get("share_mib", math.inf)
+        total, demand, others = (
+            self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib")
+        )
+        return (
+            others > 0.25 * total
+            and others > 0.5 * demand
+            and demand <= self.memory.get("share_mib", math.inf)
+        )
 
     @property
     def external_cause(self) -> bool:
-        """Return whether it failed because a process died or others held the memory: that says nothing about its
-        configuration."""
+        """Return whether it failed because a process died or others held the memory: that says
+        nothing about its configuration."""
         return self.process_died or self.crowded_out
 
     @property
@@ -109,7 +122,9 @@ class End:
         if not self.crowded_out:
             return self
         others, total = (f"{self.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
-        return dataclasses.replace(self, reason=f"{self.reason}; other processes held {others} of {total} MiB")
+        return dataclasses.replace(
+            self, reason=f"{self.reason}; other processes held {others} of {total} MiB"
+        )
 
 
 @dataclasses.dataclass
@@ -125,7 +140,9 @@ class TrialRecord:
     """The knobs that the search chose, by dotted name."""
     fingerprint: str
     budget_s: float | None = None
-    unit: UnitName = "wall"  # unit of the search's budgets; `budget_s` are training seconds of this trial
+    unit: UnitName = (
+        "wall"  # unit of the search's budgets; `budget_s` are training seconds of this trial
+    )
     attempts: int = 0
     points: list[Point] = dataclasses.field(default_factory=list)
     """All evaluations, in order."""
@@ -155,7 +172,9 @@ class TrialRecord:
     @property
     def remarks(self) -> str:
         """Return the reason for which it ended and the reasons of its restarts, as one line."""
-        restarts = [f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts]
+        restarts = [
+            f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
+        ]
         return "; ".join([*([self.reason] if self.reason else []), *restarts])
 
     @property
@@ -170,14 +189,17 @@ class TrialRecord:
 
     @property
     def along(self) -> str:
-        """Return the quantity along which its curve is compared with others: training seconds or device-seconds."""
+        """Return the quantity along which its curve is compared with others: training seconds or
+        device-seconds."""
         return UNITS[self.unit].along
 
     @property
     def effective(self) -> Values:
-        """Return `config` with knobs without effect at fixed values: equal for trials that trained alike.
+        """Return `config` with knobs without effect at fixed values: equal for trials that trained
+        alike.
 
-        If the workload does not exist any more or the knobs are not valid, return `config` unchanged.
+        If the workload does not exist any more or the knobs are not valid, return `config`
+        unchanged.
         """
         try:
             return cfg.flat(cfg.neutral(self.configuration, self.not_effective))
@@ -185,14 +207,15 @@ class TrialRecord:
             return dict(self.config)
 
     def value(self, metric: str) -> float | None:
-        """Return the metric at the end of the budget; None unless the trial ended ok with a finite value."""
+        """Return the metric at the end of the budget; None unless the trial ended ok with a finite
+        value."""
         if self.status != "ok" or not self.points:
             return None
         value = self.points[-1].get(metric)
         return float(value) if value is not None and math.isfinite(value) else None
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
+# ---- reading
 def events(folder: Path) -> Iterator[Line]:
     """Yield the lines of a trial's journal; incomplete lines are skipped."""
     path = folder / JOURNAL
@@ -210,7 +233,8 @@ def events(folder: Path) -> Iterator[Line]:
 
 
 def was_lost(folder: Path) -> Line | None:
-    """Return the `lost` line of a journal if a node was lost and the trial has not continued since; else None.
+    """Return the `lost` line of a journal if a node was lost and the trial has not continued since;
+    else None.
 
     Workers may outlive their node by seconds and still end the trial; then it is not lost.
     """
@@ -221,7 +245,8 @@ def was_lost(folder: Path) -> Line | None:
 
 
 def disk_fault(folder: Path) -> str | None:
-    """Return why the trial's results could not be written, if that is the last line of its journal; else None."""
+    """Return why the trial's results could not be written, if that is the last line of its journal;
+    else None."""
     last = next(reversed(list(events(folder))), None)
     return str(last["reason"]) if last is not None and last["event"] == "unwritable" else None
 
@@ -233,19 +258,24 @@ def read_trial(folder: Path) -> TrialRecord | None:
     """
     try:
         with open(folder / JOURNAL, "rb") as file:
-            status = os.fstat(file.fileno())  # NFS caches the status of a path, but not that of an open file
+            status = os.fstat(
+                file.fileno()
+            )  # NFS caches the status of a path, but not that of an open file
     except OSError:
         return None
     try:
         record = _read_trial(folder, status.st_mtime_ns, status.st_size)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / JOURNAL}: is damaged: {type(error).__name__}: {error}") from None
+        raise ConfigError(
+            f"{folder / JOURNAL}: is damaged: {type(error).__name__}: {error}"
+        ) from None
     return record and dataclasses.replace(record, points=list(record.points))
 
 
 @functools.lru_cache(maxsize=512)  # 12 KiB each, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
-    """Read a journal. It only grows, so that time and size in the cache key make each state read once."""
+    """Read a journal. It only grows, so that time and size in the cache key make each state read
+    once."""
     record: TrialRecord | None = None
     points: dict[int, Point] = {}
     final: Line = {}
@@ -261,8 +291,12 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
                 record = TrialRecord(**own, unit=unit, started=when, last_written=when)
                 # The folder of the search, with its copy of the workload, may have moved
-                record.config["workload"] = recorded.trained_by(str(record.config.get("workload")), folder)
-            if "device" not in record.environment:  # else the workers that it names may still train the trial
+                record.config["workload"] = recorded.trained_by(
+                    str(record.config.get("workload")), folder
+                )
+            if (
+                "device" not in record.environment
+            ):  # else the workers that it names may still train the trial
                 record.environment = event.get("environment", {})
             record.attempts += 1
             # A training by `tunediff train` goes on after an end such as `oom`.
@@ -274,7 +308,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             where = {"device": event["device"], "threads": event["threads"]}
             record.environment |= event.get("environment", {}) | where
             record.not_effective = event.get("not_effective", {})
-        # Evaluations: a resumed trial may measure a point again, and training continued from the later line.
+        # Evaluations: a resumed trial may measure a point again, and training continued from the
+        # later line.
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
@@ -295,7 +330,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
 
 
 def _with_final(points: list[Point], final: Line) -> list[Point]:
-    """Return the points with the final evaluation, which belongs to the last, unless training has continued since."""
+    """Return the points with the final evaluation, which belongs to the last, unless training has
+    continued since."""
     if not points or points[-1].steps != final.get("steps"):
         return points
     values = {f"final_{key}": value for key, value in final.items() if key != "steps"}
@@ -310,6 +346,9 @@ def by_number(name: str) -> tuple[int, str]:
 def read_trials(experiment: Path) -> list[TrialRecord]:
     """Return all trials of an experiment folder, in the order of their numbers."""
     folders = sorted((experiment / "trials").glob("t*"), key=lambda folder: by_number(folder.name))
-    records = [(folder.name, record) for folder in folders if (record := read_trial(folder)) is not None]
-    # Names become paths, so the folder's name counts: a foreign journal cannot point to another place.
+    records = [
+        (folder.name, record) for folder in folders if (record := read_trial(folder)) is not None
+    ]
+    # Names become paths, so the folder's name counts: a foreign journal cannot point to another
+    # place.
     return [dataclasses.replace(record, name=name) for name, record in records]

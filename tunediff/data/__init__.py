@@ -1,1 +1,2 @@
-"""Real images: where they come from (`sources`), as one uint8 tensor (`images`), as training batches (`loader`)."""
+"""Real images: where they come from (`sources`), as one uint8 tensor (`images`), as training
+batches (`loader`)."""

@@ -20,7 +20,8 @@ _T = TypeVar("_T")
 def cache_dir() -> Path:
     """Return `$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and it may not exist yet.
 
-    Where the home folder cannot be written, and holds no cache, it is a folder in the temporary folder.
+    Where the home folder cannot be written, and holds no cache, it is a folder in the temporary
+    folder.
     """
     if chosen := os.environ.get("TUNEDIFF_CACHE"):
         return Path(chosen).expanduser().absolute()
@@ -34,8 +35,9 @@ def cache_dir() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Let one process of this machine at a time make `path`; the others wait until it exists.
 
-    The lock is a file beside `path`, released when the process that holds it ends. Where no such file can be written
-    (a folder without write permission, a file system without locks), every process works for itself.
+    The lock is a file beside `path`, released when the process that holds it ends. Where no such
+    file can be written (a folder without write permission, a file system without locks), every
+    process works for itself.
     """
     handle: BinaryIO | None = None
     try:
@@ -51,8 +53,14 @@ def locked(path: Path) -> Iterator[None]:
             handle.close()
 
 
-def once(path: Path, read: Callable[[Path], _T], make: Callable[[], _T], write: Callable[[BinaryIO, _T], object]) -> _T:
-    """Return what `read` reads from `path`; if that fails, call `make`, write its result to `path` and return it.
+def once(
+    path: Path,
+    read: Callable[[Path], _T],
+    make: Callable[[], _T],
+    write: Callable[[BinaryIO, _T], object],
+) -> _T:
+    """Return what `read` reads from `path`; if that fails, call `make`, write its result to `path`
+    and return it.
 
     A damaged file, a full or a read-only disk causes a warning, no error.
     """

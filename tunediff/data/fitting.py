@@ -38,7 +38,12 @@ class Seen(NamedTuple):
         width, height = image.size
         if "exif" in image.info and image.getexif().get(0x0112) in _TURNED:
             width, height = height, width
-        return cls(width, height, image.mode, image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info)
+        return cls(
+            width,
+            height,
+            image.mode,
+            image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
+        )
 
 
 def reason(error: Exception) -> str:
@@ -62,34 +67,50 @@ def reason(error: Exception) -> str:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether an unchanged file may be read another time: no permission, a disk's fault, no memory.
+    """Return whether an unchanged file may be read another time: no permission, a disk's fault, no
+    memory.
 
-    Pillow's errors about damaged files have no number. The listing changes once a link to nothing leads somewhere.
+    Pillow's errors about damaged files have no number. The listing changes once a link to nothing
+    leads somewhere.
     """
-    failed = isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError)
+    failed = (
+        isinstance(error, OSError)
+        and error.errno is not None
+        and not isinstance(error, FileNotFoundError)
+    )
     return failed or isinstance(error, MemoryError)
 
 
 def notes(seen: Sequence[Seen], data: Data) -> list[str]:
     """Return sentences about the images that are cropped, resized or converted."""
     side, count, sentences = data.image_size, f"of {len(seen):,}", []
-    if lost := [1 - min(image[:2]) / max(image[:2]) for image in seen if image.width != image.height]:
+    if lost := [
+        1 - min(image[:2]) / max(image[:2]) for image in seen if image.width != image.height
+    ]:
         sentences.append(
-            f"cropped: {len(lost):,} {count} are not square and lose their edges, up to {max(lost):.0%} of a side"
+            f"cropped: {len(lost):,} {count} are not square and lose their edges, up to"
+            f" {max(lost):.0%} of a side"
         )
-    if changed := sorted({image[:2] for image in seen if min(image[:2]) != side}, key=lambda size: size[0] * size[1]):
+    if changed := sorted(
+        {image[:2] for image in seen if min(image[:2]) != side}, key=lambda size: size[0] * size[1]
+    ):
         resized = sum(min(image[:2]) != side for image in seen)
-        sizes = " … ".join(f"{width}×{height}" for width, height in dict.fromkeys((changed[0], changed[-1])))
+        sizes = " … ".join(
+            f"{width}×{height}" for width, height in dict.fromkeys((changed[0], changed[-1]))
+        )
         sentences.append(f"resized: {resized:,} {count}, from {sizes} to {side}×{side}")
     if small := [min(image[:2]) for image in seen if min(image[:2]) < side]:
         least = max(LEAST_SIDE, min(small))
         smaller = sum(image < least for image in small)
         hint = f"data.image_size={least} enlarges {f'{smaller:,} still' if smaller else 'none'}"
         sentences.append(
-            f"WARNING: enlarged: {len(small):,} {count} are smaller than {side} pixels and become blurred; {hint}"
+            f"WARNING: enlarged: {len(small):,} {count} are smaller than {side} pixels and become"
+            f" blurred; {hint}"
         )
     if kinds := Counter(kind for image in seen for kind in _conversions(image, data.channels)):
-        sentences.append(f"converted: {', '.join(f'{number:,} {kind}' for kind, number in kinds.most_common())}")
+        sentences.append(
+            f"converted: {', '.join(f'{number:,} {kind}' for kind, number in kinds.most_common())}"
+        )
     return sentences
 
 

@@ -1,6 +1,7 @@
 """A gate for loader processes: while the clock of a training stands still, they begin no batch.
 
-They finish the one in hand, and note how long they worked on it meanwhile; `training.prefetched` charges these seconds.
+They finish the one in hand, and note how long they worked on it meanwhile; `training.prefetched`
+charges these seconds.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, _DatasetKind
 
 POLL_S = 0.002
-"""Interval at which a waiting process checks the gate. It is no lock: a killed process would never release one."""
+"""Interval at which a waiting process checks the gate. It is no lock: a killed process would never
+release one."""
 
 
 class Gate:
-    """Holds the processes of all DataLoaders that begin within `over_loaders`, whatever iterates them.
+    """Holds the processes of all DataLoaders that begin within `over_loaders`, whatever iterates
+    them.
 
     The clock of a training stands still when its gate is made.
     """
@@ -36,10 +39,12 @@ class Gate:
         self._gone_s = 0.0  # what loaders had noted that are gone
         self._twins = weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.only_in_process = False
-        """Whether batches are made by the loop itself, which makes none while the clock stands still."""
+        """Whether batches are made by the loop itself, which makes none while the clock stands
+        still."""
 
     def close(self) -> None:
-        """Let each process finish the batch in hand, and begin no other; the clock stands still from now on."""
+        """Let each process finish the batch in hand, and begin no other; the clock stands still
+        from now on."""
         self._closed.fill_(1)
         if self._still.item() >= 0:
             self._still.fill_(self._still.item() - time.monotonic())
@@ -56,11 +61,15 @@ class Gate:
 
     @property
     def worked_s(self) -> float | None:
-        """Return the seconds for which the processes have worked while the clock stood still, as noted at the end of
-        each batch; None where there are no processes that note it. It is the mean over the processes of a loader, which
-        work at the same time.
+        """Return the seconds for which the processes have worked while the clock stood still, as
+        noted at the end of each batch; None where there are no processes that note it. It is the
+        mean over the processes of a loader, which work at the same time.
         """
-        return self._gone_s + worked_s if (worked_s := self._living_s()) is not None else self._gone_s or None
+        return (
+            self._gone_s + worked_s
+            if (worked_s := self._living_s()) is not None
+            else self._gone_s or None
+        )
 
     def _living_s(self) -> float | None:
         return max((float(worked.mean()) for worked in self._worked), default=None)
@@ -72,7 +81,8 @@ class Gate:
 
     @contextlib.contextmanager
     def over_loaders(self) -> Iterator[None]:
-        """Hold the processes of each DataLoader whose iteration begins inside, of those that others wrap as well."""
+        """Hold the processes of each DataLoader whose iteration begins inside, of those that others
+        wrap as well."""
         begin, thread = DataLoader.__iter__, threading.get_ident()
 
         def begin_held(loader: DataLoader[Any]) -> Any:
@@ -87,7 +97,8 @@ class Gate:
             DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
     def _twin(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a copy whose processes wait at the gate. Those that the user's loader has, or gets, do not."""
+        """Return a copy whose processes wait at the gate. Those that the user's loader has, or
+        gets, do not."""
         if not loader.num_workers:
             return loader
         if (known := self._twins.get(loader)) is not None:
@@ -102,9 +113,12 @@ class Gate:
 
 
 class _HeldProcess:
-    """Makes a loader process wait at a gate before each batch, and note its work while the clock stands still."""
+    """Makes a loader process wait at a gate before each batch, and note its work while the clock
+    stands still."""
 
-    def __init__(self, still: Tensor, closed: Tensor, worked: Tensor, init: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, still: Tensor, closed: Tensor, worked: Tensor, init: Callable[[int], None] | None
+    ) -> None:
         self._still, self._closed, self._worked, self._init = still, closed, worked, init
         self._owner = os.getpid()
 
@@ -141,8 +155,8 @@ def _shared(size: int) -> Tensor:
 def _still_s(still: Tensor) -> float:
     """Return the seconds for which the clock has stood still so far.
 
-    They are one number, which a process reads whole: while the clock stands still, the seconds before less the moment
-    at which that began, which is negative.
+    They are one number, which a process reads whole: while the clock stands still, the seconds
+    before less the moment at which that began, which is negative.
     """
     return value if (value := still.item()) >= 0 else value + time.monotonic()
 

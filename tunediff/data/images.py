@@ -1,4 +1,5 @@
-"""Load real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of image files."""
+"""Load real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of
+image files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """A set of images in memory. Shared by everything in the process that loads the same set: do not write to it."""
+    """A set of images in memory. Shared by everything in the process that loads the same set: do
+    not write to it."""
 
     name: str
     """`data.name`, and the file or folder where there is one."""
@@ -54,12 +56,13 @@ class Images:
     digest: str
     """sha256 of shape and pixels, hex: equal for equal images in equal order."""
     notes: tuple[str, ...] = ()
-    """What was done to the files to make images of one size and colour, in sentences; those of harm begin with
-    WARNING."""
+    """What was done to the files to make images of one size and colour, in sentences; those of harm
+    begin with WARNING."""
 
     @property
     def summary(self) -> list[str]:
-        """Return lines about the set: how many images, which files were skipped and why, how others were changed."""
+        """Return lines about the set: how many images, which files were skipped and why, how others
+        were changed."""
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
             reasons.setdefault(reason, []).append(name)
@@ -67,7 +70,10 @@ class Images:
             f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
             for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
         )
-        skipped = f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files: {'; '.join(named)}"
+        skipped = (
+            f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files:"
+            f" {'; '.join(named)}"
+        )
         return [
             f"data: {len(self):,} images at {side}×{side} ({self.name})",
             *[skipped] * bool(reasons),
@@ -79,13 +85,18 @@ class Images:
 
 
 def summarize(data: Data, most: int | None = None) -> list[str]:
-    """Return what is printed about a set before a search: `Images.summary`, of at most `most` files to decode.
+    """Return what is printed about a set before a search: `Images.summary`, of at most `most` files
+    to decode.
 
     Raises `ConfigError` as `load` does.
     """
     source = sources.find(data)
     total = len(source.names) if isinstance(source, sources.Listing) else 0
-    if most is None or min(total, data.max_images or total) <= most or _cache(data, source).exists():
+    if (
+        most is None
+        or min(total, data.max_images or total) <= most
+        or _cache(data, source).exists()
+    ):
         return load(data).summary
     return [
         f"only {most:,} of {total:,} files were looked at:",
@@ -94,10 +105,13 @@ def summarize(data: Data, most: int | None = None) -> list[str]:
 
 
 def in_unit_range(flip: bool) -> Prepare:
-    """Return what turns bytes into training images: float32 in [−1, 1]; `flip` mirrors each with probability ½."""
+    """Return what turns bytes into training images: float32 in [−1, 1]; `flip` mirrors each with
+    probability ½."""
 
     def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
-        batch = pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)  # a copy: a batch may be asked for again
+        batch = (
+            pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
+        )  # a copy: a batch may be asked for again
         if not flip:
             return batch
         mirrored = (uniform("flip") < 0.5).to(batch.device, non_blocking=True)
@@ -109,15 +123,19 @@ def in_unit_range(flip: bool) -> Prepare:
 def load(data: Data) -> Images:
     """Return the images that `data` describes; the last two sets stay in memory.
 
-    Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than two images remain.
+    Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than
+    two images remain.
     """
-    data = dataclasses.replace(data, horizontal_flip=False)  # mirroring is the loader's: the set is the same
+    data = dataclasses.replace(
+        data, horizontal_flip=False
+    )  # mirroring is the loader's: the set is the same
     return _load(data, sources.find(data))
 
 
 @functools.lru_cache(maxsize=2)
 def _load(data: Data, source: sources.Listing | Path | None) -> Images:
-    """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have changed."""
+    """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have
+    changed."""
     if source is None:
         images = _digits(data)
     elif isinstance(source, Path):
@@ -150,12 +168,13 @@ def _images(
 
 
 def _chosen(count: int, max_images: int | None) -> npt.NDArray[np.int64]:
-    """Return the indices of the learned images, ascending: all, or the first `max_images` of a fixed shuffle."""
+    """Return the indices of the learned images, ascending: all, or the first `max_images` of a
+    fixed shuffle."""
     order = np.random.RandomState(0).permutation(count)
     return np.sort(order[:max_images]).astype(np.int64)
 
 
-# ------------------------------------------------------------------------------------------------------------- digits
+# ---- digits
 def _digits(data: Data) -> Images:
     """Load scikit-learn's digits: grey levels 0…16, scaled to 0…255."""
     from sklearn.datasets import load_digits
@@ -165,12 +184,20 @@ def _digits(data: Data) -> Images:
     chosen = _chosen(len(pixels), data.max_images)
     fitted = _fit_all(pixels[chosen], data)
     changed = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
-    return _images("digits", fitted, digits.target[chosen], [str(name) for name in digits.target_names], (), changed)
+    return _images(
+        "digits",
+        fitted,
+        digits.target[chosen],
+        [str(name) for name in digits.target_names],
+        (),
+        changed,
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- CIFAR-10
+# ---- CIFAR-10
 def _cifar10(data: Data, root: Path) -> Images:
-    """Load torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies its checksums)."""
+    """Load torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies
+    its checksums)."""
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
@@ -178,7 +205,9 @@ def _cifar10(data: Data, root: Path) -> Images:
     with locked(root / "cifar10"):
         try:
             try:
-                sets: list[Any] = [CIFAR10(str(root), train=train, download=False) for train in parts]
+                sets: list[Any] = [
+                    CIFAR10(str(root), train=train, download=False) for train in parts
+                ]
             except RuntimeError:  # missing, damaged, or not unpacked yet
                 if not check_integrity(str(root / CIFAR10.filename), CIFAR10.tgz_md5):
                     sources.require_cifar10_server(data)
@@ -190,10 +219,12 @@ def _cifar10(data: Data, root: Path) -> Images:
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
     changed = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
-    return _images("cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes, (), changed)
+    return _images(
+        "cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes, (), changed
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- image files
+# ---- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
     """Decode the files of a listing, or read what an earlier run decoded."""
     decoded = once(_cache(data, listing), _read_cache, lambda: _decode(data, listing), _write_cache)
@@ -203,7 +234,9 @@ def _files(data: Data, listing: sources.Listing) -> Images:
         sources.refuse("path", listing.path, why)
     labels = decoded.labels if decoded.class_names else None
     name = f"{data.name} {listing.path}"
-    return _images(name, decoded.pixels, labels, decoded.class_names, decoded.skipped, decoded.notes)
+    return _images(
+        name, decoded.pixels, labels, decoded.class_names, decoded.skipped, decoded.notes
+    )
 
 
 def _cache(data: Data, listing: sources.Listing | Path | None) -> Path:
@@ -211,7 +244,9 @@ def _cache(data: Data, listing: sources.Listing | Path | None) -> Path:
     assert isinstance(listing, sources.Listing)
     setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
     setting += [data.image_size, data.channels, data.max_images]
-    return cache_dir() / f"images-{hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]}.npz"
+    return (
+        cache_dir() / f"images-{hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]}.npz"
+    )
 
 
 class _Decoded(NamedTuple):
@@ -223,20 +258,25 @@ class _Decoded(NamedTuple):
     skipped: list[tuple[str, str]]
     notes: list[str]
     unread: int = 0
-    """Files of `skipped` that can perhaps be read another time, so that the rest is not cached as the whole set."""
+    """Files of `skipped` that can perhaps be read another time, so that the rest is not cached as
+    the whole set."""
 
 
 def _read_cache(path: Path) -> _Decoded:
     with np.load(path, allow_pickle=False) as stored:
         notes = json.loads(str(stored["notes"]))
         skipped = [(name, reason) for name, reason in notes["skipped"]]
-        return _Decoded(stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped, notes["notes"])
+        return _Decoded(
+            stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped, notes["notes"]
+        )
 
 
 def _write_cache(file: BinaryIO, decoded: _Decoded) -> None:
     if decoded.unread:
         raise OSError(f"{text.pluralize(decoded.unread, 'file')} could not be read")
-    notes = json.dumps({"class_names": decoded.class_names, "skipped": decoded.skipped, "notes": decoded.notes})
+    notes = json.dumps(
+        {"class_names": decoded.class_names, "skipped": decoded.skipped, "notes": decoded.notes}
+    )
     np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(notes))
 
 
@@ -250,7 +290,9 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
     def read(name: str) -> bytes:
         size = archive.getinfo(name).file_size if archive else (listing.path / name).stat().st_size
         if size > _LARGEST_FILE or not size:
-            raise fitting.UnusableError(f"larger than {_LARGEST_FILE >> 20} MiB" if size else "empty")
+            raise fitting.UnusableError(
+                f"larger than {_LARGEST_FILE >> 20} MiB" if size else "empty"
+            )
         return archive.read(name) if archive else (listing.path / name).read_bytes()
 
     def decode(index: int) -> str | fitting.Seen:
@@ -265,7 +307,10 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
             return fitting.reason(error)
 
     # Threads suffice: Pillow and zlib release the interpreter lock.
-    threads, work = ThreadPool(machine.cores()), Progress("reading image files", len(names), "files")
+    threads, work = (
+        ThreadPool(machine.cores()),
+        Progress("reading image files", len(names), "files"),
+    )
     results, unread = [], list[str]()
     with archive or contextlib.nullcontext(), threads as pool, work as progress:
         for result in pool.imap(decode, range(len(names)), chunksize=8):
@@ -284,19 +329,28 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- pixels
+# ---- pixels
 def _fit(image: Image.Image, data: Data) -> Pixels:
-    """Return uint8 [C, H, W] of one decoded file: upright, in the colours of `data`, resized, centre cropped."""
+    """Return uint8 [C, H, W] of one decoded file: upright, in the colours of `data`, resized,
+    centre cropped."""
     if "exif" in image.info:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16 bits per pixel, of which Pillow's own conversion would clip the upper half
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode.startswith(
+        "I"
+    ):  # 16 bits per pixel, of which Pillow's own conversion would clip the upper half
+        image = Image.fromarray(
+            (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        )
     if image.mode == "P":
-        image = image.convert("RGBA")  # a palette may hold transparency, which only this mode can express
+        image = image.convert(
+            "RGBA"
+        )  # a palette may hold transparency, which only this mode can express
     image = image.convert("RGB" if data.channels == 3 else "L")  # transparency is dropped
     if image.size != (data.image_size, data.image_size):
         image = ImageOps.fit(image, (data.image_size, data.image_size), Image.Resampling.BICUBIC)
-    return np.asarray(image, np.uint8).reshape(data.image_size, data.image_size, -1).transpose(2, 0, 1)
+    return (
+        np.asarray(image, np.uint8).reshape(data.image_size, data.image_size, -1).transpose(2, 0, 1)
+    )
 
 
 def _fit_all(pixels: Pixels, data: Data) -> Pixels:

@@ -1,6 +1,7 @@
 """What training data are, and which items make up which batch.
 
-Items and random numbers of a step depend on seed and step alone, not on the number of processes or of passes.
+Items and random numbers of a step depend on seed and step alone, not on the number of processes or
+of passes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
-"""Training data: rows of a tensor or of several, the items of a dataset or a list, or an `IterableDataset`."""
+"""Training data: rows of a tensor or of several, the items of a dataset or a list, or an
+`IterableDataset`."""
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of items."""
 Uniform = Callable[[str], Tensor]
-"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same for an item however
-the batch is divided over processes and passes."""
+"""For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same
+for an item however the batch is divided over processes and passes."""
 Prepare = Callable[[Any, Uniform], Any]
-"""Turns a batch on the device into what the training gets, such as bytes into floats, some of them mirrored."""
+"""Turns a batch on the device into what the training gets, such as bytes into floats, some of them
+mirrored."""
 
 
 def mix(*parts: object) -> int:
@@ -37,17 +40,23 @@ def mix(*parts: object) -> int:
 
 
 def tensors(source: Any) -> Any:
-    """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary; else None."""
+    """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary;
+    else None."""
     content = source.tensors if _is_plain(source) else source
     if isinstance(content, Mapping):
         parts = list(content.values())
     else:
         parts = list(content) if isinstance(content, tuple) else [content]
-    return content if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else None
+    return (
+        content
+        if parts and all(isinstance(part, Tensor) and part.dim() for part in parts)
+        else None
+    )
 
 
 def _is_plain(source: Any) -> bool:
-    """Return whether a source is a TensorDataset, also a subclass that does not make or count its items itself."""
+    """Return whether a source is a TensorDataset, also a subclass that does not make or count its
+    items itself."""
     kind, own = type(source), ("__getitem__", "__getitems__", "__len__")
     return isinstance(source, TensorDataset) and all(
         getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own
@@ -57,24 +66,39 @@ def _is_plain(source: Any) -> bool:
 def columns(source: Any) -> list[Tensor]:
     """Return the tensors of a source that is only tensors; [] otherwise."""
     content = tensors(source)
-    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, tuple) else (content,)
+    parts = (
+        content.values()
+        if isinstance(content, Mapping)
+        else content
+        if isinstance(content, tuple)
+        else (content,)
+    )
     return [] if content is None else list(parts)
 
 
 def length(source: Any) -> int | None:
-    """Return the number of items; None for a stream. Raises `ConfigError` for anything but a source."""
+    """Return the number of items; None for a stream. Raises `ConfigError` for anything but a
+    source."""
     if lengths := [len(column) for column in columns(source)]:
-        refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}")
+        refuse(
+            len(set(lengths)) > 1,
+            f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}",
+        )
         return lengths[0]
     if isinstance(source, IterableDataset):
         return None
     if isinstance(source, DataLoader):
-        raise ConfigError("trial.batches takes a data set; a loader of your own goes to trial.steps(loader)")
+        raise ConfigError(
+            "trial.batches takes a data set; a loader of your own goes to trial.steps(loader)"
+        )
     is_group = isinstance(source, Mapping | tuple)
     is_indexed = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_group
     if not is_indexed and isinstance(source, Iterable) and not is_group:
         return None
-    odd = f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__ and __getitem__, an "
+    odd = (
+        f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__"
+        " and __getitem__, an "
+    )
     refuse(not is_indexed, f"trial.batches: {odd}IterableDataset, a list of items")
     return len(source)
 
@@ -83,8 +107,9 @@ def length(source: Any) -> int | None:
 class Order:
     """Which samples make up which batch.
 
-    The set is run through again and again, each time in a new order, as one endless stream. Optimizer step k takes
-    the next `batch_size` of it; each pass of the step takes its part, and within a pass each process takes its share.
+    The set is run through again and again, each time in a new order, as one endless stream.
+    Optimizer step k takes the next `batch_size` of it; each pass of the step takes its part, and
+    within a pass each process takes its share.
     """
 
     count: int
@@ -100,21 +125,26 @@ class Order:
         return self.batch_size // (self.world * self.passes)
 
     def first(self, number: int) -> int:
-        """Return the position of the first sample of this process's micro-batch among all samples of the training."""
+        """Return the position of the first sample of this process's micro-batch among all samples
+        of the training."""
         return (number * self.world + self.rank) * self.micro
 
     def indices(self, number: int) -> Tensor:
-        """Return the samples of this process's micro-batch `number`, counted from 0: int64 [micro]."""
+        """Return the samples of this process's micro-batch `number`, counted from 0: int64
+        [micro]."""
         first = self.first(number)
         last, pieces = first + self.micro, []
         while first < last:
             epoch, offset = divmod(first, self.count)
-            pieces.append(_permutation(self.count, self.seed, epoch)[offset : offset + last - first])
+            pieces.append(
+                _permutation(self.count, self.seed, epoch)[offset : offset + last - first]
+            )
             first += len(pieces[-1])
         return torch.cat(pieces)
 
     def uniform(self, number: int, purpose: str) -> Tensor:
-        """Return a number in [0, 1) for each item of the micro-batch, float32 [micro], drawn for the whole step."""
+        """Return a number in [0, 1) for each item of the micro-batch, float32 [micro], drawn for
+        the whole step."""
         step, turn = divmod(number, self.passes)
         generator = torch.Generator().manual_seed(mix(purpose, self.seed, step))
         first = (turn * self.world + self.rank) * self.micro
@@ -127,8 +157,13 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same type with `change(value)` for each value; a dictionary where a copy might share."""
-    changed = copy.copy(mapping) if isinstance(mapping, dict | collections.UserDict) else dict[Any, Any](mapping)
+    """Return a mapping of the same type with `change(value)` for each value; a dictionary where a
+    copy might share."""
+    changed = (
+        copy.copy(mapping)
+        if isinstance(mapping, dict | collections.UserDict)
+        else dict[Any, Any](mapping)
+    )
     for key, value in mapping.items():
         changed[key] = change(value)
     return changed
@@ -140,7 +175,8 @@ def with_parts(content: Any, parts: list[Any]) -> Any:
 
 
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """Return the content with all tensors in tuples, lists and mappings on the device; what has a `to` moves itself."""
+    """Return the content with all tensors in tuples, lists and mappings on the device; what has a
+    `to` moves itself."""
     if isinstance(content, Tensor):
         return content.to(device, non_blocking=non_blocking)
     if type(content) not in (dict, list, tuple) and hasattr(content, "to"):
@@ -162,5 +198,7 @@ def select(source: Any, indices: Tensor, as_float: bool = False) -> Any:
         return with_parts(source, [select(part, indices, as_float) for part in source])
     if isinstance(source, Mapping):
         return {name: select(part, indices, as_float) for name, part in source.items()}
-    rows = source.index_select(0, indices.to(source.device, non_blocking=True))  # several times faster than `[…]`
+    rows = source.index_select(
+        0, indices.to(source.device, non_blocking=True)
+    )  # several times faster than `[…]`
     return rows.float() if as_float and rows.dtype == torch.uint8 else rows

@@ -14,14 +14,18 @@ class Data:
     """Which real images are learned."""
 
     name: Annotated[Literal["digits", "cifar10", "images"], Fixed()] = "cifar10"
-    """`digits`: 1,797 images of 8×8 that ship inside scikit-learn. `cifar10`: torchvision's copy, downloaded on first
-    use. `images`: any folder or `.zip` of PNG/JPEG files, flat or in class folders, given by `data.path`."""
+    """`digits`: 1,797 images of 8×8 that ship inside scikit-learn. `cifar10`: torchvision's copy,
+    downloaded on first use. `images`: any folder or `.zip` of PNG/JPEG files, flat or in class
+    folders, given by `data.path`."""
     path: Annotated[Str | None, Fixed(), File()] = None
-    """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 lies or shall be put (`cifar10`)."""
+    """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 lies or shall be put
+    (`cifar10`)."""
     split: Annotated[Literal["train", "test", "all"], Fixed()] = "train"
-    """Which part is learned. Where there is neither `train/` nor `test/`, every image is of `train`."""
+    """Which part is learned. Where there is neither `train/` nor `test/`, every image is of
+    `train`."""
     image_size: Annotated[Int, Ge(4), Le(1024), Fixed()] = 32
-    """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre crop)."""
+    """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre
+    crop)."""
     channels: Annotated[Literal[1, 3], Fixed()] = 3
     """Channels of an image: 1 grey, 3 RGB; files are converted."""
     horizontal_flip: Bool = True
@@ -34,7 +38,10 @@ class Data:
             raise Refusal("data.path", "data.name = images needs a folder or .zip of images")
         if self.name == "digits" and (self.channels, self.horizontal_flip) != (1, False):
             name = "data.channels" if self.channels != 1 else "data.horizontal_flip"
-            why = "digits are grey and a mirrored digit is not a digit (data.channels = 1, horizontal_flip = false)"
+            why = (
+                "digits are grey and a mirrored digit is not a digit (data.channels = 1,"
+                " horizontal_flip = false)"
+            )
             raise Refusal(name, why)
         if self.name == "digits" and self.split != "all":
             raise Refusal("data.split", "the digits have one split, all")

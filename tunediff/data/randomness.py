@@ -13,7 +13,8 @@ import torch
 
 def seed(value: int) -> None:
     """Seed all three. Generators of GPUs are not changed."""
-    # torch.manual_seed visits every kind of device: a hundred times as long, too long for each item of a data set.
+    # torch.manual_seed visits every kind of device: a hundred times as long, too long for each item
+    # of a data set.
     torch.default_generator.manual_seed(value)
     seed_libraries(value)
 
@@ -25,7 +26,8 @@ def seed_libraries(value: int) -> None:
 
 
 def library_state() -> dict[str, list[Any]]:
-    """Return the states of numpy and `random` as tensors and numbers, which `torch.load` reads with `weights_only`."""
+    """Return the states of numpy and `random` as tensors and numbers, which `torch.load` reads with
+    `weights_only`."""
     _, words, gauss = random.getstate()
     _, keys, *rest = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
     return {
@@ -57,7 +59,8 @@ def set_state(state: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Restore the generators at the end: what is drawn inside does not change what is drawn after it."""
+    """Restore the generators at the end: what is drawn inside does not change what is drawn after
+    it."""
     before = state()
     try:
         yield

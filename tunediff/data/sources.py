@@ -36,7 +36,8 @@ class Listing:
     names: tuple[str, ...]
     """Image files, relative to `path`, with forward slashes."""
     labels: tuple[int, ...] | None
-    """Class number of each file: its folder; None unless all files lie in at least two class folders."""
+    """Class number of each file: its folder; None unless all files lie in at least two class
+    folders."""
     class_names: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     """(file, reason) of files that are no images by their name."""
@@ -45,7 +46,8 @@ class Listing:
 
 
 def check(data: Data) -> None:
-    """Raise `ConfigError` for a set that cannot be loaded, in well under a second and without decoding an image.
+    """Raise `ConfigError` for a set that cannot be loaded, in well under a second and without
+    decoding an image.
 
     Where CIFAR-10 is still to be downloaded, its server is asked for an answer.
     """
@@ -55,7 +57,8 @@ def check(data: Data) -> None:
 
 
 def find(data: Data) -> Listing | Path | None:
-    """Return the image files, or the folder of torchvision's CIFAR-10, or None for the digits. Raises `ConfigError`."""
+    """Return the image files, or the folder of torchvision's CIFAR-10, or None for the digits.
+    Raises `ConfigError`."""
     if data.name == "digits":
         if data.split != "all":
             refuse("split", data.split, "the digits have no train and test part; allowed: all")
@@ -64,7 +67,8 @@ def find(data: Data) -> Listing | Path | None:
 
 
 def count(data: Data) -> int:
-    """Return the number of images of a set by the names of its files. Raises `ConfigError` as `check` does."""
+    """Return the number of images of a set by the names of its files. Raises `ConfigError` as
+    `check` does."""
     source = find(data)
     total = len(source.names) if isinstance(source, Listing) else _CIFAR10_IMAGES[data.split]
     total = _DIGITS_IMAGES if source is None else total
@@ -83,9 +87,10 @@ def refuse(key: str, value: object, why: str) -> NoReturn:
     raise ConfigError(f"data.{key}: {shown!r} is not allowed: {why}") from None
 
 
-# ----------------------------------------------------------------------------------------------------------- CIFAR-10
+# ---- CIFAR-10
 def cifar10_root(data: Data) -> Path | None:
-    """Return the folder of torchvision's CIFAR-10, which may not exist; None if the set is made of image files."""
+    """Return the folder of torchvision's CIFAR-10, which may not exist; None if the set is made of
+    image files."""
     if data.name != "cifar10":
         return None
     if data.path is None:
@@ -95,7 +100,11 @@ def cifar10_root(data: Data) -> Path | None:
         return path.parent
     if os.path.isfile(path) or path.suffix == ".zip":
         return None
-    if os.path.isdir(path) and not holds_cifar10(path) and any(not _why_not(name) for name, _ in _folder_files(path)):
+    if (
+        os.path.isdir(path)
+        and not holds_cifar10(path)
+        and any(not _why_not(name) for name, _ in _folder_files(path))
+    ):
         return None
     return path
 
@@ -106,15 +115,19 @@ def holds_cifar10(root: Path) -> bool:
 
 
 def require_cifar10_server(data: Data) -> None:
-    """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would wait for ever."""
+    """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would
+    wait for ever."""
     try:
-        urllib.request.urlopen(urllib.request.Request(CIFAR10_URL, method="HEAD"), timeout=NETWORK_TIMEOUT_S).close()
+        urllib.request.urlopen(
+            urllib.request.Request(CIFAR10_URL, method="HEAD"), timeout=NETWORK_TIMEOUT_S
+        ).close()
     except OSError as error:
         refuse_cifar10(data, error)
 
 
 def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
-    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged and cannot be downloaded."""
+    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged and cannot be
+    downloaded."""
     refuse(
         "path", data.path,
         f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with "
@@ -122,9 +135,10 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
     )  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------------------------- image files
+# ---- image files
 def listing(data: Data) -> Listing:
-    """Return the image files that `data` names. Raises `ConfigError` if there are fewer than two or no such split.
+    """Return the image files that `data` names. Raises `ConfigError` if there are fewer than two or
+    no such split.
 
     Images that do not lie in train/ and test/ are all of `train`.
     """
@@ -138,34 +152,50 @@ def listing(data: Data) -> Listing:
 
 @functools.lru_cache(maxsize=4)
 def _zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
-    """List a zip, cached since the directory of a large one takes long to read; `status` changes with the file."""
+    """List a zip, cached since the directory of a large one takes long to read; `status` changes
+    with the file."""
     return _listing(data, path, dict(sorted(_zip_files(path))), status)
 
 
-def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None) -> Listing:
+def _listing(
+    data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None
+) -> Listing:
     """Return the listing of one split.
 
-    `files`: every file below `path`, in sorted order, with two numbers that change when it is rewritten.
+    `files`: every file below `path`, in sorted order, with two numbers that change when it is
+    rewritten.
     """
     skipped = [(name, reason) for name in files if (reason := _why_not(name))]
     names = [name for name in files if not _why_not(name)]
 
-    # An archive often wraps everything into folders of its own: cifar10-images/train/airplane/0001.jpg.
+    # An archive often wraps everything into folders of its own:
+    # cifar10-images/train/airplane/0001.jpg.
     depth = 0
-    while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {None, "train", "test"}:
+    while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {
+        None,
+        "train",
+        "test",
+    }:
         depth += 1
     if tops & {"train", "test"}:
         splits = {"train", "test"} if data.split == "all" else {data.split}
         outside = [name for name in names if _part(name, depth) not in ("train", "test")]
         skipped += [(name, "outside train/ and test/") for name in outside]
-        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in {"train", "test"} - splits]
+        skipped = [
+            (name, why)
+            for name, why in skipped
+            if _part(name, depth) not in {"train", "test"} - splits
+        ]
         names = [name for name in names if _part(name, depth) in splits]
         depth += 1
     elif names and data.split == "test":
         refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: train, all")
     if len(names) < 2:
         kinds = " ".join(SUFFIXES)
-        missing = f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)} others"
+        missing = (
+            f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)}"
+            " others"
+        )
         refuse("path", path, f"{missing}; allowed: at least 2")
 
     classes = [part for name in names if (part := _part(name, depth)) is not None]
@@ -192,7 +222,8 @@ def _why_not(name: str) -> str:
 
 
 def _part(name: str, depth: int) -> str | None:
-    """Return the folder at this depth on the path to a file; None where the path has fewer folders."""
+    """Return the folder at this depth on the path to a file; None where the path has fewer
+    folders."""
     folders = name.split("/")[:-1]
     return folders[depth] if depth < len(folders) else None
 
@@ -204,12 +235,17 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (relative name, (bytes, modified ns)) of every file below a folder. Linked folders are followed once."""
+    """Yield (relative name, (bytes, modified ns)) of every file below a folder. Linked folders are
+    followed once."""
     if not os.path.isdir(path):
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 
     def unreadable(error: OSError) -> None:  # os.walk would pass over it in silence
-        refuse("path", error.filename, f"the folder cannot be read ({error.strerror}); allowed: readable folders")
+        refuse(
+            "path",
+            error.filename,
+            f"the folder cannot be read ({error.strerror}); allowed: readable folders",
+        )
 
     seen: set[str] = set()
     for folder, inner, files in os.walk(path, followlinks=True, onerror=unreadable):
@@ -230,5 +266,9 @@ def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
-        refuse("path", path, f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images")
+        refuse(
+            "path",
+            path,
+            f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images",
+        )
     return ((info.filename, (info.file_size, info.CRC)) for info in infos if not info.is_dir())

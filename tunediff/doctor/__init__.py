@@ -1,1 +1,2 @@
-"""What works on this machine and what does not, before a search is started on it: `python -m tunediff.doctor`."""
+"""What works on this machine and what does not, before a search is started on it: `python -m
+tunediff.doctor`."""

@@ -1,6 +1,7 @@
 """Can a search train on this machine, how fast, and what is broken? In about a minute.
 
-Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0: a search can run.
+Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0: a
+search can run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tunediff.doctor.finding import Finding, Site
 def main(argv: Sequence[str] | None = None) -> int:
     """Look; see `--help`."""
     parser = cli.parser("doctor", __doc__ or "")
-    parser.epilog = "Exit codes: 0 a search can run here, 1 it cannot, 2 bad input, 130 interrupted."
+    parser.epilog = (
+        "Exit codes: 0 a search can run here, 1 it cannot, 2 bad input, 130 interrupted."
+    )
     cli.add_storage(parser)
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)

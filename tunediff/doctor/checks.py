@@ -25,7 +25,8 @@ LITTLE_DISK_GIB, FULL_DISK = 5.0, 0.95
 
 
 def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
-    """Return what a function of `probes` returns on rank 0. Raises RuntimeError and TimeoutError."""
+    """Return what a function of `probes` returns on rank 0. Raises RuntimeError and
+    TimeoutError."""
     return processes.answer("tunediff.doctor.probes", probe, ranks=ranks, within_s=within_s)
 
 
@@ -49,7 +50,9 @@ def gpus(site: Site) -> Answer:
     numbers = {"planned": planned, "seen": seen}
     if planned != seen:
         message = f"{text.pluralize(planned, 'GPU')} by the driver, {seen} by torch ({build})"
-        means = f"trials would not run where they are planned: another build of torch, or --gpus {seen}"
+        means = (
+            f"trials would not run where they are planned: another build of torch, or --gpus {seen}"
+        )
         return Answer("missing", message, means, numbers)
     if seen:
         names = ", ".join(torch.cuda.get_device_properties(index).name for index in range(seen))
@@ -129,7 +132,9 @@ def group(site: Site) -> Answer:
     if site.device == "cuda" and len(machine.gpus()) == 1:
         return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is")
     result = ask("group", ranks=ranks, within_s=120)
-    message = f"{ranks} over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
+    message = (
+        f"{ranks} over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
+    )
     if not result["right"]:
         return Answer("wrong", f"{message}, wrongly", "parallel.workers = 1 only")
     return Answer("ok", message, numbers=result)
@@ -142,7 +147,9 @@ def compiling(site: Site) -> Answer:
     try:
         result = ask("compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
-        return Answer("missing", str(error), f"{without}; it takes a C++ compiler and Python's headers")
+        return Answer(
+            "missing", str(error), f"{without}; it takes a C++ compiler and Python's headers"
+        )
     message = f"a small network in {result['compile_s']:.0f} s"
     if not result["right"] or not result["graphs"]:
         why = "not what it computes eagerly" if not result["right"] else "no graph was compiled"
@@ -152,7 +159,8 @@ def compiling(site: Site) -> Answer:
 
 @check("Ray", needed=True)
 def ray(site: Site) -> Answer:
-    """A cluster as a search starts it runs a task, has this machine's cores and GPUs, and a dashboard."""
+    """A cluster as a search starts it runs a task, has this machine's cores and GPUs, and a
+    dashboard."""
     result = ask("cluster", within_s=240)  # of which Ray may start for 120
     message = f"up after {result['start_s']:.1f} s, first task after {result['task_s']:.1f} s"
     if not result["right"]:

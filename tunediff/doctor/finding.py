@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tunediff.config.code import described
 
 State = Literal["ok", "weak", "missing", "wrong", "skipped"]
-"""`weak`: it works, with a limit that a search feels; `missing`: it does not work; `wrong`: it gives what it should
-not; `skipped`: it cannot be looked at here."""
+"""`weak`: it works, with a limit that a search feels; `missing`: it does not work; `wrong`: it
+gives what it should not; `skipped`: it cannot be looked at here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Finding(Answer):
         return self.needed and self.state in ("missing", "wrong")
 
 
-def check(name: str, needed: bool = False) -> Callable[[Callable[[Site], Answer]], Callable[[Site], Finding]]:
+def check(
+    name: str, needed: bool = False
+) -> Callable[[Callable[[Site], Answer]], Callable[[Site], Finding]]:
     """Return a decorator that makes a check of a function. What it raises is its finding."""
 
     def decorate(look: Callable[[Site], Answer]) -> Callable[[Site], Finding]:

@@ -25,7 +25,8 @@ from tunediff.training.precision import set_backends
 MIB = 25.0
 """Of gradients that are averaged at once, as `parallel.bucket_mib` has it."""
 CLOSE = 1e-3
-"""Within which, relative, a compiled float32 network agrees with itself run eagerly; a tenth of it absolute."""
+"""Within which, relative, a compiled float32 network agrees with itself run eagerly; a tenth of it
+absolute."""
 
 
 def group() -> dict[str, Any]:
@@ -70,7 +71,8 @@ def _passes(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def cluster() -> dict[str, Any]:
-    """Start a Ray cluster as a search does, run a task, and ask the dashboard for anything at all."""
+    """Start a Ray cluster as a search does, run a task, and ask the dashboard for anything at
+    all."""
     import ray
 
     from tunediff.tuning import experiment, resources

@@ -1,4 +1,5 @@
-"""Judge generators: requests for images (`generation`), features (`features`), distances (`distance`).
+"""Judge generators: requests for images (`generation`), features (`features`), distances
+(`distance`).
 
 `judge` is for the evaluations within a training; `quality` is for a finished model.
 """

@@ -1,4 +1,5 @@
-"""Distances between two sets of feature vectors, in float64: Fréchet distance and kernel distance (KID)."""
+"""Distances between two sets of feature vectors, in float64: Fréchet distance and kernel distance
+(KID)."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ class NonFiniteError(NotFiniteError):
 
 
 class FeatureStatistics:
-    """Count, mean and covariance of feature vectors that are added in batches, on one process or on several."""
+    """Count, mean and covariance of feature vectors that are added in batches, on one process or on
+    several."""
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
-        # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer products [d, d].
+        # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer
+        # products [d, d].
         self._sums = torch.zeros(1 + dim + dim * dim, dtype=torch.float64, device=device)
         self._dim = dim
 
@@ -83,7 +86,8 @@ class Reference:
     cov: Tensor
     """float64 [d, d]."""
     root: Tensor
-    """float64 [d, d], the symmetric square root of `cov`: the costly half of a Fréchet distance, computed once."""
+    """float64 [d, d], the symmetric square root of `cov`: the costly half of a Fréchet distance,
+    computed once."""
     count: int
     """Images behind mean and covariance."""
     features: Tensor
@@ -98,23 +102,29 @@ class Reference:
     def to(self, device: torch.device | str) -> Reference:
         """Return the same reference on another device."""
         return Reference(
-            self.mean.to(device), self.cov.to(device), self.root.to(device), self.count, self.features.to(device)
+            self.mean.to(device),
+            self.cov.to(device),
+            self.root.to(device),
+            self.count,
+            self.features.to(device),
         )
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
-    """Return S with S·S = matrix, symmetric positive semidefinite [d, d]; eigenvalues below zero count as zero."""
+    """Return S with S·S = matrix, symmetric positive semidefinite [d, d]; eigenvalues below zero
+    count as zero."""
     values, vectors = torch.linalg.eigh(matrix)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root
 
 
 def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
-    """Return the squared Fréchet distance of two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½) (Dowson & Landau 1982;
-    Heusel et al. 2017, arXiv 1706.08500).
+    """Return the squared Fréchet distance of two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½)
+    (Dowson & Landau 1982; Heusel et al. 2017, arXiv 1706.08500).
 
-    C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: that makes the trace of the root faster and
-    more exact than through the product itself. Both covariances may be rank-deficient (N < d).
+    C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: that makes the trace of
+    the root faster and more exact than through the product itself. Both covariances may be
+    rank-deficient (N < d).
     """
     mean, cov = statistics.mean.to(reference.mean.device), statistics.cov.to(reference.mean.device)
     inner = reference.root @ cov @ reference.root
@@ -124,12 +134,14 @@ def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
     return float(between + spread)
 
 
-def kid(a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, seed: int = 2020) -> tuple[float, float]:
-    """Return (mean, standard deviation) over random subsets of the unbiased squared MMD with kernel (x·y/d + 1)³
-    (Bińkowski et al. 2018, arXiv 1801.01401, §3 and appendix D).
+def kid(
+    a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, seed: int = 2020
+) -> tuple[float, float]:
+    """Return (mean, standard deviation) over random subsets of the unbiased squared MMD with kernel
+    (x·y/d + 1)³ (Bińkowski et al. 2018, arXiv 1801.01401, §3 and appendix D).
 
-    Features are [n, d] and [m, d]; subsets are drawn as torch-fidelity draws them, so that the same seed gives its
-    number. Raises ValueError if a subset is larger than a set, or smaller than 2.
+    Features are [n, d] and [m, d]; subsets are drawn as torch-fidelity draws them, so that the same
+    seed gives its number. Raises ValueError if a subset is larger than a set, or smaller than 2.
     """
     if not 2 <= subset_size <= min(len(a), len(b)):
         raise ValueError(f"subset_size must lie in 2…{min(len(a), len(b))}, not {subset_size}")
@@ -140,7 +152,8 @@ def kid(a: Tensor, b: Tensor, *, subsets: int = 100, subset_size: int = 1000, se
         chosen_a[row, torch.from_numpy(random.choice(len(a), subset_size, replace=False))] = 1
         chosen_b[row, torch.from_numpy(random.choice(len(b), subset_size, replace=False))] = 1
 
-    # Every subset's sum over its kernel matrix is a quadratic form in the 0/1 rows above: each matrix is built once.
+    # Every subset's sum over its kernel matrix is a quadratic form in the 0/1 rows above: each
+    # matrix is built once.
     within_a = _kernel_sums(a, chosen_a, a, chosen_a) - chosen_a @ _kernel_of_itself(a)
     within_b = _kernel_sums(b, chosen_b, b, chosen_b) - chosen_b @ _kernel_of_itself(b)
     between = _kernel_sums(a, chosen_a, b, chosen_b)
@@ -159,9 +172,12 @@ def kernel_distance(a: Tensor, b: Tensor) -> tuple[float, float] | None:
 
 
 def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Tensor:
-    """Return the kernel summed over all pairs of a subset of `a` with a subset of `b`, [subsets]."""
+    """Return the kernel summed over all pairs of a subset of `a` with a subset of `b`,
+    [subsets]."""
     sums = a.new_zeros(len(chosen_a))
-    for rows, chosen in zip(torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True):
+    for rows, chosen in zip(
+        torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True
+    ):
         kernel = (rows @ b.T / a.shape[1] + 1).pow_(3)
         sums += (chosen @ kernel * chosen_b).sum(1)
     return sums

@@ -1,6 +1,7 @@
 """Networks that turn images into the feature vectors whose distribution is compared.
 
-To add one: a class with the members of `Extractor`, its name in `Evaluation.extractor`, and a line in `build`.
+To add one: a class with the members of `Extractor`, its name in `Evaluation.extractor`, and a line
+in `build`.
 """
 
 from __future__ import annotations
@@ -45,14 +46,20 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
         return Resnet(weights.trained(evaluation), device)
     if evaluation.extractor == "efficientnet-lite0":
         return EfficientNetLite0(weights.imagenet(evaluation), device)
-    return Classifier(images, device) if evaluation.extractor == "classifier" else Random(images, device)
+    return (
+        Classifier(images, device)
+        if evaluation.extractor == "classifier"
+        else Random(images, device)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- Inception
+# ---- Inception
 class Inception(Extractor):
-    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et al. 2017).
+    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et
+    al. 2017).
 
-    Its logits are those without the last layer's bias, which the public Inception Scores are computed from.
+    Its logits are those without the last layer's bias, which the public Inception Scores are
+    computed from.
     """
 
     name = "inception-v3-compat"
@@ -65,21 +72,26 @@ class Inception(Extractor):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         self.label, self.digest, self._device = file.label, file.digest, torch.device(device)
-        # torch-fidelity unpickles its file without restriction, which would run code hidden in a foreign one. So the
-        # file is read here as plain tensors, and torch-fidelity gets those.
+        # torch-fidelity unpickles its file without restriction, which would run code hidden in a
+        # foreign one. So the file is read here as plain tensors, and torch-fidelity gets those.
         tensors = io.BytesIO()
         try:
             torch.save(torch.load(file.path, map_location="cpu", weights_only=True), tensors)
             tensors.seek(0)
             with torch.random.fork_rng(devices=[]):  # building layers draws initial weights
                 self._network: Any = FeatureExtractorInceptionV3(
-                    self.name, [str(self.dim), "logits_unbiased"], feature_extractor_weights_path=tensors
+                    self.name,
+                    [str(self.dim), "logits_unbiased"],
+                    feature_extractor_weights_path=tensors,
                 )
         except Exception as error:  # a file of any other kind fails in as many ways
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = (
+                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            )
             raise ConfigError(
-                f"evaluation.weights_path: {str(file.path)!r} is not allowed: it does not hold the weights of "
-                f"torch-fidelity's Inception network ({reason}); allowed: a copy of {weights.FILE_NAME}"
+                f"evaluation.weights_path: {str(file.path)!r} is not allowed: it does not hold the"
+                f" weights of torch-fidelity's Inception network ({reason}); allowed: a copy of"
+                f" {weights.FILE_NAME}"
             ) from None
         self._network.to(self._device)
 
@@ -87,16 +99,20 @@ class Inception(Extractor):
         images = images.expand(-1, 3, -1, -1)  # grey becomes RGB
         with torch.no_grad(), evaluation_precision(self._device):
             outputs = [self._network(chunk) for chunk in torch.split(images, self._CHUNK)]
-        return torch.cat([features for features, _ in outputs]), torch.cat([logits for _, logits in outputs])
+        return torch.cat([features for features, _ in outputs]), torch.cat(
+            [logits for _, logits in outputs]
+        )
 
 
-# ----------------------------------------------------------------------------------------------------- CIFAR-10's own
+# ---- CIFAR-10's own
 class Resnet(Extractor):
-    """The pooled features of a ResNet-18 that our own `classification` workload has trained on CIFAR-10.
+    """The pooled features of a ResNet-18 that our own `classification` workload has trained on
+    CIFAR-10.
 
-    It needs no download and no labels. Grey becomes RGB; images of other sides are resized to 32×32, bicubic and
-    antialiased as the files of a set are (bilinear: 8 of 100 fewer right from 16×16). Of CIFAR-10's held-out images
-    it classifies 85.5 % right, 81.1 % of them in grey, 79.1 % from 24×24, 59.7 % from 16×16.
+    It needs no download and no labels. Grey becomes RGB; images of other sides are resized to
+    32×32, bicubic and antialiased as the files of a set are (bilinear: 8 of 100 fewer right from
+    16×16). Of CIFAR-10's held-out images it classifies 85.5 % right, 81.1 % of them in grey, 79.1 %
+    from 24×24, 59.7 % from 16×16.
     """
 
     name = "cifar10-resnet"
@@ -111,7 +127,10 @@ class Resnet(Extractor):
             network = networks.resnet18(trained.width, 3, self.classes)
         stored = safetensors.torch.load_file(trained.path)
         check_fit(stored, network, f"evaluation.weights_path: {trained.path}")
-        tensors = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
+        tensors = {
+            name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in stored.items()
+        }
         network.load_state_dict(tensors, assign=True)
         network.to(memory_format=torch.channels_last)  # 1.5 times as fast on a CPU
         network.requires_grad_(False).eval().to(self._device)
@@ -120,24 +139,30 @@ class Resnet(Extractor):
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), evaluation_precision(self._device):
-            features = torch.cat([self._body(self._fit(part)) for part in torch.split(images, self._CHUNK)])
+            features = torch.cat(
+                [self._body(self._fit(part)) for part in torch.split(images, self._CHUNK)]
+            )
             logits: Tensor = self._head(features)
         return features, logits
 
     def _fit(self, images: Tensor) -> Tensor:
-        values, sides = images.to(self._device).float().expand(-1, 3, -1, -1), (self._SIDE, self._SIDE)
+        values, sides = (
+            images.to(self._device).float().expand(-1, 3, -1, -1),
+            (self._SIDE, self._SIDE),
+        )
         if images.shape[-2:] != sides:
             values = F.interpolate(values, sides, mode="bicubic", antialias=True).clamp(0, 255)
         return values / 127.5 - 1
 
 
-# --------------------------------------------------------------------------------------------------------- classifier
+# ---- classifier
 class Classifier(Extractor):
-    """64 features of a small network trained to tell the classes of the very images that are learned.
+    """64 features of a small network trained to tell the classes of the very images that are
+    learned.
 
-    It needs no download. Training is seeded and runs on one CPU thread: the same images and classes give the same
-    weights, bit for bit on the same kind of machine, whatever the state of torch's generators; they are kept in the
-    cache folder.
+    It needs no download. Training is seeded and runs on one CPU thread: the same images and classes
+    give the same weights, bit for bit on the same kind of machine, whatever the state of torch's
+    generators; they are kept in the cache folder.
     """
 
     name = "classifier"
@@ -148,8 +173,12 @@ class Classifier(Extractor):
         """Raises `ConfigError` if the images have no classes."""
         if images.labels is None:
             weights.refuse_unlabelled()
-        classes = hashlib.sha256(repr((images.labels.tolist(), len(images.class_names))).encode()).hexdigest()
-        path = cache_dir() / f"classifier-{images.digest[:16]}-{classes[:16]}-{_VERSION}.safetensors"
+        classes = hashlib.sha256(
+            repr((images.labels.tolist(), len(images.class_names))).encode()
+        ).hexdigest()
+        path = (
+            cache_dir() / f"classifier-{images.digest[:16]}-{classes[:16]}-{_VERSION}.safetensors"
+        )
         trained = once(path, lambda path: _read(path, images), lambda: _train(images), _write)
         self._device = torch.device(device)
         self._network = _network(images)
@@ -167,15 +196,17 @@ class Classifier(Extractor):
         return features, logits
 
 
-# -------------------------------------------------------------------------------------------------------------- random
+# ---- random
 class Random(Extractor):
-    """The classifier's network without its training: every activation's mean over the picture, of all layers.
+    """The classifier's network without its training: every activation's mean over the picture, of
+    all layers.
 
-    It needs no labels, no download and no time. Networks with random weights compare sets of images that are far from
-    ImageNet better than trained ones do (Naeem et al. 2020, arXiv 2002.09797). Only the scale of the layers comes from
-    the images: a first part of them gives the means and variances of their normalization. On CIFAR-10, 2,000 images a
-    side, its distance grew with noise, from a standard deviation of 10/255 on, blur, wrong colours and shuffled
-    patches; to classes it is blinder than `Classifier`: without five of ten, 2 times that of two halves, not 13
+    It needs no labels, no download and no time. Networks with random weights compare sets of images
+    that are far from ImageNet better than trained ones do (Naeem et al. 2020, arXiv 2002.09797).
+    Only the scale of the layers comes from the images: a first part of them gives the means and
+    variances of their normalization. On CIFAR-10, 2,000 images a side, its distance grew with
+    noise, from a standard deviation of 10/255 on, blur, wrong colours and shuffled patches; to
+    classes it is blinder than `Classifier`: without five of ten, 2 times that of two halves, not 13
     (docs/results/2026-11-methods.md).
     """
 
@@ -184,11 +215,16 @@ class Random(Extractor):
     classes = 0
 
     def __init__(self, images: Images, device: torch.device | str) -> None:
-        self._device, self._layers = torch.device(device), _network(images).body.requires_grad_(False)
+        self._device, self._layers = (
+            torch.device(device),
+            _network(images).body.requires_grad_(False),
+        )
         for layer in self._layers:
             if isinstance(layer, nn.BatchNorm2d):
                 layer.momentum = 1.0  # running statistics become those of the one batch below
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SEED))  # files are sorted by class
+        order = torch.randperm(
+            len(images), generator=torch.Generator().manual_seed(_SEED)
+        )  # files are sorted by class
         self._most = max(8, _PIXELS // images.pixels[0, 0].numel())
         with torch.no_grad(), evaluation_precision(torch.device("cpu")), _one_thread():
             self.dim = self._features(images.pixels[order[: min(self._most, 1000)]]).shape[1]
@@ -198,7 +234,9 @@ class Random(Extractor):
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), evaluation_precision(self._device):
-            features = torch.cat([self._features(part.to(self._device)) for part in torch.split(images, self._most)])
+            features = torch.cat(
+                [self._features(part.to(self._device)) for part in torch.split(images, self._most)]
+            )
         return features, features[:, :0]
 
     def _features(self, images: Tensor) -> Tensor:
@@ -221,7 +259,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return content.hexdigest()
 
 
-# -------------------------------------------------------------------------------------------------------- their network
+# ---- their network
 
 
 _VERSION = 1  # raise it when network or training change
@@ -235,7 +273,8 @@ class _Trained(NamedTuple):
 
 
 class _Network(nn.Module):
-    """Convolutions down to at most 8×8 pixels, three more, an average over the picture, and a linear read-out."""
+    """Convolutions down to at most 8×8 pixels, three more, an average over the picture, and a
+    linear read-out."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
@@ -247,7 +286,11 @@ class _Network(nn.Module):
         strides += [1, 2]
         layers = []
         for (before, after), stride in zip(itertools.pairwise(widths), strides, strict=True):
-            layers += [nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.SiLU()]
+            layers += [
+                nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.SiLU(),
+            ]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(64, classes)
 
@@ -264,12 +307,15 @@ def _network(images: Images) -> _Network:
     """Return the untrained network for these images; torch's generators are not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
-        return _Network(images.pixels.shape[1], images.pixels.shape[2], max(1, len(images.class_names)))
+        return _Network(
+            images.pixels.shape[1], images.pixels.shape[2], max(1, len(images.class_names))
+        )
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: more would sum in another order, and on busy cores wait for each other for minutes."""
+    """Use one thread: more would sum in another order, and on busy cores wait for each other for
+    minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -287,11 +333,14 @@ def _read(path: Path, images: Images) -> _Trained:
 
 
 def _write(file: BinaryIO, trained: _Trained) -> None:
-    file.write(safetensors.torch.save(trained.tensors | {"accuracy": torch.tensor(trained.accuracy)}))
+    file.write(
+        safetensors.torch.save(trained.tensors | {"accuracy": torch.tensor(trained.accuracy)})
+    )
 
 
 def _train(images: Images) -> _Trained:
-    """Train the classifier: AdamW with a linearly falling learning rate for a fixed number of steps."""
+    """Train the classifier: AdamW with a linearly falling learning rate for a fixed number of
+    steps."""
     assert images.labels is not None
     started = time.perf_counter()
     generator = torch.Generator().manual_seed(_SEED)
@@ -300,20 +349,36 @@ def _train(images: Images) -> _Trained:
     network = _network(images)
     optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=1e-2)
     work = Progress("training the classifier that judges", _STEPS, "steps")
-    with work as progress, torch.enable_grad(), evaluation_precision(torch.device("cpu")), _one_thread():
+    with (
+        work as progress,
+        torch.enable_grad(),
+        evaluation_precision(torch.device("cpu")),
+        _one_thread(),
+    ):
         for step in range(_STEPS):
             for group in optimizer.param_groups:
                 group["lr"] = _PEAK_LR * min((step + 1) / 50, 1 - step / _STEPS)
             batch = learned[torch.randint(len(learned), (_BATCH,), generator=generator)]
-            loss = F.cross_entropy(network(images.pixels[batch]), images.labels[batch], label_smoothing=0.1)
+            loss = F.cross_entropy(
+                network(images.pixels[batch]), images.labels[batch], label_smoothing=0.1
+            )
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             progress.step()
         network.eval()
         with torch.no_grad():
-            predicted = torch.cat([network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)])
+            predicted = torch.cat(
+                [network(images.pixels[part]).argmax(1) for part in torch.split(held_out, 256)]
+            )
     accuracy = (predicted == images.labels[held_out]).double().mean().item()
     seconds = time.perf_counter() - started
-    log.info("classifier for %s: %.1f %% of held-out images right, %.1f s", images.name, 100 * accuracy, seconds)
-    return _Trained({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, accuracy)
+    log.info(
+        "classifier for %s: %.1f %% of held-out images right, %.1f s",
+        images.name,
+        100 * accuracy,
+        seconds,
+    )
+    return _Trained(
+        {name: tensor.contiguous() for name, tensor in network.state_dict().items()}, accuracy
+    )

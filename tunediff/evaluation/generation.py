@@ -1,4 +1,5 @@
-"""Which images a command wants of a generator, and noise that depends on the number of an image alone."""
+"""Which images a command wants of a generator, and noise that depends on the number of an image
+alone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tunediff.data.items import mix
 
 @dataclasses.dataclass(frozen=True)
 class SampleRequest:
-    """The images that `sample_images(network, config, request)` of a workload generates on this rank.
+    """The images that `sample_images(network, config, request)` of a workload generates on this
+    rank.
 
     Example, for a network that turns noise [B, 1, 8, 8] into images in [−1, 1]:
 
@@ -32,9 +34,11 @@ class SampleRequest:
     rank: int = 0
     ranks: int = 1
     columns: int = 1
-    """Above 1: yield [B, columns, C, H, W], for each image the noise, evenly spaced states, and the image itself."""
+    """Above 1: yield [B, columns, C, H, W], for each image the noise, evenly spaced states, and the
+    image itself."""
     progress: Callable[..., None] | None = None
-    """Call it after every step of the sampler, if the sampler has steps; its arguments are ignored."""
+    """Call it after every step of the sampler, if the sampler has steps; its arguments are
+    ignored."""
 
     def batches(self) -> Iterator[tuple[int, int]]:
         """Yield (first number, last number + 1) of each batch of this rank."""
@@ -43,12 +47,14 @@ class SampleRequest:
             yield start, min(start + size, self.images)
 
     def noise(self, start: int, stop: int, shape: Sequence[int]) -> Tensor:
-        """Return standard normal noise, float32 [stop − start, *shape], the same for an image in any batch."""
+        """Return standard normal noise, float32 [stop − start, *shape], the same for an image in
+        any batch."""
         return Noise(self.seed, shape, self.device).initial(start, stop)
 
 
 class Noise:
-    """Standard normal noise by image number: the same for an image in whatever batch, process or run it is drawn."""
+    """Standard normal noise by image number: the same for an image in whatever batch, process or
+    run it is drawn."""
 
     BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
 
@@ -61,8 +67,9 @@ class Noise:
 
     def step(self, k: int | str, start: int, stop: int) -> Tensor:
         """Return what sampling step k adds to these images, float32 [stop − start, C, H, W]."""
-        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked memory, so that the host
-        # goes on to the next step, and draws its noise, while the GPU computes.
+        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked
+        # memory, so that the host goes on to the next step, and draws its noise, while the GPU
+        # computes.
         first = start // self.BLOCK
         blocks = []
         for block in range(first, -(-stop // self.BLOCK)):

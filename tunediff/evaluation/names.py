@@ -1,4 +1,5 @@
-"""Names of the metrics of `quality`. Imports no torch, so that an unknown one is refused at once."""
+"""Names of the metrics of `quality`. Imports no torch, so that an unknown one is refused at
+once."""
 
 from __future__ import annotations
 
@@ -12,26 +13,33 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 STRAIGHT = 4
-"""Images per feature above which the bias of a Fréchet distance is about c/N, as its extrapolation needs."""
+"""Images per feature above which the bias of a Fréchet distance is about c/N, as its extrapolation
+needs."""
 
 
 def caution(label: str, images: int, dim: int) -> str:
-    """Return the caution about a Fréchet distance over so many images with `dim` features; '' for enough images.
+    """Return the caution about a Fréchet distance over so many images with `dim` features; '' for
+    enough images.
 
-    An estimated covariance has at most N − 1 ranks: below `dim` + 1 images it is singular (Chong & Forsyth 2020, arXiv
-    1911.07023, on the bias that remains above).
+    An estimated covariance has at most N − 1 ranks: below `dim` + 1 images it is singular (Chong &
+    Forsyth 2020, arXiv 1911.07023, on the bias that remains above).
     """
     if images >= STRAIGHT * dim:
         return ""
     singular = f", its covariance of {dim:,} features is singular" if images <= dim else ""
-    return f"{label} over {images:,} images: biased high{singular}; compare it only with others over {images:,}"
+    return (
+        f"{label} over {images:,} images: biased high{singular}; compare it only with others over"
+        f" {images:,}"
+    )
 
 
 def name_of(value: str, label: str) -> str:
-    """Return the name of a metric in a table; `label` is the name of the Fréchet distance of the same features.
+    """Return the name of a metric in a table; `label` is the name of the Fréchet distance of the
+    same features.
 
-    FID, KID and IS stand for Inception with its reference weights; everything else names its extractor. Precision and
-    recall always do, for the published ones use yet another network (VGG16).
+    FID, KID and IS stand for Inception with its reference weights; everything else names its
+    extractor. Precision and recall always do, for the published ones use yet another network
+    (VGG16).
     """
     head, _, extractor = label.partition(" ")
     return {

@@ -1,4 +1,5 @@
-"""Networks of our own. Images come as float32 [B, C, H, W] in [−1, 1]; what goes out are logits [B, classes]."""
+"""Networks of our own. Images come as float32 [B, C, H, W] in [−1, 1]; what goes out are logits [B,
+classes]."""
 
 from __future__ import annotations
 
@@ -13,21 +14,24 @@ class Block(nn.Module):
     """A part that repeats in a network: what can be compiled, or computed again, for itself."""
 
 
-# ----------------------------------------------------------------------------------------- residual networks for 32×32
+# ---- residual
+# networks for 32×32
 def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Without bias, since a normalisation follows; keeps the size at stride 1."""
     return nn.Conv2d(channels, out, side, stride, padding=side // 2, groups=groups, bias=False)
 
 
 class Residual(Block):
-    """What the residual blocks share: ReLU(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where the shape
-    changes (option B of He et al. 2015, arXiv 1512.03385)."""
+    """What the residual blocks share: ReLU(shortcut(x) + body(x)); the shortcut is a 1×1
+    convolution where the shape changes (option B of He et al. 2015, arXiv 1512.03385)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.body, self.shortcut = body, nn.Sequential()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(convolution(channels, out, 1, stride), nn.BatchNorm2d(out))
+            self.shortcut = nn.Sequential(
+                convolution(channels, out, 1, stride), nn.BatchNorm2d(out)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.shortcut(x))
@@ -41,18 +45,29 @@ def basic(channels: int, out: int, stride: int) -> Residual:
 
 
 def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) -> Residual:
-    """1×1, 3×3 in groups, 1×1: the block of ResNeXt (Xie et al. 2017, arXiv 1611.05431, figure 3c)."""
+    """1×1, 3×3 in groups, 1×1: the block of ResNeXt (Xie et al. 2017, arXiv 1611.05431, figure
+    3c)."""
     reduce, grouped, expand = (
         convolution(channels, inner, 1), convolution(inner, inner, 3, stride, groups), convolution(inner, out, 1),
     )  # fmt: skip
     body = nn.Sequential(
-        reduce, nn.BatchNorm2d(inner), nn.ReLU(), grouped, nn.BatchNorm2d(inner), nn.ReLU(), expand, nn.BatchNorm2d(out)
+        reduce,
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        grouped,
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        expand,
+        nn.BatchNorm2d(out),
     )
     return Residual(body, channels, out, stride)
 
 
-def residual(stem: int, blocks: list[Residual], out: int, channels: int, classes: int) -> nn.Sequential:
-    """A 3×3 stem, the blocks, the mean over the pixels, a linear layer; initial weights of arXiv 1502.01852."""
+def residual(
+    stem: int, blocks: list[Residual], out: int, channels: int, classes: int
+) -> nn.Sequential:
+    """A 3×3 stem, the blocks, the mean over the pixels, a linear layer; initial weights of arXiv
+    1502.01852."""
     network = nn.Sequential(
         convolution(channels, stem, 3), nn.BatchNorm2d(stem), nn.ReLU(), *blocks,
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, classes),
@@ -64,7 +79,8 @@ def residual(stem: int, blocks: list[Residual], out: int, channels: int, classes
 
 
 def resnet18(width: int, channels: int, classes: int) -> nn.Sequential:
-    """ResNet-18 for 32×32: four stages of two blocks, of `width` to 8 × `width` channels; 11.2 million parameters."""
+    """ResNet-18 for 32×32: four stages of two blocks, of `width` to 8 × `width` channels; 11.2
+    million parameters."""
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     blocks = [
         block
@@ -75,7 +91,8 @@ def resnet18(width: int, channels: int, classes: int) -> nn.Sequential:
 
 
 def resnext29(cardinality: int, width: int, channels: int, classes: int) -> nn.Sequential:
-    """ResNeXt-29, cardinality × width d, for 32×32: three stages of three blocks; 8×64d has 34.4 million parameters."""
+    """ResNeXt-29, cardinality × width d, for 32×32: three stages of three blocks; 8×64d has 34.4
+    million parameters."""
     blocks, before = [], 64
     for stage in range(3):
         out, inner = 256 * 2**stage, cardinality * width * 2**stage
@@ -85,7 +102,7 @@ def resnext29(cardinality: int, width: int, channels: int, classes: int) -> nn.S
     return residual(64, blocks, before, channels, classes)
 
 
-# ---------------------------------------------------------------------------------------------------------- 8×8 digits
+# ---- 8×8 digits
 class Convolution(Block):
     """A 3×3 convolution, normalised."""
 
@@ -98,20 +115,23 @@ class Convolution(Block):
 
 
 def convnet(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Three convolutions of `width` to 4 × `width` channels at a side, a half and a quarter of it."""
+    """Three convolutions of `width` to 4 × `width` channels at a side, a half and a quarter of
+    it."""
     return nn.Sequential(
         Convolution(channels, width, 1), Convolution(width, 2 * width, 2), Convolution(2 * width, 4 * width, 2),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes),
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ transformer, 128×128
+# ---- transformer, 128×128
 class InceptionMixer(nn.Module):
-    """Mixes tokens by three paths over parts of the channels (Si et al. 2022, arXiv 2205.12956, section 3.1).
+    """Mixes tokens by three paths over parts of the channels (Si et al. 2022, arXiv 2205.12956,
+    section 3.1).
 
-    High frequencies take max-pooling, then a linear layer, and a linear layer, then a depthwise convolution, each for
-    half of `width − low` channels. Low frequencies take self-attention at 1/`reduction` of the resolution. A depthwise
-    convolution with a shortcut and a linear layer fuse them. Feature maps [B, width, H, W] of any size.
+    High frequencies take max-pooling, then a linear layer, and a linear layer, then a depthwise
+    convolution, each for half of `width − low` channels. Low frequencies take self-attention at
+    1/`reduction` of the resolution. A depthwise convolution with a shortcut and a linear layer fuse
+    them. Feature maps [B, width, H, W] of any size.
     """
 
     def __init__(self, width: int, low: int, head: int, reduction: int) -> None:
@@ -121,7 +141,10 @@ class InceptionMixer(nn.Module):
         self.pooled, self.linear = nn.Conv2d(high, high, 1), nn.Conv2d(high, high, 1)
         self.depthwise = nn.Conv2d(high, high, 3, padding=1, groups=high)
         self.qkv = nn.Conv2d(low, 3 * low, 1)
-        self.fuse, self.out = nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1)
+        self.fuse, self.out = (
+            nn.Conv2d(width, width, 3, padding=1, groups=width),
+            nn.Conv2d(width, width, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         edges, textures, low = torch.split(x, list(self.parts), 1)
@@ -133,20 +156,25 @@ class InceptionMixer(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         small = F.avg_pool2d(x, self.reduction, ceil_mode=True) if self.reduction > 1 else x
-        heads: Tensor = self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head)).transpose(-1, -2)
+        heads: Tensor = (
+            self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head)).transpose(-1, -2)
+        )
         q, k, v = heads.unbind(1)  # [B, heads, tokens, head]
         attended = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(small.shape)
         return F.interpolate(attended, x.shape[-2:]) if self.reduction > 1 else attended
 
 
 class InceptionBlock(Block):
-    """The mixer, then an MLP of four times the width, each with a shortcut around it and normalised before it."""
+    """The mixer, then an MLP of four times the width, each with a shortcut around it and normalised
+    before it."""
 
     def __init__(self, width: int, low: int, head: int, reduction: int) -> None:
         super().__init__()
         self.norm1, self.mixer = nn.GroupNorm(1, width), InceptionMixer(width, low, head, reduction)
         self.norm2 = nn.GroupNorm(1, width)
-        self.mlp = nn.Sequential(nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1))
+        self.mlp = nn.Sequential(
+            nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixer(self.norm1(x))
@@ -155,11 +183,12 @@ class InceptionBlock(Block):
 
 
 def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Four stages at 1/4 to 1/32 of the side, of `width` to 8 × `width` channels, in iFormer's manner.
+    """Four stages at 1/4 to 1/32 of the side, of `width` to 8 × `width` channels, in iFormer's
+    manner.
 
-    The ramp: attention has 1/4, 1/2, 3/4 and 7/8 of the channels, as low frequencies matter more in later layers; in
-    the first two stages it sees half of the resolution. There are no batch statistics, so that any number of workers
-    learns the same.
+    The ramp: attention has 1/4, 1/2, 3/4 and 7/8 of the channels, as low frequencies matter more in
+    later layers; in the first two stages it sees half of the resolution. There are no batch
+    statistics, so that any number of workers learns the same.
     """
     stem, head = width // 2, width // 4
     parts: list[nn.Module] = [nn.Conv2d(channels, stem, 3, 2, 1), nn.GroupNorm(1, stem), nn.GELU()]
@@ -170,5 +199,10 @@ def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequent
         parts += [nn.Conv2d(before, out, 3, 2, 1), nn.GroupNorm(1, out)]
         parts += [InceptionBlock(out, low, head, reduction) for _ in range(depth)]
         before = out
-    parts += [nn.GroupNorm(1, before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)]
+    parts += [
+        nn.GroupNorm(1, before),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(before, classes),
+    ]
     return nn.Sequential(*parts)

@@ -1,4 +1,5 @@
-"""Metrics of many images of a finished model: more than an evaluation within a training has time for."""
+"""Metrics of many images of a finished model: more than an evaluation within a training has time
+for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tunediff.evaluation.reference import real_features, reference
 from tunediff.training.precision import evaluation_precision
 
 FEATURES = 10_000
-"""Most feature vectors of a set that are kept, for what needs pairs of them: KID, precision and recall."""
+"""Most feature vectors of a set that are kept, for what needs pairs of them: KID, precision and
+recall."""
 SPLITS = 10
 NEIGHBOURS = 3
 
@@ -32,7 +34,8 @@ class Value(NamedTuple):
     images: int | None
     """Number of generated images; None for the limit of infinitely many."""
     within_sd: float | None = None
-    """Standard deviation over subsets (KID) or splits (IS) of these very images; says nothing about other seeds."""
+    """Standard deviation over subsets (KID) or splits (IS) of these very images; says nothing about
+    other seeds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,35 +49,54 @@ class Real:
 
     @classmethod
     def of(
-        cls, images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, kinds: Collection[str]
+        cls,
+        images: Images,
+        extractor: Extractor,
+        device: torch.device | str,
+        batch_size: int,
+        kinds: Collection[str],
     ) -> Real:
         """Read them from the cache folder or compute them; `kinds` are keys of `names.KINDS`."""
         return cls(
             reference(images, extractor, device, batch_size) if "fd" in kinds else None,
-            real_features(images, extractor, device, batch_size, FEATURES) if {"kid", "pr"} & set(kinds) else None,
+            (
+                real_features(images, extractor, device, batch_size, FEATURES)
+                if {"kid", "pr"} & set(kinds)
+                else None
+            ),
         )
 
 
 class Quality:
-    """The metrics of n generated images that are added in batches, in any order, on one process or on several."""
+    """The metrics of n generated images that are added in batches, in any order, on one process or
+    on several."""
 
     def __init__(
-        self, extractor: Extractor, n: int, device: torch.device | str, kinds: Collection[str] = tuple(KINDS)
+        self,
+        extractor: Extractor,
+        n: int,
+        device: torch.device | str,
+        kinds: Collection[str] = tuple(KINDS),
     ) -> None:
         """`n` of at least 8; `kinds` are keys of `names.KINDS`."""
         self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
         self._stops = [n // 4, n // 2, n]
-        self._parts = [FeatureStatistics(extractor.dim, device) for _ in self._stops] if "fd" in kinds else []
+        self._parts = (
+            [FeatureStatistics(extractor.dim, device) for _ in self._stops] if "fd" in kinds else []
+        )
         count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
         # Every rank fills in the rows of its own images; the sum over ranks has them all.
         self._features = torch.zeros(count, extractor.dim, device=device)
         self._logits = torch.zeros(n if "is" in kinds else 0, extractor.classes, device=device)
 
     def update(self, start: int, images: Tensor) -> None:
-        """Add images start, start + 1, … of the set, uint8 [B, C, H, W]. Raises `NonFiniteError`."""
+        """Add images start, start + 1, … of the set, uint8 [B, C, H, W]. Raises
+        `NonFiniteError`."""
         features, logits = self._extractor.with_logits(images)
         first = 0
-        for stop, part in zip(self._stops, self._parts, strict=False):  # no parts where no distance is wanted
+        for stop, part in zip(
+            self._stops, self._parts, strict=False
+        ):  # no parts where no distance is wanted
             last = min(max(stop - start, 0), len(features))
             if last > first:
                 part.update(features[first:last])
@@ -103,9 +125,12 @@ class Quality:
                     distances.append(frechet(seen, real.reference))
                 names = ("frechet_quarter", "frechet_half", "frechet")
                 metrics |= zip(names, map(Value, distances, self._stops), strict=True)
-                # With fewer images per feature the bias follows another law than 1/N: see `extrapolated`.
+                # With fewer images per feature the bias follows another law than 1/N: see
+                # `extrapolated`.
                 straight = self._stops[0] >= STRAIGHT * self._extractor.dim
-                metrics["frechet_infinite"] = Value(extrapolated(self._stops, distances) if straight else None, None)
+                metrics["frechet_infinite"] = Value(
+                    extrapolated(self._stops, distances) if straight else None, None
+                )
             if "kid" in self._kinds:
                 assert real.features is not None
                 mean, sd = kernel_distance(self._features, real.features) or (None, None)
@@ -117,25 +142,28 @@ class Quality:
                 assert real.features is not None
                 precision, recall = precision_recall(self._features, real.features) or (None, None)
                 metrics |= {"precision": Value(precision, count), "recall": Value(recall, count)}
-        return {name: metrics[name] for names in KINDS.values() for name in names if name in metrics}
+        return {
+            name: metrics[name] for names in KINDS.values() for name in names if name in metrics
+        }
 
 
 def extrapolated(counts: list[int], distances: list[float]) -> float:
-    """Return the Fréchet distance of infinitely many images: the value at 1/N = 0 of a straight line in 1/N (Chong &
-    Forsyth 2020, arXiv 1911.07023, §3.2).
+    """Return the Fréchet distance of infinitely many images: the value at 1/N = 0 of a straight
+    line in 1/N (Chong & Forsyth 2020, arXiv 1911.07023, §3.2).
 
-    The bias is about c/N with c depending on the model, so that equal N do not make it equal. Theirs is a fit through
-    15 random subsets; this one, by least squares as well, goes through the distances of these few. It is too low where
-    the smallest count is not many times the length d of a feature vector: for Gaussians with d = 256 and a true
-    distance of 5.4, counts up to 16·d gave 5.0 and up to 4·d gave 3.5 (the distance itself 8.0 and 16.8).
+    The bias is about c/N with c depending on the model, so that equal N do not make it equal.
+    Theirs is a fit through 15 random subsets; this one, by least squares as well, goes through the
+    distances of these few. It is too low where the smallest count is not many times the length d of
+    a feature vector: for Gaussians with d = 256 and a true distance of 5.4, counts up to 16·d gave
+    5.0 and up to 4·d gave 3.5 (the distance itself 8.0 and 16.8).
     """
     return float(np.polyfit(1 / np.asarray(counts, float), np.asarray(distances, float), 1)[1])
 
 
 def inception_score(logits: Tensor) -> tuple[float, float] | None:
-    """Return mean and standard deviation, over 10 splits in order, of exp of the mean KL divergence of p(y|x) from p(y)
-    (Salimans et al. 2016, arXiv 1606.03498, §4) for logits [n, classes], as torch-fidelity computes it; None for fewer
-    than 10 images, or without classes."""
+    """Return mean and standard deviation, over 10 splits in order, of exp of the mean KL divergence
+    of p(y|x) from p(y) (Salimans et al. 2016, arXiv 1606.03498, §4) for logits [n, classes], as
+    torch-fidelity computes it; None for fewer than 10 images, or without classes."""
     if len(logits) < SPLITS or not logits.shape[1]:
         return None
     from torch_fidelity.metric_isc import isc_features_to_metric
@@ -145,17 +173,24 @@ def inception_score(logits: Tensor) -> tuple[float, float] | None:
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | None:
-    """Return the shares of generated features [n, d] in the real manifold, and of real ones [m, d] in the generated one
-    (Kynkäänniemi et al. 2019, arXiv 1904.06991, k = 3), as torch-fidelity computes them; None for 3 or fewer of either.
+    """Return the shares of generated features [n, d] in the real manifold, and of real ones [m, d]
+    in the generated one (Kynkäänniemi et al. 2019, arXiv 1904.06991, k = 3), as torch-fidelity
+    computes them; None for 3 or fewer of either.
 
-    A manifold is made of spheres around its features that reach to the third-nearest other one. Here the features are
-    those of the Fréchet distance; the paper and torch-fidelity's default take VGG16's, which give other numbers.
+    A manifold is made of spheres around its features that reach to the third-nearest other one.
+    Here the features are those of the Fréchet distance; the paper and torch-fidelity's default take
+    VGG16's, which give other numbers.
     """
     if min(len(generated), len(real)) <= NEIGHBOURS:
         return None
     from torch_fidelity.metric_prc import prc_features_to_metric
 
     metrics = prc_features_to_metric(
-        generated, real, prc_neighborhood=NEIGHBOURS, prc_batch_size=2500, save_cpu_ram=True, verbose=False
+        generated,
+        real,
+        prc_neighborhood=NEIGHBOURS,
+        prc_batch_size=2500,
+        save_cpu_ram=True,
+        verbose=False,
     )
     return metrics["precision"], metrics["recall"]

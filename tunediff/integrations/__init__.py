@@ -1,4 +1,5 @@
-"""What connects a search with other people's software: trackers, and frameworks that own the training loop.
+"""What connects a search with other people's software: trackers, and frameworks that own the
+training loop.
 
 Every package is imported lazily.
 """
@@ -16,5 +17,6 @@ def require(extra: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(
-            f"tunediff.integrations.{extra}: {', '.join(missing)} is not installed; {install_command(extra)}"
+            f"tunediff.integrations.{extra}: {', '.join(missing)} is not installed;"
+            f" {install_command(extra)}"
         )

@@ -50,8 +50,8 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
     """An Accelerator whose settings are the knobs of a trial."""
 
     def __init__(self, trial: Trial, *, schedule_steps: int | None = None, **options: Any) -> None:
-        """`schedule_steps`: of the learning rate's schedule in all; the budget stands for them. None: a scheduler steps
-        with the optimizer, whatever the budget is."""
+        """`schedule_steps`: of the learning rate's schedule in all; the budget stands for them.
+        None: a scheduler steps with the optimizer, whatever the budget is."""
         config = trial.config
         made = {
             "mixed_precision": {"none": "no"}.get(config.precision.amp, config.precision.amp),
@@ -64,7 +64,9 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         self._loader: EpochLoader | None = None
         self._budget_schedulers: list[BudgetScheduler] = []
         handlers = list(options.pop("kwargs_handlers", None) or [])
-        if trial.world.size > 1 and not any(isinstance(one, DistributedDataParallelKwargs) for one in handlers):
+        if trial.world.size > 1 and not any(
+            isinstance(one, DistributedDataParallelKwargs) for one in handlers
+        ):
             parallel = config.parallel
             handlers.append(
                 DistributedDataParallelKwargs(
@@ -73,20 +75,27 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             )
         if config.compile.active:
             mode, dynamic = config.compile.mode, config.compile.dynamic or None
-            options["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=mode, dynamic=dynamic)
+            options["dynamo_plugin"] = TorchDynamoPlugin(
+                backend="inductor", mode=mode, dynamic=dynamic
+            )
         options["project_dir"] = str(in_folder(trial, options.get("project_dir")))
         if (project := options.get("project_config")) is not None:
-            project.project_dir = str(in_folder(trial, project.project_dir or options["project_dir"]))
+            project.project_dir = str(
+                in_folder(trial, project.project_dir or options["project_dir"])
+            )
             project.logging_dir = str(in_folder(trial, project.logging_dir or project.project_dir))
         begin_accelerate(trial)
         super().__init__(kwargs_handlers=handlers, **made, **options)
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's checkpoints."""
+        """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's
+        checkpoints."""
         trial = self._trial
         for module in (one for one in objects if isinstance(one, nn.Module)):
             if trial.engine.model is not None:
-                raise trial.engine.mistake("accelerator.prepare takes one model; put them into one nn.ModuleDict")
+                raise trial.engine.mistake(
+                    "accelerator.prepare takes one model; put them into one nn.ModuleDict"
+                )
             trial.adopt(module)
             trial.keep(model=module)
         prepared = super().prepare(*map(self._over_the_budget, objects), **options)
@@ -96,20 +105,29 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         return prepared
 
     def _over_the_budget(self, one: Any) -> Any:
-        if self._schedule_steps is None or not isinstance(one, LRScheduler) or isinstance(one, ReduceLROnPlateau):
+        if (
+            self._schedule_steps is None
+            or not isinstance(one, LRScheduler)
+            or isinstance(one, ReduceLROnPlateau)
+        ):
             return one
         self._budget_schedulers.append(BudgetScheduler(one, self._schedule_steps, self._trial))
         return self._budget_schedulers[-1]
 
-    def epochs(self, loader: Iterable[Any], *, samples: int | None = None) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield the number of each pass over the prepared loader, and its batches, until the budget is spent."""
+    def epochs(
+        self, loader: Iterable[Any], *, samples: int | None = None
+    ) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Yield the number of each pass over the prepared loader, and its batches, until the budget
+        is spent."""
         engine, trial = self._trial.engine, self._trial
         if (judge := engine.evaluation) is not None and self._models:
             trial.evaluate_with(lambda: in_float32(self.unwrap_model(self._models[0]), judge))
         if self.scaler is not None:
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
-        own = self._loader = EpochLoader(engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1)
+        own = self._loader = EpochLoader(
+            engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1
+        )
         own.before_step = self._follow_budget
         yield from own.passes()
 
@@ -123,7 +141,8 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             tracker.finish()
 
     def _do_sync(self) -> None:
-        """Update the weights with the last batch of a step: batches are fetched before, a whole step's at a time."""
+        """Update the weights with the last batch of a step: batches are fetched before, a whole
+        step's at a time."""
         if self._loader is None:
             super()._do_sync()
         else:

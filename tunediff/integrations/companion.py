@@ -1,7 +1,9 @@
-"""A process beside a search that speaks to a service: at low priority, and whatever the service does, no trial waits.
+"""A process beside a search that speaks to a service: at low priority, and whatever the service
+does, no trial waits.
 
-The files in the folder of the search are its queue: what the service did not take is sent later. Both ends are here: a
-`Companion` in the search starts the module of the other end and talks to it, which runs `follow`.
+The files in the folder of the search are its queue: what the service did not take is sent later.
+Both ends are here: a `Companion` in the search starts the module of the other end and talks to it,
+which runs `follow`.
 """
 
 from __future__ import annotations
@@ -52,17 +54,24 @@ class Facts:
         return cls(**{**values, "folder": Path(values["folder"])})
 
 
-# -------------------------------------------------------------------------------------------------------- in the search
+# ---- in the search
 class Companion:
     """The process, as the search sees it."""
 
-    def __init__(self, module: str, facts: Facts, output: Path, say: Say, option: str, unfinished: str) -> None:
+    def __init__(
+        self, module: str, facts: Facts, output: Path, say: Say, option: str, unfinished: str
+    ) -> None:
         """Start it.
 
-        `output`: file for what packages print; `option`: what the user gave; `unfinished`: what to say behind it where
-        the service lacks something at the end.
+        `output`: file for what packages print; `option`: what the user gave; `unfinished`: what to
+        say behind it where the service lacks something at the end.
         """
-        self._patience_s, self._say, self._option, self._unfinished = facts.patience_s, say, option, unfinished
+        self._patience_s, self._say, self._option, self._unfinished = (
+            facts.patience_s,
+            say,
+            option,
+            unfinished,
+        )
         self._last_words = ""
         command = [sys.executable, "-m", module, json.dumps(dataclasses.asdict(facts), default=str)]
         pipe = subprocess.PIPE
@@ -81,7 +90,8 @@ class Companion:
         self._last_words = words
 
     def close(self) -> None:
-        """Let the process send the rest, for a while, which Ctrl-C ends; warn where something is left."""
+        """Let the process send the rest, for a while, which Ctrl-C ends; warn where something is
+        left."""
         patience = threading.Timer(
             SILENT_S, self._say, [f"{self._option}: sending the rest; Ctrl-C leaves it for later"]
         )
@@ -90,7 +100,9 @@ class Companion:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 assert self._process.stdin is not None
-                self._process.stdin.write(f"{self._last_words}\n")  # forked loader processes may hold the pipe open
+                self._process.stdin.write(
+                    f"{self._last_words}\n"
+                )  # forked loader processes may hold the pipe open
                 self._process.stdin.close()
                 self._process.wait(self._patience_s + 10)
         finally:  # also after a second Ctrl-C
@@ -106,12 +118,14 @@ class Companion:
                 self._say(line.rstrip())
 
 
-# ------------------------------------------------------------------------------------------------------- in the process
+# ---- in the process
 class Attempts:
-    """Calls what a service may fail, and says so once; after a failure the service is left alone for a while."""
+    """Calls what a service may fail, and says so once; after a failure the service is left alone
+    for a while."""
 
     def __init__(self, option: str, consequence: str, say: Say, late_s: float) -> None:
-        """`option`: what the user gave, which begins the message; `consequence`: how the search goes on."""
+        """`option`: what the user gave, which begins the message; `consequence`: how the search
+        goes on."""
         self._option, self._consequence, self._say, self._late_s = option, consequence, say, late_s
         self._retry_at, self._spoken = 0.0, False
 
@@ -126,7 +140,9 @@ class Attempts:
             work()
         except Exception as error:
             self._retry_at = time.monotonic() + RETRY_S
-            words = re.sub(r"://[^/@\s]+@", "://", " ".join(str(error).split()))  # an address may hold a password
+            words = re.sub(
+                r"://[^/@\s]+@", "://", " ".join(str(error).split())
+            )  # an address may hold a password
             self._speak(f"{type(error).__name__}: {words[:200]}")
             return False
         finally:
@@ -154,10 +170,11 @@ def begin() -> Say:
 
 
 def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
-    """Call `sync` about every second until stdin ends or brings a line, once more with what came there, and exit.
+    """Call `sync` about every second until stdin ends or brings a line, once more with what came
+    there, and exit.
 
-    It gets these words ("" before) and whether it is the last call, and returns whether the service has everything: the
-    exit code.
+    It gets these words ("" before) and whether it is the last call, and returns whether the service
+    has everything: the exit code.
     """
     words, pause_s = b"", EVERY_S
     while True:
@@ -169,7 +186,9 @@ def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
         begun = time.monotonic()
         sync("", False)
         pause_s = max(EVERY_S, min((time.monotonic() - begun) / SHARE, RETRY_S))
-    limit = threading.Timer(patience_s, os._exit, [1])  # a service that hangs does not keep this process
+    limit = threading.Timer(
+        patience_s, os._exit, [1]
+    )  # a service that hangs does not keep this process
     limit.daemon = True
     limit.start()
     complete = sync(words.decode().strip(), True)

@@ -1,4 +1,5 @@
-"""Copy a search to its address while it runs: `--storage s3://bucket/prefix`, in a process of its own.
+"""Copy a search to its address while it runs: `--storage s3://bucket/prefix`, in a process of its
+own.
 
 Journals are copied at every point, other files as they appear; `tunediff.core.remote` does it.
 """
@@ -29,13 +30,17 @@ class CopyFacts(Facts):
 
 @contextlib.contextmanager
 def copied(
-    folder: Path, say: Say, again: str, force: bool | None = None, fetch: Callable[[], object] = lambda: None
+    folder: Path,
+    say: Say,
+    again: str,
+    force: bool | None = None,
+    fetch: Callable[[], object] = lambda: None,
 ) -> Iterator[Companion | None]:
     """Copy what runs in `folder`, where its storage has an address, under the lock of that.
 
-    `again`: the command that copies what is left; `force`: see `StorageLock.take`; `fetch`: called under the
-    lock, before anything is copied, to fetch what another machine has written since this one read. Raises
-    `ConfigError` if another machine runs it, and what `fetch` raises.
+    `again`: the command that copies what is left; `force`: see `StorageLock.take`; `fetch`: called
+    under the lock, before anything is copied, to fetch what another machine has written since this
+    one read. Raises `ConfigError` if another machine runs it, and what `fetch` raises.
     """
     if (address := remote.address_of(folder.parent)) is None:
         yield None
@@ -57,24 +62,33 @@ def copied(
 
 
 class Copier:
-    """Copies what has changed, from the first trial on: until then a failed start leaves nothing."""
+    """Copies what has changed, from the first trial on: until then a failed start leaves
+    nothing."""
 
     def __init__(self, facts: CopyFacts, say: Say) -> None:
         self._folder, self._lock = facts.folder, StorageLock(facts.folder, facts.token)
         option = f"--storage {remote.address_of(facts.folder.parent)}"
-        self._attempts = Attempts(option, "the search goes on, and is copied later", say, facts.late_s)
+        self._attempts = Attempts(
+            option, "the search goes on, and is copied later", say, facts.late_s
+        )
         self._say, self._option, self._lost = say, option, False
 
     def keep_lock(self) -> None:
-        """Keep the lock fresh while files are copied: one upload may take longer than a lock stays fresh."""
+        """Keep the lock fresh while files are copied: one upload may take longer than a lock stays
+        fresh."""
         self._lock.keep(self._note_lost)
 
     def sync(self, last: bool = False) -> bool:
         """Copy; return whether everything is copied."""
-        return not self._lost and self._attempts.attempt(lambda: self._copy(last), last) and not self._lost
+        return (
+            not self._lost
+            and self._attempts.attempt(lambda: self._copy(last), last)
+            and not self._lost
+        )
 
     def _note_lost(self, error: LostLockError) -> None:
-        """Say once that another machine runs it, also where a failure of the service was said before."""
+        """Say once that another machine runs it, also where a failure of the service was said
+        before."""
         if not self._lost:
             self._lost = True
             self._say(f"{self._option}: {error}")

@@ -1,4 +1,5 @@
-"""A LightningModule as a workload, trained by Lightning's own `Trainer` under the clock of the trial.
+"""A LightningModule as a workload, trained by Lightning's own `Trainer` under the clock of the
+trial.
 
 from tunediff.integrations.lightning import fit
 
@@ -17,7 +18,13 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
-from tunediff.integrations.seam import BudgetScheduler, check_finished, in_folder, refuse_knobs, refuse_settings
+from tunediff.integrations.seam import (
+    BudgetScheduler,
+    check_finished,
+    in_folder,
+    refuse_knobs,
+    refuse_settings,
+)
 from tunediff.training.epochs import EpochLoader, divided
 from tunediff.training.state import copied
 from tunediff.training.trial import Trial
@@ -51,11 +58,12 @@ def fit(
     trial: Trial, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
     **trainer_options: Any,
 ) -> Any:  # fmt: skip
-    """Call `Trainer(**trainer_options).fit(model, …)` until the trial's budget is spent; returns the Trainer.
+    """Call `Trainer(**trainer_options).fit(model, …)` until the trial's budget is spent; returns
+    the Trainer.
 
-    The validation loop is the evaluation at every point, unless `trial.evaluate_with` was called; its logged values are
-    what it finds. `max_steps` and `max_epochs` end nothing: they are the length of learning rate schedules, which the
-    budget stands for.
+    The validation loop is the evaluation at every point, unless `trial.evaluate_with` was called;
+    its logged values are what it finds. `max_steps` and `max_epochs` end nothing: they are the
+    length of learning rate schedules, which the budget stands for.
     """
     if not isinstance(model, pl.LightningModule):
         raise trial.engine.mistake(
@@ -68,14 +76,17 @@ def fit(
         "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
         "val_check_interval": 10**12, "check_val_every_n_epoch": None,
     }  # fmt: skip
-    trainer_options = refuse_settings(trial, trainer_options, _SET_BY, made, pl.Trainer, _neutral(trial))
+    trainer_options = refuse_settings(
+        trial, trainer_options, _SET_BY, made, pl.Trainer, _neutral(trial)
+    )
     trial.adopt(model)
     clock = _Clock(trial, model)
     callbacks = trainer_options.pop("callbacks", None) or []
     callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
     _refuse_callbacks(trial, callbacks)
     checkpoints, bars = (
-        any(isinstance(callback, kind) for callback in callbacks) for kind in (Checkpoint, ProgressBar)
+        any(isinstance(callback, kind) for callback in callbacks)
+        for kind in (Checkpoint, ProgressBar)
     )
     options = {
         "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
@@ -95,22 +106,29 @@ def fit(
         owner = datamodule if datamodule is not None else model
         wrapped = _wrapped_loader(owner, clock.wrap)
     mode = trial.config.compile
-    called = torch.compile(model, mode=mode.mode, dynamic=mode.dynamic or None) if mode.active else model
+    called = (
+        torch.compile(model, mode=mode.mode, dynamic=mode.dynamic or None) if mode.active else model
+    )
     with wrapped:
         trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
-    check_finished(trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it")
+    check_finished(
+        trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it"
+    )
     return trainer
 
 
 def _refuse_callbacks(trial: Trial, callbacks: Iterable[Any]) -> None:
     """Raise `WorkloadError` for a callback that does not work under the clock of a trial."""
     if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        raise trial.engine.mistake("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
+        raise trial.engine.mistake(
+            "GradientAccumulationScheduler is not allowed; allowed: loader.accumulation"
+        )
 
 
 @contextlib.contextmanager
 def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
-    """Put the training's loader under the clock; the owner may be used by the next trial of the process as well."""
+    """Put the training's loader under the clock; the owner may be used by the next trial of the
+    process as well."""
     make, own = owner.train_dataloader, "train_dataloader" in vars(owner)
     owner.train_dataloader = lambda: wrap(make())
     try:
@@ -139,20 +157,26 @@ class _Clock(Callback):  # type: ignore[misc]
         return self._loader is not None and self._loader.finished
 
     def wrap(self, loader: Any) -> EpochLoader:
-        """Return the training's loader under the clock. Raises `WorkloadError` for several loaders."""
+        """Return the training's loader under the clock. Raises `WorkloadError` for several
+        loaders."""
         trial = self._trial
         if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
-            raise trial.engine.mistake("train_dataloader: several loaders are not allowed; allowed: one DataLoader")
+            raise trial.engine.mistake(
+                "train_dataloader: several loaders are not allowed; allowed: one DataLoader"
+            )
         try:
             len(loader)
         except TypeError:
             raise trial.engine.mistake(
-                "train_dataloader: a loader without a length is not allowed: Lightning fetches one batch ahead of it; "
-                "allowed: a DataLoader with a length"
+                "train_dataloader: a loader without a length is not allowed: Lightning fetches one"
+                " batch ahead of it; allowed: a DataLoader with a length"
             ) from None
         seed, world = trial.config.seed, trial.world
         self._loader = EpochLoader(
-            trial.engine, divided(loader, world, seed), group=trial.config.loader.accumulation, reseed=world.size > 1
+            trial.engine,
+            divided(loader, world, seed),
+            group=trial.config.loader.accumulation,
+            reseed=world.size > 1,
         )
         self._loader.before_step = self._before_step
         return self._loader
@@ -161,23 +185,33 @@ class _Clock(Callback):  # type: ignore[misc]
         for scheduler in self._schedulers:
             scheduler.follow()
 
-    # ------------------------------------------------------------------------------------------- hooks of Lightning
+    # ---- hooks of Lightning
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Take what learns into the checkpoints, and let the budget end the training."""
         self.trainer, trial = trainer, self._trial
         _refuse_callbacks(trial, trainer.callbacks)  # configure_callbacks has added some
-        steps = trainer.estimated_stepping_batches  # of whichever of max_steps and max_epochs comes first
+        steps = (
+            trainer.estimated_stepping_batches
+        )  # of whichever of max_steps and max_epochs comes first
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         by_itself = pl_module.automatic_optimization  # else the module makes its schedulers' steps
         for config in trainer.lr_scheduler_configs if by_itself else ():
             config.strict = False  # what a plateau is judged by is measured at points only
-            if not config.reduce_on_plateau and 0 < steps < math.inf and hasattr(config.scheduler, "last_epoch"):
+            if (
+                not config.reduce_on_plateau
+                and 0 < steps < math.inf
+                and hasattr(config.scheduler, "last_epoch")
+            ):
                 total = steps if config.interval == "step" else steps / self._steps_per_epoch()
                 steps_at = self._steps_at(config.interval, config.frequency)
-                config.scheduler = BudgetScheduler(config.scheduler, total, trial, steps_at=steps_at)
+                config.scheduler = BudgetScheduler(
+                    config.scheduler, total, trial, steps_at=steps_at
+                )
                 self._schedulers.append(config.scheduler)
         trial.keep(module=pl_module, loops=_Loops(trainer))
-        trial.keep(**{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)})
+        trial.keep(
+            **{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)}
+        )
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
         trial.keep(callbacks=_Saved(trainer, pl_module))
@@ -190,12 +224,17 @@ class _Clock(Callback):  # type: ignore[misc]
         return math.ceil(batches / self._trial.config.loader.accumulation)
 
     def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
-        """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a scheduler."""
+        """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a
+        scheduler."""
         if interval != "step" or frequency == 1:
             return [number % frequency == 0 for number in range(1, frequency + 1)]
-        # Lightning counts the batches of an epoch, and looks at their number after each optimizer step.
+        # Lightning counts the batches of an epoch, and looks at their number after each optimizer
+        # step.
         self.trainer.fit_loop.setup_data()
-        batches, accumulation = self.trainer.num_training_batches, self._trial.config.loader.accumulation
+        batches, accumulation = (
+            self.trainer.num_training_batches,
+            self._trial.config.loader.accumulation,
+        )
         behind = itertools.chain(range(accumulation, batches, accumulation), [batches])
         return [number % frequency == 0 for number in behind]
 
@@ -203,18 +242,28 @@ class _Clock(Callback):  # type: ignore[misc]
         """Leave Lightning's loop where the budget is spent."""
         trainer.should_stop = trainer.should_stop or self.finished
 
-    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
         """Note what the point judges: by now callbacks have swapped in their averages."""
         engine = self._trial.engine
         if batch_idx == 0 and self._finished is not None:
-            pl_module.load_state_dict(self._finished)  # the averages of callbacks are those of an untrained model
+            pl_module.load_state_dict(
+                self._finished
+            )  # the averages of callbacks are those of an untrained model
         if batch_idx == 0 and engine.feed is not None:
             engine.note_judged()
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
-        trainer, loop, engine = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop, self._trial.engine
-        judges_module = engine.feed is None and engine.result is self._module  # nothing will be trained
+        trainer, loop, engine = (
+            self.trainer,
+            self.trainer.fit_loop.epoch_loop.val_loop,
+            self._trial.engine,
+        )
+        judges_module = (
+            engine.feed is None and engine.result is self._module
+        )  # nothing will be trained
         self._finished = copied(self._module.state_dict()) if judges_module else None
         connector = trainer._logger_connector
         first, trainer.validating = connector._first_loop_iter, True
@@ -255,23 +304,38 @@ class _Loops:
 
 
 class _Saved:
-    """What callbacks, the data module and the module itself put into a checkpoint of Lightning, of whatever kind."""
+    """What callbacks, the data module and the module itself put into a checkpoint of Lightning, of
+    whatever kind."""
 
     def __init__(self, trainer: Any, module: Any) -> None:
         self._trainer, self._module = trainer, module
-        self._callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)]
-        stateful = [*self._callbacks, *([trainer.datamodule] if trainer.datamodule is not None else [])]
-        self._stateful = {getattr(part, "state_key", type(part).__qualname__): part for part in stateful}
+        self._callbacks = [
+            callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)
+        ]
+        stateful = [
+            *self._callbacks,
+            *([trainer.datamodule] if trainer.datamodule is not None else []),
+        ]
+        self._stateful = {
+            getattr(part, "state_key", type(part).__qualname__): part for part in stateful
+        }
 
     def state_dict(self) -> dict[str, Any]:
         trainer, weights = self._trainer, self._module.state_dict()
-        content = {"state_dict": weights, "epoch": trainer.current_epoch, "global_step": trainer.global_step}
+        content = {
+            "state_dict": weights,
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+        }
         for callback in self._callbacks:
             callback.on_save_checkpoint(trainer, self._module, content)
         self._module.on_save_checkpoint(content)
         if content["state_dict"] is weights:
             del content["state_dict"]  # the module is kept by itself
-        return {"states": {name: part.state_dict() for name, part in self._stateful.items()}, "hooks": content}
+        return {
+            "states": {name: part.state_dict() for name, part in self._stateful.items()},
+            "hooks": content,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         state = _on_devices_of(self.state_dict(), state)
@@ -280,12 +344,15 @@ class _Saved:
         for callback in self._callbacks:
             callback.on_load_checkpoint(self._trainer, self._module, content)
         for name, part in self._stateful.items():
-            if own := state["states"][name]:  # else it had none yet; Lightning does not load that either
+            if own := state["states"][
+                name
+            ]:  # else it had none yet; Lightning does not load that either
                 part.load_state_dict(own)
 
 
 def _on_devices_of(now: Any, state: Any) -> Any:
-    """Return `state`, from host memory, with its tensors where those of `now` are: callbacks may take them over."""
+    """Return `state`, from host memory, with its tensors where those of `now` are: callbacks may
+    take them over."""
     if isinstance(state, torch.Tensor):
         return state.to(now.device) if isinstance(now, torch.Tensor) else state
     if isinstance(state, Mapping) and isinstance(now, Mapping):
@@ -296,7 +363,7 @@ def _on_devices_of(now: Any, state: Any) -> Any:
     return state
 
 
-# ------------------------------------------------------------------------------------------- systems knobs as settings
+# ---- systems knobs as settings
 class _TrainedMixed(MixedPrecision):  # type: ignore[misc]
     """Mixed precision in training; every model is judged in float32."""
 
@@ -337,7 +404,11 @@ class _Ranks(ClusterEnvironment):  # type: ignore[misc]
 
 def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
     """Return values of settings that mean what the trial does, where Lightning has several."""
-    formats = {"none": ("32-true", "32", 32), "bf16": ("bf16-mixed", "bf16"), "fp16": ("16-mixed", "16", 16)}
+    formats = {
+        "none": ("32-true", "32", 32),
+        "bf16": ("bf16-mixed", "bf16"),
+        "fp16": ("16-mixed", "16", 16),
+    }
     return {
         "precision": formats[trial.config.precision.amp], "strategy": ("ddp",) if trial.world.size > 1 else (),
         "limit_train_batches": (1.0,), "val_check_interval": (1.0,),

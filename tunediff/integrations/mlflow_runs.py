@@ -1,4 +1,5 @@
-"""Send a search to MLflow: a parent run for the search, a nested run per trial; the server is `MLFLOW_TRACKING_URI`."""
+"""Send a search to MLflow: a parent run for the search, a nested run per trial; the server is
+`MLFLOW_TRACKING_URI`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# A call that fails is repeated with the next look at the journals: the client need not try for minutes.
+# A call that fails is repeated with the next look at the journals: the client need not try for
+# minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
@@ -38,7 +40,9 @@ class MlflowRuns:
         self._client, self._runs = mlflow.MlflowClient(), dict[str, str]()
         self._experiment = ""
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         opened = self._opened(run)
         metrics = [
             Metric(_allowed(name), value, round(1000 * run.at(point)), point.samples)
@@ -48,7 +52,9 @@ class MlflowRuns:
         for begin in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(opened, metrics=metrics[begin : begin + MOST_METRICS])
         for name, path in pictures.items():
-            step, when = (points[-1].samples, round(1000 * run.at(points[-1]))) if points else (0, None)
+            step, when = (
+                (points[-1].samples, round(1000 * run.at(points[-1]))) if points else (0, None)
+            )
             key = re.sub(r"[^\w.\- ]", "_", name, flags=re.ASCII)  # a part of a file name there
             self._client.log_image(opened, Image.open(path), key=key, step=step, timestamp=when)
         if end is not None:
@@ -61,7 +67,11 @@ class MlflowRuns:
         when = round(1000 * end.time)
         words = {"status": end.status, "reason": end.reason, **end.summary}
         values = {name: value for name, value in words.items() if is_number(value)}
-        texts = {name: str(value) for name, value in words.items() if name not in values and value not in ("", None)}
+        texts = {
+            name: str(value)
+            for name, value in words.items()
+            if name not in values and value not in ("", None)
+        }
         self._client.log_batch(
             opened, metrics=[Metric(_allowed(name), float(value), when, 0) for name, value in values.items()],
             tags=[RunTag(_allowed(name), value) for name, value in texts.items()],
@@ -74,8 +84,11 @@ class MlflowRuns:
         """Return the server's id of a run, which is begun where the server has none of this id."""
         if run.id not in self._runs:
             found = self._find(run.id)
-            identifier, known = (str(found.info.run_id), found.data.params) if found else (self._create(run), {})
-            # A run that was found may lack knobs: the server may have failed when they were to follow.
+            identifier, known = (
+                (str(found.info.run_id), found.data.params) if found else (self._create(run), {})
+            )
+            # A run that was found may lack knobs: the server may have failed when they were to
+            # follow.
             params = {_allowed(name): str(value)[:LONGEST] for name, value in run.config.items()}
             missing = [Param(name, value) for name, value in params.items() if name not in known]
             for begin in range(0, len(missing), MOST_PARAMS):
@@ -89,13 +102,22 @@ class MlflowRuns:
             name = project("MLFLOW_EXPERIMENT_NAME")
             experiment = self._client.get_experiment_by_name(name)
             self._experiment = (
-                experiment.experiment_id if experiment else self._client.create_experiment(name, tags=KIND)
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment(name, tags=KIND)
             )
-        runs = self._client.search_runs([self._experiment], f"tags.`{ID}` = '{identifier}'", max_results=1)
+        runs = self._client.search_runs(
+            [self._experiment], f"tags.`{ID}` = '{identifier}'", max_results=1
+        )
         return runs[0] if runs else None
 
     def _create(self, run: Run) -> str:
-        tags = {ID: run.id, "search": run.search, "kind": run.kind, "mlflow.source.name": "tunediff"}
+        tags = {
+            ID: run.id,
+            "search": run.search,
+            "kind": run.kind,
+            "mlflow.source.name": "tunediff",
+        }
         if run.kind != "search" and (parent := self._find(run.search_id)):
             tags["mlflow.parentRunId"] = parent.info.run_id
         begun = self._client.create_run(self._experiment, round(1000 * run.started), tags, run.name)
@@ -103,7 +125,8 @@ class MlflowRuns:
 
 
 def _allowed(name: str) -> str:
-    """Return a name with `_` for what MLflow refuses in names of metrics, parameters and tags: `recall@5`."""
+    """Return a name with `_` for what MLflow refuses in names of metrics, parameters and tags:
+    `recall@5`."""
     name = re.sub(r"[^\w.\-/ :]", "_", name)[:LONGEST_NAME]
     # MLflow may use it as a path, which must not have another form: `a//b`, `../a`
     is_path = all(part.strip(".") for part in name.split("/")) and not name.startswith("..")

@@ -1,4 +1,5 @@
-"""What the adapters share: schedules over the budget, ranks, and knobs that a framework does not have."""
+"""What the adapters share: schedules over the budget, ranks, and knobs that a framework does not
+have."""
 
 from __future__ import annotations
 
@@ -17,19 +18,24 @@ from tunediff.training.trial import Trial
 class BudgetScheduler:
     """A learning rate scheduler of `total` steps whose last one is the end of the budget.
 
-    Frameworks call `step`, which does nothing: `follow` moves to where the budget is. With a budget of `total` steps
-    every rate is that of the framework alone.
+    Frameworks call `step`, which does nothing: `follow` moves to where the budget is. With a budget
+    of `total` steps every rate is that of the framework alone.
     """
 
-    def __init__(self, scheduler: Any, total: float, trial: Trial, *, steps_at: Iterable[bool] = (True,)) -> None:
-        """`steps_at`: with which of so many steps the scheduler makes one of its own, over and over.
+    def __init__(
+        self, scheduler: Any, total: float, trial: Trial, *, steps_at: Iterable[bool] = (True,)
+    ) -> None:
+        """`steps_at`: with which of so many steps the scheduler makes one of its own, over and
+        over.
 
-        Raises `WorkloadError` for a scheduler that does not count its steps, such as ChainedScheduler.
+        Raises `WorkloadError` for a scheduler that does not count its steps, such as
+        ChainedScheduler.
         """
         if not hasattr(scheduler, "last_epoch"):
             raise trial.engine.mistake(
-                f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since it has no "
-                "last_epoch; allowed: SequentialLR, LambdaLR or another single scheduler of torch.optim.lr_scheduler"
+                f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since"
+                " it has no last_epoch; allowed: SequentialLR, LambdaLR or another single"
+                " scheduler of torch.optim.lr_scheduler"
             )
         self._scheduler, self._total, self._trial = scheduler, total, trial
         self._made = [0, *itertools.accumulate(steps_at)]
@@ -41,8 +47,12 @@ class BudgetScheduler:
         """Make the steps that the progress of the training asks for."""
         rounds, rest = divmod(int(self._trial.progress * self._total + 1e-6), len(self._made) - 1)
         scheduler, target = self._scheduler, rounds * self._made[-1] + self._made[rest]
-        if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR):
-            scheduler.last_epoch = max(scheduler.last_epoch, target - 1)  # their rates follow from the position alone
+        if isinstance(
+            scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR
+        ):
+            scheduler.last_epoch = max(
+                scheduler.last_epoch, target - 1
+            )  # their rates follow from the position alone
         while scheduler.last_epoch < target:
             scheduler.step()
 
@@ -51,8 +61,8 @@ class BudgetScheduler:
 
 
 def in_folder(trial: Trial, path: str | os.PathLike[str] | None) -> Path:
-    """Return where a run writes what the user's file would write to `path`: below the working directory, each run in
-    the same place of its own folder. None: that folder."""
+    """Return where a run writes what the user's file would write to `path`: below the working
+    directory, each run in the same place of its own folder. None: that folder."""
     place, here = Path(path or "").absolute(), Path.cwd()
     if place.is_relative_to(here) and not place.is_relative_to(trial.folder):
         return trial.folder / place.relative_to(here)
@@ -71,15 +81,20 @@ class Attributes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._names:
             value, now = state[name], getattr(self._owner, name)
-            setattr(self._owner, name, value.to(now.device) if isinstance(now, torch.Tensor) else value)
+            setattr(
+                self._owner, name, value.to(now.device) if isinstance(now, torch.Tensor) else value
+            )
 
 
 def refuse_knobs(trial: Trial, framework: str) -> None:
-    """Raise `WorkloadError` for knobs whose meaning the framework cannot have; notes which it does not follow."""
+    """Raise `WorkloadError` for knobs whose meaning the framework cannot have; notes which it does
+    not follow."""
     config, mistake, engine = trial.config, trial.engine.mistake, trial.engine
     strategy, several = config.parallel.strategy, config.parallel.workers > 1
     if several and strategy != "ddp":
-        raise mistake(f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp")
+        raise mistake(
+            f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp"
+        )
     if config.compile.active and config.compile.scope == "blocks":
         raise mistake(f"compile.scope: blocks is not allowed with {framework}; allowed: model")
     if several and config.parallel.gradients != "float32":
@@ -92,40 +107,53 @@ def refuse_settings(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings of a class of the framework, without those that a knob makes.
 
-    Raises `WorkloadError` with all of these that ask for something else than `made`, the default of the class, or what
-    means the `same`.
+    Raises `WorkloadError` with all of these that ask for something else than `made`, the default of
+    the class, or what means the `same`.
     """
     defaults, names = inspect.signature(kind).parameters, settings.keys() & knobs.keys()
-    neutral = {name: [made.get(name), defaults[name].default, *(same or {}).get(name, ())] for name in names}
+    neutral = {
+        name: [made.get(name), defaults[name].default, *(same or {}).get(name, ())]
+        for name in names
+    }
     refused = [
         f"{name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it"
         for name, value in settings.items()
-        if name in names and repr(value) not in map(repr, neutral[name])  # 1.0 may mean all, and 1 one
+        if name in names
+        and repr(value) not in map(repr, neutral[name])  # 1.0 may mean all, and 1 one
     ]
     if refused:
-        raise trial.engine.mistake(f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)")
+        raise trial.engine.mistake(
+            f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)"
+        )
     return {name: value for name, value in settings.items() if name not in names}
 
 
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:
-    """Raise `WorkloadError` where the framework has ended the training before its budget was spent."""
+    """Raise `WorkloadError` where the framework has ended the training before its budget was
+    spent."""
     if not finished and not trial.engine.done:
         steps = trial.step_count
-        raise trial.engine.mistake(f"{framework} ended its training after {steps} steps, before the budget: {causes}")
+        raise trial.engine.mistake(
+            f"{framework} ended its training after {steps} steps, before the budget: {causes}"
+        )
 
 
 def begin_accelerate(trial: Trial) -> None:
-    """Let accelerate look at the ranks of this trial, not at those of an old one in the same process."""
+    """Let accelerate look at the ranks of this trial, not at those of an old one in the same
+    process."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     if trial.world.size > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or accelerate would change it
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(torch.get_num_threads())
+        )  # or accelerate would change it
 
 
 def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:
-    """Call `judge` while the model is without the autocast that accelerate has put around its forward pass."""
+    """Call `judge` while the model is without the autocast that accelerate has put around its
+    forward pass."""
     own = vars(model)
     mixed, plain = own.get("forward"), own.get("_original_forward")
     if plain is None:

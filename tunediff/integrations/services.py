@@ -21,8 +21,19 @@ SERVICES = {
     "tensorboard": ("tensorboardX", "tensorboard_runs.TensorboardRuns"),
 }
 """Package of every service, and the class that speaks to it."""
-FIRST = ("loss", "train_s", "device_s", "samples", "samples_per_s", "steps", "index", "peak_memory_mib", "energy_wh")
-"""What services show first, with what the evaluation returned; other numbers are a group of their own."""
+FIRST = (
+    "loss",
+    "train_s",
+    "device_s",
+    "samples",
+    "samples_per_s",
+    "steps",
+    "index",
+    "peak_memory_mib",
+    "energy_wh",
+)
+"""What services show first, with what the evaluation returned; other numbers are a group of their
+own."""
 GROUP = "system"
 SUCCESSES = ("ok", "pruned", "skipped")
 """Statuses that are no failure of a run."""
@@ -33,7 +44,8 @@ class Run:
     """One run at a service: a trial, or the search as a whole, under which the trials are."""
 
     kind: str
-    """`search`, `trial`, `confirming` for a confirming run, or `training` for one outside any search."""
+    """`search`, `trial`, `confirming` for a confirming run, or `training` for one outside any
+    search."""
     name: str
     """`t0003`, `confirm/t0003`; of the search its name."""
     search: str
@@ -49,7 +61,8 @@ class Run:
     """The folder of the search."""
 
     def at(self, point: Point) -> float:
-        """Return the Unix time of a point at which services draw it: its training seconds after the start."""
+        """Return the Unix time of a point at which services draw it: its training seconds after the
+        start."""
         return self.started + point.train_s
 
 
@@ -74,8 +87,11 @@ class RunEnd:
 class Service(Protocol):
     """Sends runs to one service; any exception means that it may be tried again."""
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
-        """Send the new points of a run, which is begun or continued, its pictures of now, and how it ended."""
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
+        """Send the new points of a run, which is begun or continued, its pictures of now, and how
+        it ended."""
 
     def close(self) -> None:
         """Wait until the service has everything."""
@@ -84,12 +100,15 @@ class Service(Protocol):
 def make(name: str, folder: Path) -> Service:
     """Return the service of that name, for the search in `folder`."""
     module, _, kind = SERVICES[name][1].partition(".")
-    service: Service = getattr(importlib.import_module(f"tunediff.integrations.{module}"), kind)(folder)
+    service: Service = getattr(importlib.import_module(f"tunediff.integrations.{module}"), kind)(
+        folder
+    )
     return service
 
 
 def numbers(point: Point) -> dict[str, float]:
-    """Return the finite numbers of a point by name; what tells of the machine is named `system/…`."""
+    """Return the finite numbers of a point by name; what tells of the machine is named
+    `system/…`."""
     first = {*FIRST, *point.metrics}
     values = {name: float(value) for name, value in point.flat.items() if is_number(value)}
     return {name if name in first else f"{GROUP}/{name}": value for name, value in values.items()}

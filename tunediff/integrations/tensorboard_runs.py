@@ -18,7 +18,8 @@ from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.integrations.services import Run, RunEnd, numbers
 
-# tensorboardX imports torch where it finds it: seconds, and half a gigabyte in a process that has no use for it.
+# tensorboardX imports torch where it finds it: seconds, and half a gigabyte in a process that has
+# no use for it.
 _torch = sys.modules.get("torch")
 sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 try:
@@ -39,7 +40,9 @@ class TensorboardRuns:
     def __init__(self, folder: Path) -> None:
         self._folder, self._writers = folder / "tensorboard", dict[str, SummaryWriter]()
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         writer = self._writer(run, points)
         for point in points:
             for name, value in numbers(point).items():
@@ -49,7 +52,9 @@ class TensorboardRuns:
         for name, path in pictures.items():
             pixels = np.asarray(Image.open(path).convert("RGB"))
             when = run.at(last) if last is not None else None
-            writer.add_image(name, pixels, last.samples if last else 0, walltime=when, dataformats="HWC")
+            writer.add_image(
+                name, pixels, last.samples if last else 0, walltime=when, dataformats="HWC"
+            )
         if end is not None:
             self._end(writer, run, end)
         writer.flush()
@@ -62,12 +67,17 @@ class TensorboardRuns:
             writer.close()
 
     def _writer(self, run: Run, points: Sequence[Point]) -> SummaryWriter:
-        """Return the open writer of a run; where an earlier process was killed, what it wrote beyond is purged."""
+        """Return the open writer of a run; where an earlier process was killed, what it wrote
+        beyond is purged."""
         if run.id not in self._writers:
             folder = self._folder / run.name
             purge = points[0].samples if points and folder.exists() else None
-            suffix = f".{time.time_ns()}"  # names have whole seconds, and files are read in their order
-            self._writers[run.id] = writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
+            suffix = (  # names have whole seconds, and files are read in their order
+                f".{time.time_ns()}"
+            )
+            self._writers[run.id] = writer = SummaryWriter(
+                str(folder), purge_step=purge, filename_suffix=suffix
+            )
             values = {name: _plain(value) for name, value in run.config.items()}
             experiment, begin, _ = hparams(values, {f"{GROUP}/{run.objective}": None})
             for part in (experiment, begin):
@@ -77,7 +87,11 @@ class TensorboardRuns:
     @staticmethod
     def _end(writer: SummaryWriter, run: Run, end: RunEnd) -> None:
         words = {"status": end.status, "reason": end.reason, **end.summary}
-        lines = [f"- {name}: {text.number(value)}" for name, value in words.items() if value not in ("", None)]
+        lines = [
+            f"- {name}: {text.number(value)}"
+            for name, value in words.items()
+            if value not in ("", None)
+        ]
         writer.add_text("result", "\n".join(lines), walltime=end.time)
         writer.file_writer.add_summary(hparams({}, {})[2])
 

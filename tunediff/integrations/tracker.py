@@ -1,7 +1,9 @@
-"""The process that sends a search to a tracking service, beside the search: it follows the journals.
+"""The process that sends a search to a tracking service, beside the search: it follows the
+journals.
 
-The journals are its queue: what the service did not take stays there, and is sent later. `tracking.jsonl` in the folder
-of the search says what has been sent, so that a resumed search goes on with the same runs and sends nothing twice.
+The journals are its queue: what the service did not take stays there, and is sent later.
+`tracking.jsonl` in the folder of the search says what has been sent, so that a resumed search goes
+on with the same runs and sends nothing twice.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from tunediff.tuning import sessions
 
 SENT = "tracking.jsonl"
 FAILING_S = 5.0
-"""Seconds that trials may take to fail before the others are left for later: a refusal is quick, a timeout is not."""
+"""Seconds that trials may take to fail before the others are left for later: a refusal is quick, a
+timeout is not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,8 @@ class TrackedSearch(Facts):
 
 
 class SentLog:
-    """What a service has taken, by the id of a run: how many points, and whether the end; one line per change."""
+    """What a service has taken, by the id of a run: how many points, and whether the end; one line
+    per change."""
 
     def __init__(self, folder: Path, service: str) -> None:
         self._path, self._service = folder / SENT, service
@@ -80,9 +84,11 @@ class Tracker:
         self._followed: dict[Path, Following] = {}
 
     def sync(self, verdict: Mapping[str, Any] | None = None, last: bool = False) -> bool:
-        """Send what is new; return whether the service has everything. After a failure it is left alone for a while.
+        """Send what is new; return whether the service has everything. After a failure it is left
+        alone for a while.
 
-        `last`: the search is over, perhaps with a `verdict`; then the service is tried once more, and closed.
+        `last`: the search is over, perhaps with a `verdict`; then the service is tried once more,
+        and closed.
         """
 
         def send() -> None:
@@ -95,13 +101,16 @@ class Tracker:
         return self._attempts.attempt(send, last)
 
     def _send_all(self, verdict: Mapping[str, Any] | None) -> Exception | None:
-        """Send every run that has something new; return the first error of a trial, which does not block the others.
+        """Send every run that has something new; return the first error of a trial, which does not
+        block the others.
 
         Raises the error of a service that seems to be gone; see `FAILING_S`.
         """
         folder, failing_s = self._facts.folder, 0.0
         refused: Exception | None = None
-        if (training := read_trial(folder)) is not None:  # of `tunediff train`, whose folder is that of one run
+        if (
+            training := read_trial(folder)
+        ) is not None:  # of `tunediff train`, whose folder is that of one run
             self._send_trial(folder, dataclasses.replace(training, name=folder.name), "training")
             return None
         for place in [folder, *sessions.confirming_folders(folder)]:
@@ -123,24 +132,34 @@ class Tracker:
         return refused
 
     def _send_trial(self, place: Path, trial: TrialRecord, kind: str = "trial") -> None:
-        """Send what is new of a trial of the search in `place`. Each restart from the first step is a run of its own.
+        """Send what is new of a trial of the search in `place`. Each restart from the first step is
+        a run of its own.
 
         `kind`: `trial`, or `training` for one that has `place` to itself.
         """
         prefix = f"{place.relative_to(self._facts.folder)}/" if place != self._facts.folder else ""
-        names = [prefix + trial.name, *(f"{prefix}{trial.name}.{n}" for n in range(2, len(trial.restarts) + 2))]
+        names = [
+            prefix + trial.name,
+            *(f"{prefix}{trial.name}.{n}" for n in range(2, len(trial.restarts) + 2)),
+        ]
         *earlier, run = (self._run(name, "confirming" if prefix else kind, trial) for name in names)
         for before, reason in zip(earlier, trial.restarts, strict=True):
             if before.id in self._sent.points and before.id not in self._sent.ended:
                 why = f"started from the beginning: {reason or 'no checkpoint'}"
                 self._send(before, [], {}, RunEnd("restarted", why, trial.last_written))
-        new, end = trial.points[self._sent.points.get(run.id, 0) :], _end(trial, self._facts.objective)
-        # A training may go on after an end, as one that ran out of memory: then there are new points.
+        new, end = (
+            trial.points[self._sent.points.get(run.id, 0) :],
+            _end(trial, self._facts.objective),
+        )
+        # A training may go on after an end, as one that ran out of memory: then there are new
+        # points.
         if new or (end and run.id not in self._sent.ended) or run.id not in self._sent.points:
             pictures = place if kind == "training" else place / "trials" / trial.name
             self._send(run, new, _pictures(pictures) if new else {}, end)
 
-    def _send(self, run: Run, new: list[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def _send(
+        self, run: Run, new: list[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         search = self._search()
         if (
             run.kind != "training" and search.id not in self._sent.points
@@ -153,7 +172,9 @@ class Tracker:
     def _search(self) -> Run:
         """Return the run of the search as a whole."""
         facts, own = self._facts, self._sent.search_id
-        begun = min((session.begin for session in journals.sessions(facts.folder)), default=time.time())
+        begun = min(
+            (session.begin for session in journals.sessions(facts.folder)), default=time.time()
+        )
         return Run(
             "search", facts.folder.name, facts.folder.name, own, own, facts.objective, facts.config, begun,
             facts.folder,
@@ -185,21 +206,25 @@ def _pictures(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.png"))}
 
 
-# ------------------------------------------------------------------------------------------------------------- process
+# ---- process
 class _Prepared:
     """Imports and opens a service, now or, where that fails, when it is used."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
         self._service: Service | None = None
-        with contextlib.suppress(Exception):  # is raised again, and said, when there is something to send
+        with contextlib.suppress(
+            Exception
+        ):  # is raised again, and said, when there is something to send
             self._opened()
 
     def _opened(self) -> Service:
         self._service = self._service or services.make(self._name, self._folder)
         return self._service
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         self._opened().send(run, points, pictures, end)
 
     def close(self) -> None:
@@ -208,11 +233,14 @@ class _Prepared:
 
 
 def main() -> None:
-    """Follow the journals of the search whose facts are the argument; exit with 0 if all was sent."""
+    """Follow the journals of the search whose facts are the argument; exit with 0 if all was
+    sent."""
     say = companion.begin()
     facts = TrackedSearch.of(sys.argv[1])
     tracker = Tracker(facts, _Prepared(facts.service, facts.folder), say)
-    companion.follow(lambda verdict, last: tracker.sync(json.loads(verdict or "null"), last), facts.patience_s)
+    companion.follow(
+        lambda verdict, last: tracker.sync(json.loads(verdict or "null"), last), facts.patience_s
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def check(service: str | None) -> None:
     """Raise `ConfigError` for a service that does not exist or whose package is absent."""
     cli.allow(service in (None, *SERVICES), "--track", service, f"one of {', '.join(SERVICES)}")
     if service is not None and importlib.util.find_spec(package := SERVICES[service][0]) is None:
-        raise ConfigError(f"--track: {service}: {package} is not installed; run: {install_command(service)}")
+        raise ConfigError(
+            f"--track: {service}: {package} is not installed; run: {install_command(service)}"
+        )
 
 
 def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:
@@ -45,22 +47,39 @@ def start(facts: TrackedSearch, say: Say, module: str = "search") -> Companion:
 
 def values(verdict: Mapping[str, Any]) -> str:
     """Return the numbers and texts of a search's result, as the tracker takes them at the end."""
-    return json.dumps({key: value for key, value in verdict.items() if isinstance(value, str | bool | int | float)})
+    return json.dumps(
+        {
+            key: value
+            for key, value in verdict.items()
+            if isinstance(value, str | bool | int | float)
+        }
+    )
 
 
 def settings(space: SearchSpace) -> dict[str, Any]:
     """Return what the run of a search as a whole has for knobs."""
-    values = {"workload": space.workload.name, "objective": space.metric, "direction": space.mode, "seed": space.seed}
+    values = {
+        "workload": space.workload.name,
+        "objective": space.metric,
+        "direction": space.mode,
+        "seed": space.seed,
+    }
     return values | {f"budget.{name}": value for name, value in space.budget.lines.items()}
 
 
 @contextlib.contextmanager
 def tracked(
-    folder: Path, service: str | None, objective: str, config: Mapping[str, Any], say: Say, module: str = "search"
+    folder: Path,
+    service: str | None,
+    objective: str,
+    config: Mapping[str, Any],
+    say: Say,
+    module: str = "search",
 ) -> Iterator[Companion | None]:
     """Track what runs in `folder`; yield None without a service.
 
-    `config`: knobs of the run of the search as a whole; `say`: messages; `module`: the command that resumes it.
+    `config`: knobs of the run of the search as a whole; `say`: messages; `module`: the command that
+    resumes it.
     """
     if service is None:
         yield None

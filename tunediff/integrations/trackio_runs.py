@@ -1,4 +1,5 @@
-"""Write a search to Trackio's local database, or to the Space or server that Trackio's own variables name."""
+"""Write a search to Trackio's local database, or to the Space or server that Trackio's own
+variables name."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from tunediff.integrations.services import Run, RunEnd, numbers, project
 
 
 class TrackioRuns:
-    """The runs of a search. Trackio has one open run, so each is opened for what is sent and closed again."""
+    """The runs of a search. Trackio has one open run, so each is opened for what is sent and closed
+    again."""
 
     def __init__(self, folder: Path) -> None:
         pass
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         name = run.name if run.kind in ("search", "training") else f"{run.search}/{run.name}"
         trackio.init(
             project=project("TRACKIO_PROJECT"), name=name, group=run.search, config=dict(run.config), resume="allow",

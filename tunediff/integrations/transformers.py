@@ -55,11 +55,12 @@ def fit(
     trial: Trial, args: Any, *, model: Any = None, model_init: Callable[[], Any] | None = None,
     trainer_class: type[Any] = Trainer, **trainer_options: Any,
 ) -> Any:  # fmt: skip
-    """Call `trainer_class(model, args, **trainer_options).train()` until the trial's budget is spent; returns it.
+    """Call `trainer_class(model, args, **trainer_options).train()` until the trial's budget is
+    spent; returns it.
 
-    `evaluate` of the Trainer is the evaluation at every point, unless `trial.evaluate_with` was called: an objective
-    such as `eval_loss`. `max_steps` and `num_train_epochs` end nothing: they are the length of the learning rate's
-    schedule, which the budget stands for.
+    `evaluate` of the Trainer is the evaluation at every point, unless `trial.evaluate_with` was
+    called: an objective such as `eval_loss`. `max_steps` and `num_train_epochs` end nothing: they
+    are the length of the learning rate's schedule, which the budget stands for.
     """
     refuse_knobs(trial, "transformers")
     begin_accelerate(trial)
@@ -76,7 +77,12 @@ def fit(
     if model_init is not None:  # as Trainer.train has it, which would make the model again
         trial.engine.state.set_own(*drawn)
     trainer.train()
-    check_finished(trial, trainer.own_loader.finished, "Trainer", "a callback such as EarlyStoppingCallback did it")
+    check_finished(
+        trial,
+        trainer.own_loader.finished,
+        "Trainer",
+        "a callback such as EarlyStoppingCallback did it",
+    )
     return trainer
 
 
@@ -109,7 +115,11 @@ class _UnderClock:
     def judge(self: Any) -> dict[str, Any]:
         """Return what the Trainer's own evaluation finds, without what it took."""
         found = in_float32(self.model, self.evaluate)
-        return {name: value for name, value in found.items() if not name.endswith(_TIMES) and name != "epoch"}
+        return {
+            name: value
+            for name, value in found.items()
+            if not name.endswith(_TIMES) and name != "epoch"
+        }
 
     def get_train_dataloader(self: Any) -> Any:
         loader, world = super().get_train_dataloader(), self.trial.world  # type: ignore[misc]
@@ -140,10 +150,14 @@ class _UnderClock:
             self.trial.keep(scaler=self.accelerator.scaler)
         return prepared
 
-    def _run_epoch(self: Any, *, steps_in_epoch: int, num_update_steps_per_epoch: int, **options: Any) -> None:
+    def _run_epoch(
+        self: Any, *, steps_in_epoch: int, num_update_steps_per_epoch: int, **options: Any
+    ) -> None:
         own, first = self.own_loader, not self.own_loader.begun
         if own.fill():
-            behind, size = own.ahead  # of this pass before its first batch, and the size of the first step
+            behind, size = (
+                own.ahead
+            )  # of this pass before its first batch, and the size of the first step
             warm_ups = self.trial.engine.warm_ups if first else 0
             super()._run_epoch(  # type: ignore[misc]
                 steps_in_epoch=steps_in_epoch - behind + warm_ups * size,
@@ -151,14 +165,20 @@ class _UnderClock:
             )  # fmt: skip
         self.control.should_training_stop |= own.finished
 
-    def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> Any:
-        self.state.max_steps = self.schedule_steps  # what the number of samples covers, for samples per second
-        # After a resume the Trainer divides all steps of the training by the time since `start_time`.
+    def _finalize_training(
+        self: Any, trial: Any, num_train_samples: float, start_time: float
+    ) -> Any:
+        self.state.max_steps = (
+            self.schedule_steps
+        )  # what the number of samples covers, for samples per second
+        # After a resume the Trainer divides all steps of the training by the time since
+        # `start_time`.
         return super()._finalize_training(trial, num_train_samples, self._began_s)  # type: ignore[misc]
 
 
 class _Epochs(TrainerCallback):  # type: ignore[misc]
-    """Corrects `state.epoch`: the Trainer counts the warm-up with the first pass, and passes since a resume."""
+    """Corrects `state.epoch`: the Trainer counts the warm-up with the first pass, and passes since
+    a resume."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -170,13 +190,14 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
 
 
 def _with_knobs(trial: Trial, args: Any) -> Any:
-    """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as well."""
+    """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as
+    well."""
     loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
     parallel, several = trial.config.parallel, trial.world.size > 1
     if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
         raise trial.engine.mistake(
-            f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it follows evaluations, "
-            "which are the trial's points; allowed: a schedule of steps"
+            f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it"
+            " follows evaluations, which are the trial's points; allowed: a schedule of steps"
         )
     if compiled.active:
         trial.engine.not_followed.add("compile.dynamic")
@@ -194,9 +215,22 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     }  # fmt: skip
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     own = {name: getattr(args, name) for name in {*values, *_SHARDING} if name in defaults}
-    refuse_settings(trial, {name: value for name, value in own.items() if value}, _SET_BY, values, TrainingArguments)
-    args.output_dir = str(in_folder(trial, args.output_dir))  # the user's own object: save_model(args.output_dir)
-    ended = {"save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True, "use_cpu": trial.device.type == "cpu"}
+    refuse_settings(
+        trial,
+        {name: value for name, value in own.items() if value},
+        _SET_BY,
+        values,
+        TrainingArguments,
+    )
+    args.output_dir = str(
+        in_folder(trial, args.output_dir)
+    )  # the user's own object: save_model(args.output_dir)
+    ended = {
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": trial.device.type == "cpu",
+    }
     args = dataclasses.replace(args, **values, **ended)
     args._n_gpu = min(args.n_gpu, 1)  # of several visible ones, a trial has one in each process
     return args

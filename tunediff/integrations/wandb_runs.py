@@ -1,4 +1,5 @@
-"""Send a search to Weights & Biases: a run per trial, grouped by search. `WANDB_MODE=offline` writes files instead."""
+"""Send a search to Weights & Biases: a run per trial, grouped by search. `WANDB_MODE=offline`
+writes files instead."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class WandbRuns:
     def __init__(self, folder: Path) -> None:
         self._folder, self._runs = folder, dict[str, Any]()
 
-    def send(self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None) -> None:
+    def send(
+        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
+    ) -> None:
         if run.id not in self._runs:
             self._runs[run.id] = self._begin(run)
         opened = self._runs[run.id]

@@ -1,4 +1,5 @@
-"""What to try next, from what a profile has measured: each rule gives knobs, a reason with its number, and a bound."""
+"""What to try next, from what a profile has measured: each rule gives knobs, a reason with its
+number, and a bound."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BUSY, CONVOLUTIONS, USEFUL = 0.7, 0.3, 1.2
 
 
 def amdahl(share: float, factor: float = math.inf) -> float:
-    """Return the speed-up of a step when a share of it becomes so many times as fast, or takes no time at all."""
+    """Return the speed-up of a step when a share of it becomes so many times as fast, or takes no
+    time at all."""
     share = min(share, 0.999)
     return 1 / (1 - share + share / factor)
 
@@ -26,11 +28,14 @@ def amdahl(share: float, factor: float = math.inf) -> float:
 def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Advice]:
     """Return what to try next, by the bound; empty when nothing stands out.
 
-    `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is advised that is on
-    already, that the configuration does not allow, or that changes nothing on the device.
+    `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is
+    advised that is on already, that the configuration does not allow, or that changes nothing on
+    the device.
     """
     all_advice = (advice for rule in RULES for advice in rule(profile, config))
-    possible = [advice for advice in all_advice if _possible(advice.change, profile, config, unread)]
+    possible = [
+        advice for advice in all_advice if _possible(advice.change, profile, config, unread)
+    ]
     return sorted(possible, key=lambda advice: -(advice.bound or 0.0))
 
 
@@ -40,13 +45,17 @@ def _possible(change: Values, profile: Profile, config: Systems, unread: Collect
     except ConfigError:  # not allowed, or no knob of this configuration
         return False
     without_effect = {*unread, *cfg.not_effective(changed, profile["device"]["type"])}
-    return bool(cfg.differences(changed, config)) and not any(name in without_effect for name in change)
+    return bool(cfg.differences(changed, config)) and not any(
+        name in without_effect for name in change
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- shares
+# ---- shares
 def share(profile: Profile, *parts: str) -> float:
     """Return the share of the step that these parts take."""
-    return sum(profile["step"]["parts_s"].get(part, 0.0) for part in parts) / profile["step"]["step_s"]
+    return (
+        sum(profile["step"]["parts_s"].get(part, 0.0) for part in parts) / profile["step"]["step_s"]
+    )
 
 
 def _share_in_words(profile: Profile, *parts: str) -> str:
@@ -64,19 +73,24 @@ def _cuda(profile: Profile) -> bool:
     return profile["device"]["type"] == "cuda"
 
 
-# --------------------------------------------------------------------------------------------------------------- rules
+# ---- rules
 def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on batches that come too late."""
     if config.loader.resident or (waited := share(profile, "data_wait")) <= WAIT:
         return
-    reason, device = f"waiting for {profile['unit']} is {_share_in_words(profile, 'data_wait')}", profile["device"]
+    reason, device = (
+        f"waiting for {profile['unit']} is {_share_in_words(profile, 'data_wait')}",
+        profile["device"],
+    )
     size = profile["samples"]["mib"]  # 0 where they are no tensors
     if size and (not _cuda(profile) or size < 0.1 * device["memory_mib"]):
         resident = f"{reason}; all {profile['unit']} take {number(size)} MiB"
         yield Advice({"loader.resident": True}, resident, amdahl(waited))
     more = min(max(2, 2 * config.loader.workers), device["cores"])
     if more > config.loader.workers and (_cuda(profile) or config.loader.workers):
-        yield Advice({"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited))
+        yield Advice(
+            {"loader.workers": more}, f"{reason}; {device['cores']} cores can load", amdahl(waited)
+        )
 
 
 def little_reserve(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -86,36 +100,59 @@ def little_reserve(profile: Profile, config: Systems) -> Iterator[Advice]:
         return
     if workers < (more := min(2 * workers, profile["device"]["cores"])):
         reason = f"the loader feeds only {ratio:.1f}× what the model takes"
-        yield Advice({"loader.workers": more}, f"{reason}: anything that makes the model faster waits for it")
+        yield Advice(
+            {"loader.workers": more}, f"{reason}: anything that makes the model faster waits for it"
+        )
 
 
 def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on batches that reach the GPU slowly."""
-    if config.loader.resident or not _cuda(profile) or (copied := share(profile, "host_to_device")) <= WAIT:
+    if (
+        config.loader.resident
+        or not _cuda(profile)
+        or (copied := share(profile, "host_to_device")) <= WAIT
+    ):
         return
-    reason = f"bringing {profile['unit']} to the GPU is {_share_in_words(profile, 'host_to_device')}"
+    reason = (
+        f"bringing {profile['unit']} to the GPU is {_share_in_words(profile, 'host_to_device')}"
+    )
     if config.loader.transfer == "float32":
-        yield Advice({"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied))
+        yield Advice(
+            {"loader.transfer": "uint8"}, f"{reason}; bytes are a quarter of it", amdahl(copied)
+        )
     yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
 
 
 def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Advise on an update that is a large part of the step, or makes the host wait for the device."""
+    """Advise on an update that is a large part of the step, or makes the host wait for the
+    device."""
     if _set(config, "optimizer.implementation") == "fused":
         return
     change, taken = {"optimizer.implementation": "fused"}, share(profile, "optimizer")
     # Muon's own step always waits.
-    if _cuda(profile) and config.precision.amp == "fp16" and _set(config, "optimizer.name") != "muon":
-        yield Advice(change, "loss scaling waits at each step for whether the gradients are finite; fused does not")
+    if (
+        _cuda(profile)
+        and config.precision.amp == "fp16"
+        and _set(config, "optimizer.name") != "muon"
+    ):
+        yield Advice(
+            change,
+            "loss scaling waits at each step for whether the gradients are finite; fused does not",
+        )
     elif taken > OPTIMIZER:
-        yield Advice(change, f"the update is {_share_in_words(profile, 'optimizer')}", amdahl(taken))
+        yield Advice(
+            change, f"the update is {_share_in_words(profile, 'optimizer')}", amdahl(taken)
+        )
 
 
 def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on a timestep sampler that needs passes of its own."""
     interval = _set(config, "timesteps.interval")
     if interval is not None and (taken := share(profile, "sampler")) > SAMPLER:
-        reason = f"the timestep sampler is {_share_in_words(profile, 'sampler')}; half as many updates of its policy"
+        reason = (
+            f"the timestep sampler is {_share_in_words(profile, 'sampler')}; half as many updates"
+            " of its policy"
+        )
         yield Advice({"timesteps.interval": 2 * interval}, reason, amdahl(taken / 2))
 
 
@@ -124,15 +161,20 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
     computing, gains = share(profile, "forward", "backward"), profile["format_gains"]
     if config.precision.amp != "none" or computing < 0.5:
         return
-    reason = f"forward and backward are {_share_in_words(profile, 'forward', 'backward')}, in float32"
-    products = {"precision.matmul": "high"} | ({} if config.precision.conv_tf32 else {"precision.conv_tf32": True})
+    reason = (
+        f"forward and backward are {_share_in_words(profile, 'forward', 'backward')}, in float32"
+    )
+    products = {"precision.matmul": "high"} | (
+        {} if config.precision.conv_tf32 else {"precision.conv_tf32": True}
+    )
     in_tf32 = profile["operations"]["convolution_share"] if config.precision.conv_tf32 else 0.0
     had = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)  # convolutions are as fast as that already
     if "peak_share" in profile["step"]:
         reason += f" at {percent(profile['step']['peak_share'])} of the fastest product"
     amp = next((name for name in ("bf16", "fp16") if gains.get(name, 0.0) > USEFUL), None)
     layout = {"memory.channels_last": True} if _cuda(profile) else {}
-    # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up to a factor of 2.
+    # What waits for memory instead of arithmetic gains by autocast as well: half the bytes, so up
+    # to a factor of 2.
     for name, least, change in (
         (amp, 2.0, {"precision.amp": amp, **layout}),
         ("tf32" if config.precision.matmul == "highest" else None, 1.0, products),
@@ -149,10 +191,18 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
         return
     reason = f"convolutions are about {percent(taken)} of the step"
     # On a GPU in float32 the rule on number formats has it already, together with AMP.
-    if _set(config, "memory.channels_last") is False and not (_cuda(profile) and config.precision.amp == "none"):
-        yield Advice({"memory.channels_last": True}, f"{reason}; NHWC is another order for them", amdahl(taken))
+    if _set(config, "memory.channels_last") is False and not (
+        _cuda(profile) and config.precision.amp == "none"
+    ):
+        yield Advice(
+            {"memory.channels_last": True},
+            f"{reason}; NHWC is another order for them",
+            amdahl(taken),
+        )
     if not config.precision.cudnn_benchmark:
-        yield Advice({"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken))
+        yield Advice(
+            {"precision.cudnn_benchmark": True}, f"{reason}; shapes never change", amdahl(taken)
+        )
 
 
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -168,11 +218,21 @@ def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on too little memory, or on memory that is saved without need."""
     used = held_mib(profile["step"]) / profile["device"]["memory_limit_mib"]
     levels = _set(config, "model.checkpoint_levels") or []
-    sentence, passes = f"training takes {percent(used)} of the memory it may have", config.loader.accumulation
+    sentence, passes = (
+        f"training takes {percent(used)} of the memory it may have",
+        config.loader.accumulation,
+    )
     if used > 0.85 and 0 not in levels:
-        yield Advice({"model.checkpoint_levels": [0, *levels]}, f"{sentence}; slower, but room for a larger batch")
+        yield Advice(
+            {"model.checkpoint_levels": [0, *levels]},
+            f"{sentence}; slower, but room for a larger batch",
+        )
     if used < 0.5 and levels:
-        yield Advice({"model.checkpoint_levels": []}, f"{sentence}: nothing needs to be computed twice", 4 / 3)
+        yield Advice(
+            {"model.checkpoint_levels": []},
+            f"{sentence}: nothing needs to be computed twice",
+            4 / 3,
+        )
     if passes > 1 and used * passes < 0.8:
         yield Advice({"loader.accumulation": 1}, f"{sentence}: the batch needs no {passes} passes")
 

@@ -21,7 +21,8 @@ COLORS = {
     "optimizer": _UPDATE, "ema": _EMA, "other": colors.OTHER, "static_mib": colors.OTHER, "batch_mib": _BATCH,
     "forward_mib": _FORWARD, "backward_mib": _BACKWARD, "rest_mib": _UPDATE,
 }  # fmt: skip
-"""By part of the step and by owner of memory; what a workload has named itself gets the colour of `NAMELESS`."""
+"""By part of the step and by owner of memory; what a workload has named itself gets the colour of
+`NAMELESS`."""
 NAMELESS = colors.PLAIN
 
 
@@ -29,15 +30,19 @@ def step(profile: Profile, path: Path) -> None:
     """Draw the milliseconds of each part of the step."""
     whole, parts = profile["step"]["step_s"], dict(reversed(profile["step"]["parts_s"].items()))
     figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    names, shades = [part(profile, name) for name in parts], [COLORS.get(name, NAMELESS) for name in parts]
+    names, shades = (
+        [part(profile, name) for name in parts],
+        [COLORS.get(name, NAMELESS) for name in parts],
+    )
     bars = axes.barh(names, [1000 * spent for spent in parts.values()], color=shades)
     shares = [f"{milliseconds(spent)}, {percent(spent / whole)}" for spent in parts.values()]
     axes.bar_label(bars, shares, padding=4, fontsize=9)
     axes.set_xlim(right=1.22 * 1000 * max(parts.values()))
     axes.set_xlabel("ms per step")
     axes.set_title(
-        f"{profile['name']}: a step of {milliseconds(whole)}, batch {profile['step']['batch_size']}, "
-        f"{rate(profile['step']['samples_per_s'])} {profile['unit']}/s",
+        f"{profile['name']}: a step of {milliseconds(whole)}, batch"
+        f" {profile['step']['batch_size']}, {rate(profile['step']['samples_per_s'])}"
+        f" {profile['unit']}/s",
         fontsize=10,
         wrap=True,
     )
@@ -46,15 +51,26 @@ def step(profile: Profile, path: Path) -> None:
 
 def memory(profile: Profile, path: Path) -> None:
     """Draw the tensors' memory over the traced steps, by the phase that allocated it."""
-    lines, peak, phases = profile["memory"]["timeline"], profile["memory"]["peak"], profile["memory"]["phases"]
+    lines, peak, phases = (
+        profile["memory"]["timeline"],
+        profile["memory"]["peak"],
+        profile["memory"]["phases"],
+    )
     assert lines is not None
     assert peak is not None
     figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
     owners = [owner for owner in OWNERS if any(lines[owner])]
-    moments, heights = [1000 * moment for moment in lines["seconds"]], [lines[owner] for owner in owners]
-    areas = axes.stackplot(moments, heights, colors=[COLORS[owner] for owner in owners], step="post", linewidth=0)
+    moments, heights = (
+        [1000 * moment for moment in lines["seconds"]],
+        [lines[owner] for owner in owners],
+    )
+    areas = axes.stackplot(
+        moments, heights, colors=[COLORS[owner] for owner in owners], step="post", linewidth=0
+    )
     for begin, end, name in phases:  # a ribbon above the curve says what was going on
-        axes.axvspan(1000 * begin, 1000 * end, ymin=0.965, color=COLORS.get(name, NAMELESS), linewidth=0)
+        axes.axvspan(
+            1000 * begin, 1000 * end, ymin=0.965, color=COLORS.get(name, NAMELESS), linewidth=0
+        )
     axes.set_ylim(0, 1.12 * peak["total_mib"])
     axes.set_xlim(0, moments[-1])
     axes.set_xlabel("ms (under the profiler)")
@@ -62,7 +78,9 @@ def memory(profile: Profile, path: Path) -> None:
     peaks = f"peak {mebibytes(peak['total_mib'])} during {part(profile, peak['phase'])}"
     axes.set_title(f"{profile['name']}: tensors in memory, {peaks}", fontsize=10, wrap=True)
     words, seen = [OWNERS[owner] for owner in owners[::-1]], {name for _, _, name in phases}
-    figure.legend(areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8)
+    figure.legend(
+        areas[::-1], words, loc="outside right upper", title="memory, by who took it", fontsize=8
+    )
     names = [name for name in profile["step"]["parts_s"] if name in seen]
     ribbons = [Patch(label=part(profile, name), color=COLORS.get(name, NAMELESS)) for name in names]
     figure.legend(handles=ribbons, loc="outside right lower", title="ribbon: the step", fontsize=8)

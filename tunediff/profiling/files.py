@@ -15,8 +15,11 @@ from tunediff.profiling.result import Profile
 
 
 def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
-    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what they are."""
-    from tunediff.profiling import figures  # imports matplotlib, which would count in the memory that is measured
+    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what
+    they are."""
+    from tunediff.profiling import (
+        figures,
+    )  # imports matplotlib, which would count in the memory that is measured
 
     names = {
         "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
@@ -38,8 +41,13 @@ def _csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def numbers(profile: Profile) -> str:
-    """Return the profile as JSON, without the timeline that memory.csv holds and without advice's empty `tried`."""
-    memory = {name: value for name, value in profile["memory"].items() if name not in ("timeline", "phases")}
+    """Return the profile as JSON, without the timeline that memory.csv holds and without advice's
+    empty `tried`."""
+    memory = {
+        name: value
+        for name, value in profile["memory"].items()
+        if name not in ("timeline", "phases")
+    }
     advice = [dataclasses.asdict(entry) for entry in profile["advice"]]
     for entry in advice:
         if entry["tried"] is None:
@@ -57,9 +65,14 @@ def markdown(profile: Profile, files: Sequence[str]) -> str:
     )
     parts = [section.markdown(files) for section in tables.sections(profile)]
     after = (
-        f"`{profile['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step are NVTX ranges as "
-        "well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m tunediff.train …`.\n"
+        f"`{profile['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step"
+        " are NVTX ranges as well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m"
+        " tunediff.train …`.\n"
     )
-    snapshot = [] if profile["snapshot"] is None else [f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n"]
+    snapshot = (
+        []
+        if profile["snapshot"] is None
+        else [f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n"]
+    )
     head = f"# Profile of {profile['name']}\n\n`{profile['command']}`\n\n{about}\n"
     return "\n".join([head, *parts, after, *snapshot])

@@ -1,7 +1,7 @@
 """Short trainings, timed, and what this machine can do.
 
-All numbers are of one process on one device, and none is taken under a profiler. What a profile needs of the training
-and of the workload is asked for in one place: `Bench`.
+All numbers are of one process on one device, and none is taken under a profiler. What a profile
+needs of the training and of the workload is asked for in one place: `Bench`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tunediff.training.session import Program, Session
 from tunediff.training.trial import run
 
 SEGMENTS = 3
-"""Parts a timed training is cut into after its warm-up: their spread says how steady the machine was."""
+"""Parts a timed training is cut into after its warm-up: their spread says how steady the machine
+was."""
 HOST_SHARE = 0.7
 """Share of the host memory that is available now which a training may take: the rest is others'."""
 ALSO = (
@@ -72,29 +73,50 @@ class Measure(Program):
         self.model = model
 
     def state_mib(self, session: Session) -> dict[str, float]:
-        """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever else is kept."""
-        others = {name: stateful for name, stateful in session.state.stateful.items() if stateful is not self.model}
-        sizes = {name: _bytes(stateful.state_dict()) for name, stateful in {"parameters": self.model, **others}.items()}
+        """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever
+        else is kept."""
+        others = {
+            name: stateful
+            for name, stateful in session.state.stateful.items()
+            if stateful is not self.model
+        }
+        sizes = {
+            name: _bytes(stateful.state_dict())
+            for name, stateful in {"parameters": self.model, **others}.items()
+        }
         return {name: size / 2**20 for name, size in sizes.items()}
 
 
 def _bytes(content: Any) -> int:
     if isinstance(content, Tensor):
         return content.nbytes
-    inside = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    inside = (
+        content.values()
+        if isinstance(content, Mapping)
+        else content
+        if isinstance(content, list | tuple)
+        else ()
+    )
     return sum(map(_bytes, inside))
 
 
 class Look(Program):
-    """Stop a training where it asks for its first batch: by then it has said from what it learns."""
+    """Stop a training where it asks for its first batch: by then it has said from what it
+    learns."""
 
     source: loader.Source | None = None  # a loader of the workload's own
     made: loader.Prepare | None = None
     collate: items.Collate | None = None
     samples_each = 1
 
-    def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
-        self.source, self.made, self.collate = source, options.get("prepare"), options.get("collate")
+    def on_source(
+        self, session: Session, source: loader.Source | None, options: Mapping[str, Any]
+    ) -> None:
+        self.source, self.made, self.collate = (
+            source,
+            options.get("prepare"),
+            options.get("collate"),
+        )
         self.samples_each = options.get("samples_each", 1)
         raise _Seen
 
@@ -113,7 +135,11 @@ class Bench:
         self._samples_each = look.samples_each
         count = 0 if look.source is None else loader.length(look.source) or 0
         size = sum(column.nbytes for column in items.columns(look.source))
-        self.samples: Samples = {"name": str(observer.facts.get("data", "")), "count": count, "mib": size / 2**20}
+        self.samples: Samples = {
+            "name": str(observer.facts.get("data", "")),
+            "count": count,
+            "mib": size / 2**20,
+        }
         self.state_mib: dict[str, float] = {}
         """What the last training kept at its end, by name: it stays from one step to the next."""
         self.unread: tuple[str, ...] = ()
@@ -125,9 +151,14 @@ class Bench:
         return cls(config, alone())
 
     def train(
-        self, config: Systems, steps: int, points: int = 1, after_step: Callable[[], None] | None = None
+        self,
+        config: Systems,
+        steps: int,
+        points: int = 1,
+        after_step: Callable[[], None] | None = None,
     ) -> Sequence[Point]:
-        """Train for so many steps; returns so many points, equally far apart. Raises what the training raises."""
+        """Train for so many steps; returns so many points, equally far apart. Raises what the
+        training raises."""
         short = cfg.override(config, {"evaluation.points": points})
         try:
             budget = Budget(steps=steps)
@@ -138,19 +169,25 @@ class Bench:
             return outcome.points
         finally:
             if config.compile.active:
-                torch.compiler.reset()  # or the next trainings would reach the limit of recompilations
+                # or the next trainings would reach the limit of recompilations
+                torch.compiler.reset()
 
     @contextlib.contextmanager
     def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
         """Yield the batches that a training would get, on the device."""
         section = config.loader
-        order = loader.Order(self.samples["count"] or 1, section.batch_size, section.accumulation, 0, 1, config.seed)
+        order = loader.Order(
+            self.samples["count"] or 1, section.batch_size, section.accumulation, 0, 1, config.seed
+        )
         made, source = self._prepare, cast(loader.Source, self._source)
-        with loader.build(source, section, order, self.world.device, 0, made, self._collate) as feed:
+        with loader.build(
+            source, section, order, self.world.device, 0, made, self._collate
+        ) as feed:
             yield (feed.move(feed.fetch()) for _ in itertools.count())
 
     def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> Speed:
-        """Measure rates, the mean step's seconds by part, and peak memory, over about `steps` steps after a warm-up.
+        """Measure rates, the mean step's seconds by part, and peak memory, over about `steps` steps
+        after a warm-up.
 
         The warm-up is as long as each of the `segments`. Raises what the training raises.
         """
@@ -159,10 +196,11 @@ class Bench:
         return summary(points, config.loader.batch_size, segment_steps * segments)
 
     def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float] | None:
-        """Measure samples per second of the loader, with its batches brought to the device and no model beside it.
+        """Measure samples per second of the loader, with its batches brought to the device and no
+        model beside it.
 
-        Batches that loader processes have prepared ahead are consumed before the clock starts. None: the workload has a
-        loader of its own.
+        Batches that loader processes have prepared ahead are consumed before the clock starts.
+        None: the workload has a loader of its own.
         """
         if self._source is None:
             return None
@@ -177,11 +215,14 @@ class Bench:
                 count += 1
             self.world.synchronize()
             spent = time.monotonic() - begin
-        samples = count * config.loader.batch_size // config.loader.accumulation * self._samples_each
+        samples = (
+            count * config.loader.batch_size // config.loader.accumulation * self._samples_each
+        )
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> Speed | None:
-        """Return what `speed` measures with all samples on the device; None where they do not fit or are no tensors."""
+        """Return what `speed` measures with all samples on the device; None where they do not fit
+        or are no tensors."""
         if not items.columns(self._source):
             return None
         try:
@@ -193,22 +234,32 @@ class Bench:
         return None
 
     def attempt(self, config: Systems, change: Values, steps: int) -> Tried | Failed:
-        """Return what a change of the configuration gains, measured without and with it; or why that is unknown."""
+        """Return what a change of the configuration gains, measured without and with it; or why
+        that is unknown."""
         if "parallel.workers" in change:
             return {"failed": "it needs several processes"}
         try:
-            before, after = self.speed(config, steps), self.speed(cfg.override(config, change), steps)
+            before, after = (
+                self.speed(config, steps),
+                self.speed(cfg.override(config, change), steps),
+            )
         except Exception as error:  # a change that fails is a result
             return {"failed": in_a_line(error)}
         finally:
             memory.reset(self.world.device)
         was, now = before["samples_per_s"], after["samples_per_s"]
         noise, peak = abs(now - was) <= 2 * spread(before, after), after["peak_memory_mib"]
-        return {"samples_per_s": now, "gain": now / was, "within_noise": noise, "peak_memory_mib": peak}
+        return {
+            "samples_per_s": now,
+            "gain": now / was,
+            "within_noise": noise,
+            "peak_memory_mib": peak,
+        }
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> Speed:
-    """Return the means over the points after the first, the warm-up; each point has the same number of steps."""
+    """Return the means over the points after the first, the warm-up; each point has the same number
+    of steps."""
     points, last = points[1:], points[-1]
     counted = last.samples / last.steps  # an own loader may not look at the batch size
     step_s = statistics.fmean(point["step_s"] for point in points)
@@ -241,7 +292,7 @@ def in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
-# -------------------------------------------------------------------------------------------------------- the machine
+# ---- the machine
 def device(world: World) -> Device:
     """Return the device, what it can do, and how much memory a training may take."""
     cuda = world.device.type == "cuda"
@@ -260,24 +311,35 @@ def device(world: World) -> Device:
 def memory_limit_mib(device: torch.device) -> float:
     """Return the MiB that a training may take.
 
-    On a GPU what others leave; on a CPU what this process has and a share of what is available, to the machine and to
-    the container.
+    On a GPU what others leave; on a CPU what this process has and a share of what is available, to
+    the machine and to the container.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return (free + torch.cuda.memory_reserved(device)) / 2**20
-    available = min(float(psutil.virtual_memory().available), cgroup_available(Path("/sys/fs/cgroup")))
+    available = min(
+        float(psutil.virtual_memory().available), cgroup_available(Path("/sys/fs/cgroup"))
+    )
     return (psutil.Process().memory_info().rss + HOST_SHARE * max(0.0, available)) / 2**20
 
 
 def cgroup_available(group: Path) -> float:
     """Return the bytes that the limit of a cgroup (v1 or v2) leaves; inf: no limit.
 
-    Its usage counts the pages of files that were read or written, which the kernel gives back when they are needed.
+    Its usage counts the pages of files that were read or written, which the kernel gives back when
+    they are needed.
     """
     available = math.inf
-    v1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"
-    for limit, used, statistics_of, prefix in (("memory.max", "memory.current", "memory.stat", ""), v1):
+    v1 = (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_",
+    )
+    for limit, used, statistics_of, prefix in (
+        ("memory.max", "memory.current", "memory.stat", ""),
+        v1,
+    ):
         with contextlib.suppress(OSError, ValueError, KeyError):  # `max` is no number: no limit
             left = int((group / limit).read_text()) - int((group / used).read_text())
             sizes = dict(line.split() for line in (group / statistics_of).read_text().splitlines())
@@ -287,9 +349,11 @@ def cgroup_available(group: Path) -> float:
 
 
 def format_gains(world: World) -> dict[str, float]:
-    """Measure how many times as fast a matrix product is in other number formats than in IEEE float32.
+    """Measure how many times as fast a matrix product is in other number formats than in IEEE
+    float32.
 
-    `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has units for.
+    `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has
+    units for.
     """
     formats: dict[str, tuple[torch.dtype | None, str]] = {"float32": (None, "highest")}
     if world.device.type == "cuda":
@@ -298,6 +362,9 @@ def format_gains(world: World) -> dict[str, float]:
             formats |= {"bf16": (torch.bfloat16, "highest"), "tf32": (None, "high")}
     elif "bf16" not in machine.emulated():
         formats["bf16"] = (torch.bfloat16, "highest")
-    rates = {name: hardware.peak_flops_per_s(world.device, *arguments) for name, arguments in formats.items()}
+    rates = {
+        name: hardware.peak_flops_per_s(world.device, *arguments)
+        for name, arguments in formats.items()
+    }
     plain = rates.pop("float32")
     return {name: rate / plain for name, rate in rates.items()}

@@ -1,4 +1,5 @@
-"""What a profile holds, as `profile.json` has it. Names end in their units; a GPU's own fields are missing on a CPU."""
+"""What a profile holds, as `profile.json` has it. Names end in their units; a GPU's own fields are
+missing on a CPU."""
 
 from __future__ import annotations
 
@@ -37,14 +38,17 @@ class Rates(TypedDict):
 
 
 def held_mib(row: Rates) -> float:
-    """Return the peak memory; on a GPU what its allocator held, used or not, which others cannot have."""
+    """Return the peak memory; on a GPU what its allocator held, used or not, which others cannot
+    have."""
     return row.get("peak_reserved_mib", row["peak_memory_mib"])
 
 
 class Speed(Rates):
     steps: int
     samples_per_s_sd: float | None  # over equal segments; None of one
-    parts_s: dict[str, float]  # of the mean step, by the names that the training gives them, and `other`
+    parts_s: dict[
+        str, float
+    ]  # of the mean step, by the names that the training gives them, and `other`
     first_step_s: float
     compile_s: float  # with the first step
     peak_host_memory_mib: float
@@ -72,7 +76,8 @@ class Operations(TypedDict):
 
 
 class Peak(TypedDict):
-    phase: str  # when tensors take the most memory; that which they take, by the phase that allocated it:
+    # when tensors take the most memory; that which they take, by the phase that allocated it:
+    phase: str
     total_mib: float
     static_mib: float
     batch_mib: float
@@ -84,7 +89,9 @@ class Peak(TypedDict):
 class Memory(TypedDict):
     static: NotRequired[dict[str, float]]  # MiB that stay from step to step, by what they are
     peak: Peak | None
-    timeline: dict[str, list[float]] | None  # `seconds` and the `_mib` of `Peak`, moment by moment; not in profile.json
+    timeline: (
+        dict[str, list[float]] | None
+    )  # `seconds` and the `_mib` of `Peak`, moment by moment; not in profile.json
     phases: list[tuple[float, float, str]]  # begin and end (s), name; not in profile.json
 
 
@@ -115,7 +122,9 @@ class Advice:
 
     change: Values  # knobs and values, to be set together
     reason: str
-    bound: float | None = None  # the rate grows by at most this factor; None where that cannot be told
+    bound: float | None = (
+        None  # the rate grows by at most this factor; None where that cannot be told
+    )
     tried: Tried | Failed | None = None  # what came of it where it was measured as well
 
 
@@ -133,9 +142,13 @@ class Profile(Traced):
     device: Device
     format_gains: dict[str, float]
     samples: Samples
-    first: dict[str, float]  # step_s, first_step_s and compile_s of a process that has trained nothing yet
+    first: dict[
+        str, float
+    ]  # step_s, first_step_s and compile_s of a process that has trained nothing yet
     step: Speed
-    loader_alone: dict[str, float] | None  # samples_per_s, samples, seconds; None: the samples lie on the device
+    loader_alone: (
+        dict[str, float] | None
+    )  # samples_per_s, samples, seconds; None: the samples lie on the device
     model_alone: Speed | None
     feed_ratio: float | None
     advice: list[Advice]

@@ -1,4 +1,5 @@
-"""A whole profile, in the order of rising disturbance: plain timings first, then traces and advice."""
+"""A whole profile, in the order of rising disturbance: plain timings first, then traces and
+advice."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ def profile(
     config: Systems, folder: Path, say: Callable[[str], None], *, name: str, command: str, workers: int,
     steps: int | None, attempt: bool,
 ) -> Profile:  # fmt: skip
-    """Measure everything and return the profile; raise what a training raises. The trace goes to `folder`.
+    """Measure everything and return the profile; raise what a training raises. The trace goes to
+    `folder`.
 
-    `say` is called with what is measured next; `steps` to measure, None: about five seconds of them; `attempt`: measure
-    each piece of advice as well.
+    `say` is called with what is measured next; `steps` to measure, None: about five seconds of
+    them; `attempt`: measure each piece of advice as well.
     """
     bench, workload = measure.Bench.of(config), cfg.of(config)
     device, gains = measure.device(bench.world), measure.format_gains(bench.world)
@@ -61,5 +63,8 @@ def profile(
 
 def named(workload: Workload) -> dict[str, str]:
     """Return the workload's labels of the parts of its step."""
-    own = ((re.fullmatch(r"step_(\w+)_s", name), quantity) for name, quantity in workload.quantities.items())
+    own = (
+        (re.fullmatch(r"step_(\w+)_s", name), quantity)
+        for name, quantity in workload.quantities.items()
+    )
     return {match[1]: quantity.label for match, quantity in own if match is not None}

@@ -1,4 +1,5 @@
-"""A few steps under torch's profiler: the longest operations, and who holds memory when. Nothing is timed by it."""
+"""A few steps under torch's profiler: the longest operations, and who holds memory when. Nothing is
+timed by it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ OWNERS: dict[str, Owner] = {
 
 
 def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
-    """Write a Chrome trace of a few steps; returns the longest operations, the device's share and the memory.
+    """Write a Chrome trace of a few steps; returns the longest operations, the device's share and
+    the memory.
 
     `step_s`: seconds of a step without profiler, which the device's own seconds are compared with.
     """
@@ -54,18 +56,26 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
     static = static_mib(config, bench)
     result: Traced = {
         "operations": operations(rows, TRACED),
-        "memory": {"static": static, **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda)},
+        "memory": {
+            "static": static,
+            **timeline(events, points[-1].phases_s, sum(static.values()), bench.cuda),
+        },
         "traced_steps": TRACED,
     }
     if bench.cuda:
-        busy = sum(event["dur"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+        busy = sum(
+            event["dur"]
+            for event in events
+            if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        )
         result["device_busy_s"] = busy / 1e6 / TRACED
         result["device_busy_share"] = min(1.0, result["device_busy_s"] / step_s)
     return result
 
 
 def _profiler(cuda: bool, steps: int, ready: Callable[[profile], None], **options: Any) -> profile:
-    """Return torch's profiler of `steps` steps after the first ones, in which the optimizer's state is made."""
+    """Return torch's profiler of `steps` steps after the first ones, in which the optimizer's state
+    is made."""
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
         schedule=schedule(wait=BEFORE - 1, warmup=1, active=steps, repeat=1), on_trace_ready=ready, **options,
@@ -73,27 +83,42 @@ def _profiler(cuda: bool, steps: int, ready: Callable[[profile], None], **option
 
 
 def write_operations(config: Systems, world: World, folder: Path, steps: int) -> None:
-    """Train a few further steps, on all ranks, and write what took longest in the last `steps`: `operations.csv`.
+    """Train a few further steps, on all ranks, and write what took longest in the last `steps`:
+    `operations.csv`.
 
-    Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the longest first.
+    Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the
+    longest first.
     """
     cuda, rows = world.device.type == "cuda", list[Row]()
-    with _profiler(cuda, steps, lambda profiler: rows.extend(table_rows(profiler.key_averages(), cuda))) as profiler:
+    with _profiler(
+        cuda, steps, lambda profiler: rows.extend(table_rows(profiler.key_averages(), cuda))
+    ) as profiler:
         short = cfg.override(config, {"evaluation.points": 1})
-        run(Engine(short, Budget(steps=BEFORE + steps), world, Watch(profiler.step), evaluates=False))
+        run(
+            Engine(
+                short, Budget(steps=BEFORE + steps), world, Watch(profiler.step), evaluates=False
+            )
+        )
     torch.compiler.reset()
     if not world.main:
         return
     columns = ("operation", "calls", "self_s", "total_s", "share")
     table = [
-        (row["operation"], int(row["calls_per_step"]), row["self_s_per_step"], row["total_s_per_step"], row["share"])
+        (
+            row["operation"],
+            int(row["calls_per_step"]),
+            row["self_s_per_step"],
+            row["total_s_per_step"],
+            row["share"],
+        )
         for row in operations(rows, steps=1, most=len(rows))["longest"]
     ]
     write_csv(folder / "operations.csv", columns, table, digits=6)
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
-    """Write what PyTorch's memory viewer shows (pytorch.org/memory_viz); False where there is no CUDA allocator."""
+    """Write what PyTorch's memory viewer shows (pytorch.org/memory_viz); False where there is no
+    CUDA allocator."""
     if not bench.cuda:
         return False
     torch.cuda.memory._record_memory_history(max_entries=200_000)
@@ -105,9 +130,10 @@ def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
     return True
 
 
-# --------------------------------------------------------------------------------------------------------- operations
+# ---- operations
 class Row(NamedTuple):
-    """A line of the profiler's table. `self_s`: without the operations that it calls; on a GPU the device's."""
+    """A line of the profiler's table. `self_s`: without the operations that it calls; on a GPU the
+    device's."""
 
     name: str
     calls: int
@@ -131,8 +157,9 @@ def table_rows(averages: Iterable[Any], cuda: bool) -> list[Row]:
 def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
     """Return the longest operations with their own seconds per step and their share of all.
 
-    A GPU's seconds appear twice, as operations and as the kernels these have launched. Operations are what one can
-    read; where they do not account for the kernels (CUDA graphs launch many at once), kernels are listed.
+    A GPU's seconds appear twice, as operations and as the kernels these have launched. Operations
+    are what one can read; where they do not account for the kernels (CUDA graphs launch many at
+    once), kernels are listed.
     """
     plain, kernels = ([row for row in rows if row.kernel is kind] for kind in (False, True))
     total, in_kernels = (sum(row.self_s for row in some) for some in (plain, kernels))
@@ -153,27 +180,41 @@ def operations(rows: Sequence[Row], steps: int, most: int = 10) -> Operations:
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
+# ---- memory
 def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
-    """Return the MiB that stay from step to step, by what they are, as the last training of the bench had them."""
-    return {**bench.state_mib, "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0}
+    """Return the MiB that stay from step to step, by what they are, as the last training of the
+    bench had them."""
+    return {
+        **bench.state_mib,
+        "samples": bench.samples["mib"] if config.loader.resident or not bench.cuda else 0.0,
+    }
 
 
 def timeline(
-    events: Sequence[Mapping[str, Any]], names: Container[str], static: float, cuda: bool, most: int = 600
+    events: Sequence[Mapping[str, Any]],
+    names: Container[str],
+    static: float,
+    cuda: bool,
+    most: int = 600,
 ) -> Memory:
-    """Return the memory of tensors over the traced steps, by the phase that allocated it, and the peak's parts (MiB).
+    """Return the memory of tensors over the traced steps, by the phase that allocated it, and the
+    peak's parts (MiB).
 
-    `names` of the phases. What was allocated before the trace began counts as `static`; it is measured on a GPU, where
-    the allocator knows, and taken from the argument (MiB) on a CPU. Seconds count from the first traced allocation. Of
-    each of `most` equal spans of time, the moment with the most memory is kept.
+    `names` of the phases. What was allocated before the trace began counts as `static`; it is
+    measured on a GPU, where the allocator knows, and taken from the argument (MiB) on a CPU.
+    Seconds count from the first traced allocation. Of each of `most` equal spans of time, the
+    moment with the most memory is kept.
     """
     phases = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events
         if event.get("cat") == "user_annotation" and event["name"] in names
     )
-    moves = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == int(cuda)]
+    moves = [
+        event
+        for event in events
+        if event["name"] == "[memory]" and event["args"]["Device Type"] == int(cuda)
+    ]
     if not (phases and moves):
         return {"peak": None, "timeline": None, "phases": []}
     moves.sort(key=lambda event: float(event["ts"]))
@@ -182,20 +223,33 @@ def timeline(
     moments["phase"] = [_phase_at(event["ts"], phases) for event in moves]
     size = pd.Series([event["args"]["Bytes"] / MIB for event in moves])  # below 0: released
     owner = moments["phase"].map(OWNERS).fillna("rest_mib").where(size > 0)
-    owner = owner.groupby([event["args"]["Addr"] for event in moves]).ffill()  # none: it is older than the trace
+    owner = owner.groupby(
+        [event["args"]["Addr"] for event in moves]
+    ).ffill()  # none: it is older than the trace
     held = {name: size.where(owner == name, 0.0).cumsum() for name in get_args(Owner)}
     held["static_mib"] += (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static
-    if cuda:  # gradients of the step before, say: they are among what was allocated when the trace began
+    if (
+        cuda
+    ):  # gradients of the step before, say: they are among what was allocated when the trace began
         held["static_mib"] += size.where(owner.isna() & (size < 0), 0.0).cumsum()
     total = pd.DataFrame(held).sum(axis=1)
     top = int(total.argmax())
-    peak = {"phase": moments["phase"][top], "total_mib": total[top], **{name: held[name][top] for name in held}}
+    peak = {
+        "phase": moments["phase"][top],
+        "total_mib": total[top],
+        **{name: held[name][top] for name in held},
+    }
     span = max(moments["second"].iloc[-1], 1e-9) / most
     rows = total.groupby((moments["second"] / span).astype(int)).idxmax()
     return {
         "peak": cast("Peak", peak),
-        "timeline": {"seconds": moments["second"][rows].tolist(), **{name: held[name][rows].tolist() for name in held}},
-        "phases": [((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases],
+        "timeline": {
+            "seconds": moments["second"][rows].tolist(),
+            **{name: held[name][rows].tolist() for name in held},
+        },
+        "phases": [
+            ((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases
+        ],
     }
 
 

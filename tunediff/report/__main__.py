@@ -1,7 +1,8 @@
 """Write the report of a search, during or after it: `python -m tunediff.report NAME`.
 
-Writes report.html, one file that opens in any browser without a network, and beside it the folder report with the same
-data as CSV and PNG. NAME may also be the confirming runs of a search: NAME/confirm.
+Writes report.html, one file that opens in any browser without a network, and beside it the folder
+report with the same data as CSV and PNG. NAME may also be the confirming runs of a search:
+NAME/confirm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("report", __doc__ or "")
     parser.add_argument("name", help="name of the search")
     cli.add_storage(parser)
-    parser.add_argument("--out", type=Path, help="folder to write into (default: that of the search)")
+    parser.add_argument(
+        "--out", type=Path, help="folder to write into (default: that of the search)"
+    )
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
     folder = search_space.folder_of(args.name, args.storage)

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, counting, folder_within, latest, longer_budgets
+from tunediff.analysis.confirmation import (
+    Confirmation,
+    counting,
+    folder_within,
+    latest,
+    longer_budgets,
+)
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
@@ -36,14 +42,17 @@ class ReportContext:
     evidence: Evidence
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
-    """Sentence about confirming runs that are incomplete or unreadable; '' if there is nothing to say."""
+    """Sentence about confirming runs that are incomplete or unreadable; '' if there is nothing to
+    say."""
     confirming_results: list[Results]
-    """Results of every folder of confirming runs, those with longer budgets included; the totals count them."""
+    """Results of every folder of confirming runs, those with longer budgets included; the totals
+    count them."""
     longer: list[Comparison]
     """One comparison of the finalists for each longer budget."""
     effects: list[Effect]
     quality: Importance | None
-    """Importance of the knobs for the objective; None if the objective is speed or there are too few trials."""
+    """Importance of the knobs for the objective; None if the objective is speed or there are too
+    few trials."""
     throughput: Importance | None
     """Importance of the knobs for samples per second."""
     name: str
@@ -77,29 +86,40 @@ class ReportContext:
 
     @property
     def leader(self) -> str:
-        """Return `the winner` if several seeds show that it is better than the baseline, else `the best trial`."""
+        """Return `the winner` if several seeds show that it is better than the baseline, else `the
+        best trial`."""
         return "the winner" if self.evidence.winner else "the best trial"
 
     def command(self, module: str, *words: object) -> str:
-        """Return a command line for this search that can be pasted into a shell; `module`: name of the command."""
+        """Return a command line for this search that can be pasted into a shell; `module`: name of
+        the command."""
         return text.command(module, self.name, *words, storage=self.storage)
 
     @property
     def rival(self) -> TrialRecord | None:
         """Return the baseline if another trial is best, else None."""
         base, winner = self.highlights.baseline, self.highlights.winner
-        return base if base is not None and winner is not None and base.name != winner.name else None
+        return (
+            base if base is not None and winner is not None and base.name != winner.name else None
+        )
 
     def by_weight(self) -> list[str]:
-        """Return the searched knobs, sorted by their share of the objective's variance, largest first."""
+        """Return the searched knobs, sorted by their share of the objective's variance, largest
+        first."""
         ranking = self.quality or self.throughput
         shares = ranking.shares if ranking is not None else {}
-        return sorted((dimension.name for dimension in searched(self.results)), key=lambda name: -shares.get(name, 0.0))
+        return sorted(
+            (dimension.name for dimension in searched(self.results)),
+            key=lambda name: -shares.get(name, 0.0),
+        )
 
     def mark(self, trial: TrialRecord | None) -> str:
         """Return the CSS class of a trial's table row: `baseline`, `winner` or ''."""
         pairs = self.highlights.pairs()
-        role = next((role for marked_trial, _, role in pairs if trial and marked_trial.name == trial.name), "")
+        role = next(
+            (role for marked_trial, _, role in pairs if trial and marked_trial.name == trial.name),
+            "",
+        )
         return role and ("baseline" if role == "baseline" else "winner")
 
 
@@ -114,7 +134,10 @@ def protocol(results: Results) -> str:
 
 def marked(compared: Comparison, best: Group | None) -> list[str]:
     """Return the CSS class of every row of a table with one row per configuration."""
-    return ["baseline" if not group.changed else "winner" if group is best else "" for group in compared.groups]
+    return [
+        "baseline" if not group.changed else "winner" if group is best else ""
+        for group in compared.groups
+    ]
 
 
 def lead(*words: object) -> Html:
@@ -127,11 +150,14 @@ def note(*words: object) -> Html:
     return el("p", *words, class_="note")
 
 
-def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None) -> ReportContext:
+def read(
+    folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None
+) -> ReportContext:
     """Read a search and everything that its report needs.
 
-    name: of the search as the user typed it; default: the folder's name. storage: folder of all searches.
-    now: Unix time; default: the current time. Raises `ConfigError` if the folder holds no search.
+    name: of the search as the user typed it; default: the folder's name. storage: folder of all
+    searches. now: Unix time; default: the current time. Raises `ConfigError` if the folder holds no
+    search.
     """
     results, unreadable = journals.read(folder)
     confirmation, confirming = _confirmed(results)
@@ -147,7 +173,11 @@ def read(folder: Path, name: str = "", storage: Path = text.STORAGE, now: float 
         confirming_results=_confirming_results(folder),
         longer=_longer(confirmation),
         effects=effects.effects(results),
-        quality=None if results.by_rate else importance(results, functools.partial(_quality, results), results.ratios),
+        quality=(
+            None
+            if results.by_rate
+            else importance(results, functools.partial(_quality, results), results.ratios)
+        ),
         throughput=importance(results, rate),
         name=name or folder.name,
         storage=storage,
@@ -161,7 +191,8 @@ def _quality(results: Results, trial: TrialRecord) -> float | None:
 
 
 def _confirming_results(folder: Path) -> list[Results]:
-    """Return the results of all confirming runs of a search; folders that cannot be read are left out."""
+    """Return the results of all confirming runs of a search; folders that cannot be read are left
+    out."""
     results = list[Results]()
     for place in confirming_folders(folder):
         with contextlib.suppress(ConfigError):  # it has been removed or damaged since
@@ -174,13 +205,16 @@ def _longer(confirmation: Confirmation | None) -> list[Comparison]:
     if confirmation is None:
         return []
     try:
-        return longer_budgets(confirmation.compared.results, lambda folder: journals.read(folder)[0])
+        return longer_budgets(
+            confirmation.compared.results, lambda folder: journals.read(folder)[0]
+        )
     except ConfigError:  # the folder has been removed or changed since
         return []
 
 
 def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
-    """Return the comparison of the newest confirming runs, and a sentence if they are incomplete or unreadable."""
+    """Return the comparison of the newest confirming runs, and a sentence if they are incomplete or
+    unreadable."""
     if results.space.confirm is None or (folder := latest(results)) is None:
         return None, ""
     try:
@@ -190,7 +224,9 @@ def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
     confirmation = counting(results, runs, lambda place: journals.read(place)[0])
     # Say how far the runs are, unless the comparison is decided.
     ended = sum(trial.finished for trial in runs.trials)
-    unfinished = f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
+    unfinished = (
+        f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
+    )
     message = "" if confirmation is not None and confirmation.over else unfinished
     message += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
     return confirmation, message.strip()

@@ -1,4 +1,5 @@
-"""Write the files of a report: the page, and its data as tables and pictures in a folder beside it."""
+"""Write the files of a report: the page, and its data as tables and pictures in a folder beside
+it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,27 @@ from tunediff.report.html import Html, el, join, picture
 FOLDER = "report"
 """Name of the folder beside the page that holds its data."""
 NAMES = (
-    *("curves", "trials", "won", "comparison", "study", "why", "why_curves", "step", "importance", "effects"),
-    *("trade_offs", "compile", "failures", "baseline_samples", "winner_samples", "seconds", "longer_*s"),
+    *(
+        "curves",
+        "trials",
+        "won",
+        "comparison",
+        "study",
+        "why",
+        "why_curves",
+        "step",
+        "importance",
+        "effects",
+    ),
+    *(
+        "trade_offs",
+        "compile",
+        "failures",
+        "baseline_samples",
+        "winner_samples",
+        "seconds",
+        "longer_*s",
+    ),
 )
 """Names of all tables and pictures that a report can contain, as patterns of file names."""
 
@@ -31,10 +51,14 @@ class Files:
 
     def csv(self, name: str, frame: pd.DataFrame) -> None:
         """Write a table as NAME.csv."""
-        write_csv(self.folder / f"{name}.csv", frame.columns, frame.itertuples(index=False, name=None))
+        write_csv(
+            self.folder / f"{name}.csv", frame.columns, frame.itertuples(index=False, name=None)
+        )
         self.written.append(f"{name}.csv")
 
-    def chart(self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object) -> Html | None:
+    def chart(
+        self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object
+    ) -> Html | None:
         """Draw a figure, write it as NAME.png and return it with its caption as HTML.
 
         None if `build` returns None. alt: description for screen readers.
@@ -60,7 +84,12 @@ class Files:
 
     def tidy(self) -> None:
         """Remove files of an earlier report that this one has not written."""
-        found = {file for name in NAMES for end in ("csv", "png") for file in self.folder.glob(f"{name}.{end}")}
+        found = {
+            file
+            for name in NAMES
+            for end in ("csv", "png")
+            for file in self.folder.glob(f"{name}.{end}")
+        }
         for file in found - {self.folder / name for name in self.written}:
             file.unlink(missing_ok=True)
 
@@ -74,7 +103,9 @@ class Figures(Files):
     def csv(self, name: str, frame: pd.DataFrame) -> None:
         """Do nothing: a table is no figure."""
 
-    def chart(self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object) -> Html | None:
+    def chart(
+        self, name: str, build: Callable[[], Figure | None], alt: str, *caption: object
+    ) -> Html | None:
         """Keep what builds the figure of this name."""
         self.by_name[name] = build
         return None
@@ -85,4 +116,10 @@ class Figures(Files):
 
 def listed(parts: Sequence[object]) -> Html:
     """Join parts with commas."""
-    return join(*(piece for place, part in enumerate(parts) for piece in ((", ", part) if place else (part,))))
+    return join(
+        *(
+            piece
+            for place, part in enumerate(parts)
+            for piece in ((", ", part) if place else (part,))
+        )
+    )

@@ -1,4 +1,5 @@
-"""Say in one sentence what a search has shown: the first line of its report, of its console output and of its JSON."""
+"""Say in one sentence what a search has shown: the first line of its report, of its console output
+and of its JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import OPEN, duration, interval, noted, percent, rounded, secs, with_sd
 
 Part = tuple[str, str]
-"""A part of the sentence: its text, and the role of what it names, `baseline` or `winner`; '' for plain text."""
+"""A part of the sentence: its text, and the role of what it names, `baseline` or `winner`; '' for
+plain text."""
 
 
 def headline(evidence: Evidence) -> str:
@@ -24,7 +26,8 @@ def headline(evidence: Evidence) -> str:
 
 
 def parts(evidence: Evidence, over: bool) -> list[Part]:
-    """Return the parts of the sentence, from the strongest evidence: confirming runs, several seeds, one run each.
+    """Return the parts of the sentence, from the strongest evidence: confirming runs, several
+    seeds, one run each.
 
     over: whether the search has ended.
     """
@@ -41,8 +44,12 @@ def parts(evidence: Evidence, over: bool) -> list[Part]:
 
 
 def unfinished(results: Results) -> str:
-    """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`; '' if none did."""
-    early, bad = sum(trial.status == "pruned" for trial in results.trials), sum(map(failed, results.trials))
+    """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`; '' if
+    none did."""
+    early, bad = (
+        sum(trial.status == "pruned" for trial in results.trials),
+        sum(map(failed, results.trials)),
+    )
     words = [f"{pluralize(early, 'trial was', 'trials were')} stopped early"] * bool(early)
     words += [f"{bad:,} failed" if words else f"{pluralize(bad, 'trial')} failed"] * bool(bad)
     return f"{', '.join(words)}." if words else ""
@@ -57,10 +64,13 @@ def _no_result(results: Results) -> str:
         none_of = f"none of the {pluralize(ended, 'trial')} that ended has a result"
         return f"No result: {none_of}; the reasons are under Failures in the report."
     farthest = max(begun, key=lambda trial: last(trial, trial.along) or 0.0)
-    sentence = f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
+    sentence = (
+        f"No trial has a result yet: {pluralize(len(begun), 'trial is', 'trials are')} under way"
+    )
     if seconds := last(farthest, farthest.along):
         sentence += (
-            f", {farthest.name} farthest, at {duration(seconds)} of {duration(results.space.budget.per_trial_s)}"
+            f", {farthest.name} farthest, at {duration(seconds)} of"
+            f" {duration(results.space.budget.per_trial_s)}"
         )
     return f"{sentence}, and {ended} ended without one." if ended else f"{sentence}."
 
@@ -68,9 +78,14 @@ def _no_result(results: Results) -> str:
 def of_confirmation(confirmation: Confirmation) -> str:
     """Return the verdict of the confirming runs."""
     if (group := confirmation.leader) is None:
-        return f"No finalist {'ran' if confirmation.over else 'has run'} to its end: nothing is confirmed."
+        return (
+            f"No finalist {'ran' if confirmation.over else 'has run'} to its end: nothing is"
+            " confirmed."
+        )
     seeds = len(confirmation.values(group))
-    if confirmation.winner is None:  # The verdict rests on the complete rounds; the leader may have failed before them.
+    if (
+        confirmation.winner is None
+    ):  # The verdict rests on the complete rounds; the leader may have failed before them.
         ran = max(len(confirmation.values(finalist)) for finalist in confirmation.compared.others)
         seeds = min(confirmation.look.rounds or ran, ran)
     noise = f"better than the baseline by more than the noise on {pluralize(seeds, 'new seed')}"
@@ -83,7 +98,10 @@ def of_confirmation(confirmation: Confirmation) -> str:
         ahead = f"{primary.name}, the best finalist in the search, {ended}."
     if (failure := confirmation.baseline_failure) is not None and not confirmation.settled:
         seed = failure.config["seed"]
-        return f"Nothing is confirmed: the baseline ended as {failure.status} on the new seed {seed}. {ahead}"
+        return (
+            f"Nothing is confirmed: the baseline ended as {failure.status} on the new seed {seed}."
+            f" {ahead}"
+        )
     if not confirmation.settled:
         return f"Not decided yet: no finalist is {noise}. {ahead}"
     return f"No finalist is {noise}: the baseline stays. {ahead}"
@@ -104,29 +122,39 @@ def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) 
     if (effect := interval(difference, compared.ratios)) != OPEN:
         parts.append((f", {effect} {'times' if compared.ratios else 'beside'} the baseline's", ""))
     every = "comparisons and looks" if evidence.judged is not None else "comparisons"
-    significant = f"The difference from the baseline is significant at 5 %, corrected for all {every}."
+    significant = (
+        f"The difference from the baseline is significant at 5 %, corrected for all {every}."
+    )
     return [*parts, (f". {significant}{aside}", "")]
 
 
 def _set_aside(evidence: Evidence) -> str:
-    """Return which configuration would be ahead of the best if its failures did not count; '' if none would."""
+    """Return which configuration would be ahead of the best if its failures did not count; '' if
+    none would."""
     if not (aside := evidence.set_aside):
         return ""
     first, space = aside[0], evidence.results.space
-    name = knobs(space.changed(without_seed(first.trial.drawn))) if space.seeds > 1 else first.trial.name
+    name = (
+        knobs(space.changed(without_seed(first.trial.drawn)))
+        if space.seeds > 1
+        else first.trial.name
+    )
     more = f"; {len(aside) - 1} more that would be ahead failed, too" if aside[1:] else ""
     return f" {name}, with {number(first.value)}, {first.failure_note}{more}."
 
 
 def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list[Part]:
-    """Return the result of a search with one run each in which no trial is ahead of the baseline."""
+    """Return the result of a search with one run each in which no trial is ahead of the
+    baseline."""
     results, others = evidence.results, len(evidence.results.ranked) - 1
     itself, value = (f"The baseline ({base.name})", "baseline"), base.value(results.metric) or 0.0
     if not others:
         so_far = "" if over else " so far"
         alone = f" is the only trial with a result{so_far}: {results.title} {number(value)}."
         return [itself, (f"{alone} {unfinished(results)}".rstrip(), "")]
-    rest = "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
+    rest = (
+        "the other trial does not beat" if others == 1 else f"none of {others:,} other trials beats"
+    )
     outcome = evidence.outcome(base)
     runs = "" if outcome.value == value else " (mean of its runs)"
     beaten = noted(f"{rest} its {results.title} of {number(outcome.value)}{runs}", outcome)
@@ -134,13 +162,19 @@ def _baseline_is_best(evidence: Evidence, base: TrialRecord, over: bool) -> list
 
 
 def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | None) -> list[Part]:
-    """Return the value of the leading trial, compared with the baseline as far as the noise of one run allows it."""
+    """Return the value of the leading trial, compared with the baseline as far as the noise of one
+    run allows it."""
     results, better = evidence.results, evidence.better(best)
-    outcome, base_outcome = evidence.outcome(best), evidence.outcome(base) if base is not None else None
+    outcome, base_outcome = (
+        evidence.outcome(best),
+        evidence.outcome(base) if base is not None else None,
+    )
     runs, value, aside = len(outcome.values), outcome.value or 0.0, _set_aside(evidence)
     of_base, over_runs = base.value(results.metric) if base is not None else None, ""
     runs_of_base = len(base_outcome.values) if base_outcome is not None else 0
-    behind = of_base is not None and results.loss(value) >= results.loss(of_base)  # though it is ahead of the mean
+    behind = of_base is not None and results.loss(value) >= results.loss(
+        of_base
+    )  # though it is ahead of the mean
     if base_outcome is not None:
         if runs_of_base > 1 and (runs > 1 or behind):
             of_base, over_runs = base_outcome.value, f", the mean of {runs_of_base} runs"
@@ -157,18 +191,31 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
         return [*parts, (f"; the baseline's result has no ratio to compare it with.{aside}", "")]
     itself = (f"the baseline ({base.name})", "baseline")
     if not better:
-        which = NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
-        return [*parts, (f" beside the {rounded(of_base)} of ", ""), itself, (f"{over_runs}: {which}.{aside}", "")]
+        which = (
+            NOT_SIGNIFICANT if better is False else "whether that is more than noise is not known"
+        )
+        return [
+            *parts,
+            (f" beside the {rounded(of_base)} of ", ""),
+            itself,
+            (f"{over_runs}: {which}.{aside}", ""),
+        ]
     if results.by_rate:
         times = f", {number(value / of_base)} times the {rounded(of_base)} of "
         return [*parts, (times, ""), itself, (f"{over_runs}.{aside}", "")]
     by = percent(abs(1 - value / of_base)) if results.ratios else number(abs(value - of_base))
     beside = f", {by} {'below' if value < of_base else 'above'} the {number(of_base)} of "
-    return [*parts, (beside, ""), itself, (f"{over_runs}.{_crossing(evidence, best, base)}{aside}", "")]
+    return [
+        *parts,
+        (beside, ""),
+        itself,
+        (f"{over_runs}.{_crossing(evidence, best, base)}{aside}", ""),
+    ]
 
 
 def _crossing(evidence: Evidence, best: TrialRecord, base: TrialRecord) -> str:
-    """Return how many times sooner the best trial is as good as the baseline at its end; '' if undetermined."""
+    """Return how many times sooner the best trial is as good as the baseline at its end; '' if
+    undetermined."""
     if not (seconds := evidence.seconds_to_baseline(best)):
         return ""
     ratio = base.points[-1][base.along] / seconds

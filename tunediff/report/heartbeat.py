@@ -16,7 +16,8 @@ from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S = 30.0
-"""Seconds without output after which a line is printed; the interval then grows up to five minutes."""
+"""Seconds without output after which a line is printed; the interval then grows up to five
+minutes."""
 PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
          "checkpoint": "saving", "waiting": "waits for its workers"}  # fmt: skip
 
@@ -27,10 +28,13 @@ class Heartbeat:
     Call `beat` for every line that is printed otherwise; it restarts the wait.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str
+    ) -> None:
         """Prepare the thread for a search.
 
-        folder: of the search. say: prints a line. called: turns the name of a trial into its display name.
+        folder: of the search. say: prints a line. called: turns the name of a trial into its
+        display name.
         """
         self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
@@ -73,7 +77,9 @@ class Heartbeat:
             self._last, self._patience = time.monotonic(), patience
 
     def _print_progress(self) -> None:
-        with contextlib.suppress(OSError):  # a worker replaces or removes the files meanwhile; the next beat retries
+        with contextlib.suppress(
+            OSError
+        ):  # a worker replaces or removes the files meanwhile; the next beat retries
             self._say(self.doing())
 
     def doing(self) -> str:
@@ -83,7 +89,9 @@ class Heartbeat:
         """
         self._following.read()
         running = [
-            trial for trial in self._unfinished() if self._journal(trial.name).st_size != self._left.get(trial.name)
+            trial
+            for trial in self._unfinished()
+            if self._journal(trial.name).st_size != self._left.get(trial.name)
         ]
         if not running and (ended := self._following.ended - self._before):
             return f"{text.pluralize(ended, 'run')} ended, none is under way"
@@ -93,6 +101,9 @@ class Heartbeat:
         with contextlib.suppress(FileNotFoundError):
             progress = json.loads((self._folder / "trials" / name / DOING).read_text())
             work = f": {progress['work']}" if progress["work"] else ""
-            return f"{called} {PARTS[progress['part']]} for {text.seconds(time.time() - progress['since'])}{work}"
+            return (
+                f"{called} {PARTS[progress['part']]} for"
+                f" {text.seconds(time.time() - progress['since'])}{work}"
+            )
         begun = self._journal(name).st_mtime
         return f"{called} waits for its workers for {text.seconds(time.time() - begun)}: they start"

@@ -1,4 +1,5 @@
-"""Build the report's HTML: elements that escape their content, tables, and the page with its style and script."""
+"""Build the report's HTML: elements that escape their content, tables, and the page with its style
+and script."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from pathlib import Path
 from tunediff.core import colors
 
 WINNER, BASELINE = colors.WINNER, colors.BASELINE
-STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
+STYLE, SCRIPT = (
+    Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js")
+)
 
 NARROW = "screen and (max-width: 44rem)"
 """Media query of the screens that get the narrow charts; page.css repeats it."""
@@ -27,10 +30,15 @@ class Html(str):
 def el(tag: str, *children: object, **attributes: object) -> Html:
     """Return an element with escaped content.
 
-    A trailing underscore of an attribute is dropped (`class_`), other underscores become dashes. A child or an
-    attribute that is None is left out. Text from files arrives here as a plain string: it never becomes markup.
+    A trailing underscore of an attribute is dropped (`class_`), other underscores become dashes. A
+    child or an attribute that is None is left out. Text from files arrives here as a plain string:
+    it never becomes markup.
     """
-    named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    named = {
+        name.rstrip("_").replace("_", "-"): value
+        for name, value in attributes.items()
+        if value is not None
+    }
     opening = "".join(f' {name}="{html.escape(str(value))}"' for name, value in named.items())
     if tag in _EMPTY_TAGS:
         return Html(f"<{tag}{opening}>")
@@ -40,18 +48,21 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
 def join(*parts: object) -> Html:
     """Concatenate parts, escape all that are not `Html`, and leave None out."""
     present = (part for part in parts if part is not None)
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in present))
+    return Html(
+        "".join(part if isinstance(part, Html) else html.escape(str(part)) for part in present)
+    )
 
 
 def breakable(text: object) -> object:
-    """Return text whose lines may break after the dots, underscores and equals signs of names, not words or numbers."""
+    """Return text whose lines may break after the dots, underscores and equals signs of names, not
+    words or numbers."""
     if isinstance(text, Html) or not isinstance(text, str):
         return text
     first, *rest = re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", text)
     return join(first, *(part for piece in rest for part in (el("wbr"), piece)))
 
 
-# ------------------------------------------------------------------------------------------------------------- blocks
+# ---- blocks
 def table(
     header: Sequence[object],
     rows: Sequence[Sequence[object]],
@@ -62,9 +73,9 @@ def table(
 ) -> Html:
     """Return a table.
 
-    words: how many columns hold text; the others are aligned as numbers. marks: the CSS class of each row, '' for none.
-    stacks: on narrow screens each row becomes a block with one line per cell, so that no column is cut off. A header
-    of empty strings is left out.
+    words: how many columns hold text; the others are aligned as numbers. marks: the CSS class of
+    each row, '' for none. stacks: on narrow screens each row becomes a block with one line per
+    cell, so that no column is cut off. A header of empty strings is left out.
     """
 
     # On narrow screens the style sheet shows `data-label` before each cell.
@@ -91,7 +102,9 @@ def picture(kind: str, content: bytes, alt: str, narrow: bytes = b"") -> Html:
 
     `img` never runs scripts that an SVG contains.
     """
-    wide, small = (f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in (content, narrow))
+    wide, small = (
+        f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in (content, narrow)
+    )
     image = el("img", src=wide, alt=alt)
     return el("picture", el("source", media=NARROW, srcset=small), image) if narrow else image
 
@@ -104,13 +117,17 @@ def folded(summary: object, *inside: object) -> Html:
 def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot: Html) -> str:
     """Return the whole HTML file; `sections`: (id, heading, content).
 
-    Its content security policy forbids every connection, and every script except `SCRIPT`, which it allows by its hash.
+    Its content security policy forbids every connection, and every script except `SCRIPT`, which it
+    allows by its hash.
     """
     # Table of contents, head and body.
-    contents = el("ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections))
+    contents = el(
+        "ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections)
+    )
     policy = (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        f"script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none';"
+        " form-action 'none'; script-src"
+        f" 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
     )
     top = join(
         el("meta", charset="utf-8"),
@@ -123,8 +140,16 @@ def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot
     main = el(
         "main",
         el("header", head),
-        *(el("section", el("h2", heading), content, id=name) for name, heading, content in sections),
+        *(
+            el("section", el("h2", heading), content, id=name)
+            for name, heading, content in sections
+        ),
         el("footer", foot),
     )
-    body = el("body", el("nav", el("p", "Contents"), contents, aria_label="Contents"), main, el("script", Html(SCRIPT)))
+    body = el(
+        "body",
+        el("nav", el("p", "Contents"), contents, aria_label="Contents"),
+        main,
+        el("script", Html(SCRIPT)),
+    )
     return f'<!doctype html>\n<html lang="en">\n<head>{top}</head>\n{body}\n</html>\n'

@@ -25,6 +25,9 @@ class MixedHardware:
         used = environment.hardware(trial.environment)
         if used and used not in self._first_names:
             self._first_names[used] = name
-            (first, first_name), why = next(iter(self._first_names.items())), "what they measure cannot be compared"
+            (first, first_name), why = (
+                next(iter(self._first_names.items())),
+                "what they measure cannot be compared",
+            )
             if used != first:
                 self._say(f"WARNING: {first_name} ran on {first}, {name} runs on {used}: {why}")

@@ -1,4 +1,5 @@
-"""Write the tables and figures that a search leaves in its folder; they are made from its journals alone."""
+"""Write the tables and figures that a search leaves in its folder; they are made from its journals
+alone."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ CONFIRMATION = "confirm.md"
 def write_all(results: Results) -> dict[str, Path]:
     """Write the tables and figures of a search into its folder and return their paths by file name.
 
-    Always trials.csv, curves.csv and curves.png. With two objectives also pareto.csv; with several seeds also
-    comparison.csv, comparison.md and comparison.png; for a study also study.csv, study.md and, if it has a figure,
-    study.png.
+    Always trials.csv, curves.csv and curves.png. With two objectives also pareto.csv; with several
+    seeds also comparison.csv, comparison.md and comparison.png; for a study also study.csv,
+    study.md and, if it has a figure, study.png.
     """
     # Titles name the evaluation protocol and the hardware.
     about = [measured] if (measured := protocol(results)) else []
@@ -46,8 +47,12 @@ def write_all(results: Results) -> dict[str, Path]:
     on = f"\nmeasured on {' and '.join(used)}" if used else ""
     title = "; ".join(about) + on
     evidence = read_evidence(results)
-    written = _csv(results, "trials.csv", evidence.table()) | _csv(results, "curves.csv", results.curves())
-    written |= _png(results, "curves.png", lambda: curves.of_trials(results, Highlights.of(evidence)), title)
+    written = _csv(results, "trials.csv", evidence.table()) | _csv(
+        results, "curves.csv", results.curves()
+    )
+    written |= _png(
+        results, "curves.png", lambda: curves.of_trials(results, Highlights.of(evidence)), title
+    )
     if results.space.cost is not None:
         written |= _csv(results, "pareto.csv", pareto_table(results))
     # Several seeds: a comparison of the configurations.
@@ -62,7 +67,9 @@ def write_all(results: Results) -> dict[str, Path]:
         written |= _markdown(results, "comparison.md", results.folder.name, lines)
         means = "; ".join([*about, f"{compared.seeds} seeds: mean ± sd"]) + on
         written |= _png(results, "comparison.png", lambda: curves.of_means(compared, best), means)
-    return written | (study(results, study_table.table(results)) if results.space.study is not None else {})
+    return written | (
+        study(results, study_table.table(results)) if results.space.study is not None else {}
+    )
 
 
 def study(results: Results, table: study_table.Table) -> dict[str, Path]:
@@ -77,37 +84,59 @@ def study(results: Results, table: study_table.Table) -> dict[str, Path]:
 
 
 def confirmation(confirmation: Confirmation) -> dict[str, Path]:
-    """Write `confirm.csv` and `confirm.md` into the folder of the search and return their paths by file name."""
+    """Write `confirm.csv` and `confirm.md` into the folder of the search and return their paths by
+    file name."""
     search, table = confirmation.search, plain_table(confirmation_table(confirmation))
-    lines = [*(f"{sentence}\n" for sentence in sentences(confirmation)), "```text", table, "```", ""]
+    lines = [
+        *(f"{sentence}\n" for sentence in sentences(confirmation)),
+        "```text",
+        table,
+        "```",
+        "",
+    ]
     lines.append(f"- {INTERVALS}")
-    state = f"{'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
+    state = (
+        f"{'' if confirmation.winner else 'not '}confirmed{'' if confirmation.over else ' so far'}"
+    )
     written = _csv(search, "confirm.csv", confirmation.table())
     return written | _markdown(search, CONFIRMATION, f"{search.folder.name}: {state}", lines)
 
 
 def measured_on(results: Results) -> str:
-    """Return device, cores, torch version and budget of the trials in one line; '' if no trial has begun."""
-    environment = next((trial.environment for trial in results.trials if "device" in trial.environment), None)
+    """Return device, cores, torch version and budget of the trials in one line; '' if no trial has
+    begun."""
+    environment = next(
+        (trial.environment for trial in results.trials if "device" in trial.environment), None
+    )
     if environment is None:
         return ""
     torch = environment.get("versions", {}).get("torch", "?")
     budget = f"{seconds(results.space.budget.per_trial_s)} {results.clock.what}"
-    return f"{hardware(environment)}, {environment.get('cpu_cores', '?')} CPU cores, torch {torch}, {budget} each"
+    return (
+        f"{hardware(environment)}, {environment.get('cpu_cores', '?')} CPU cores, torch {torch},"
+        f" {budget} each"
+    )
 
 
 def _csv(results: Results, name: str, frame: pd.DataFrame) -> dict[str, Path]:
-    write_csv(path := results.folder / name, frame.columns, frame.itertuples(index=False, name=None))
+    write_csv(
+        path := results.folder / name, frame.columns, frame.itertuples(index=False, name=None)
+    )
     return {name: path}
 
 
 def _markdown(results: Results, name: str, title: str, lines: Sequence[str]) -> dict[str, Path]:
-    (path := results.folder / name).write_text("\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8")
+    (path := results.folder / name).write_text(
+        "\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8"
+    )
     return {name: path}
 
 
-def _png(results: Results, name: str, build: Callable[[], Figure], about: str = "") -> dict[str, Path]:
-    """Write a figure of the report with a title, because it will be shown alone; an error leaves it out."""
+def _png(
+    results: Results, name: str, build: Callable[[], Figure], about: str = ""
+) -> dict[str, Path]:
+    """Write a figure of the report with a title, because it will be shown alone; an error leaves it
+    out."""
 
     def titled() -> Figure:
         figure = build()

@@ -1,7 +1,8 @@
-"""Write the report of a search: one self-contained HTML file, and its data as CSV and PNG beside it.
+"""Write the report of a search: one self-contained HTML file, and its data as CSV and PNG beside
+it.
 
-Every section begins with a sentence that states its result, and is left out if it has none. Facts come from
-`tunediff.analysis`; `html` escapes everything that comes from files.
+Every section begins with a sentence that states its result, and is left out if it has none. Facts
+come from `tunediff.analysis`; `html` escapes everything that comes from files.
 """
 
 from __future__ import annotations
@@ -46,22 +47,30 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 
 
 def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
-    """Write the page and its data into `out` and return both paths by `report` and `data`. Raises `OSError`."""
+    """Write the page and its data into `out` and return both paths by `report` and `data`. Raises
+    `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
     for name, heading, build in SECTIONS:
         if (content := build(context, files)) is not None:
-            words = {"why": why.heading(context), "label": context.label, "seconds": context.results.clock.seconds}
+            words = {
+                "why": why.heading(context),
+                "label": context.label,
+                "seconds": context.results.clock.seconds,
+            }
             named = heading.format(**words)
             # The name of an objective may begin in lower case, a heading does not.
             sections.append((name, named[:1].upper() + named[1:], content))
-    text = page(f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files))
+    text = page(
+        f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files)
+    )
     write_atomically(out / PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
     files.tidy()
     return {"report": out / PAGE, "data": out / FOLDER}
 
 
 def figures(context: ReportContext) -> dict[str, Callable[[], Figure | None]]:
-    """Return what builds each figure of the page, by name; it returns None where there is nothing to draw."""
+    """Return what builds each figure of the page, by name; it returns None where there is nothing
+    to draw."""
     collected = Figures()
     for _, _, build in SECTIONS:
         build(context, collected)
@@ -72,8 +81,13 @@ def _head(context: ReportContext) -> Html:
     space, protocol_text = context.results.space, protocol(context.results)
     budget = f"{duration(context.budget_s)} of {space.budget.clock.what} per trial"
     about = f"{space.workload.title}, {budget}, judged by {context.label}"
-    # Trials on different machines are not comparable, and a processor's name alone does not show a difference.
-    where = " and ".join(dict.fromkeys(filter(None, (hardware(trial.environment) for trial in context.results.trials))))
+    # Trials on different machines are not comparable, and a processor's name alone does not show a
+    # difference.
+    where = " and ".join(
+        dict.fromkeys(
+            filter(None, (hardware(trial.environment) for trial in context.results.trials))
+        )
+    )
     return join(
         el("h1", context.results.folder.name),
         el("p", f"{about}: {protocol_text}" if protocol_text else about, class_="soft"),
@@ -96,8 +110,15 @@ def _state(context: ReportContext) -> str:
     if not context.sessions:
         return f"{count} · {written}"
     if context.sessions[-1].end is not None:
-        left_out = f" · not begun: {words}" if (words := not_begun(context.results, context.sessions)) else ""
-        return f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count}{left_out} · {written}"
+        left_out = (
+            f" · not begun: {words}"
+            if (words := not_begun(context.results, context.sessions))
+            else ""
+        )
+        return (
+            f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count}{left_out} ·"
+            f" {written}"
+        )
     last = reproduce.latest(context)
     age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
     return f"running, or killed · {count}, {len(trials) - ended} under way · {written}{age}"

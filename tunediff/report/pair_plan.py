@@ -17,11 +17,13 @@ def values(
     names: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
     measured: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not measured.
+    """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not
+    measured.
 
-    names: A and B as the user typed them. sides: their configurations. most: maximum number of pairs. budget_s: of one
-    run, in seconds of `unit`. measured: here, as far as known: `evaluation_s` of one evaluation, `data` (lines that
-    describe the data), and how much of the cores others used meanwhile (`other_load_share`, `disturbed`).
+    names: A and B as the user typed them. sides: their configurations. most: maximum number of
+    pairs. budget_s: of one run, in seconds of `unit`. measured: here, as far as known:
+    `evaluation_s` of one evaluation, `data` (lines that describe the data), and how much of the
+    cores others used meanwhile (`other_load_share`, `disturbed`).
     """
     evaluation_s = measured.get("evaluation_s")
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
@@ -48,20 +50,24 @@ def values(
 
 
 def lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return `values` in words: what runs, what it costs, and a warning of other load on the machine."""
+    """Return `values` in words: what runs, what it costs, and a warning of other load on the
+    machine."""
     least, most = plan["pairs_at_least"], plan["pairs_at_most"]
     unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
     judged = "evaluation is not known"
     if judging_s is not None:
         judged = (
-            f"about {text.seconds(judging_s)} of evaluation ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
+            f"about {text.seconds(judging_s)} of evaluation"
+            f" ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
         )
     first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
     fewer = f", about {first} with {least}" if least < most else ""
     and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
     output = [
-        f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
-        f"it ends as soon as it is decided, after {least} pairs at the earliest",
+        (
+            f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
+            f"it ends as soon as it is decided, after {least} pairs at the earliest"
+        ),
         f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
         f"wall-clock: about {last} with {most} pairs{fewer}{and_evaluation}",
     ]

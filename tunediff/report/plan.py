@@ -23,23 +23,32 @@ MOST_DAYS, MOST_TRIALS = 30, 100_000
 WORDS = {"start_up": "start-up", "wall_clock": "wall-clock"}
 
 
-def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = True) -> dict[str, Any]:
+def values(
+    space: SearchSpace, folder: Path, measured: Measured, here: bool = True
+) -> dict[str, Any]:
     """Return what a search will run and cost, in JSON types.
 
-    Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes measured on this machine.
-    here: whether trials run on this machine; what is reused on the nodes of a cluster is not known before it is asked.
+    Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes measured on
+    this machine. here: whether trials run on this machine; what is reused on the nodes of a cluster
+    is not known before it is asked.
     """
     # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine = resources.local()
-    share, sizes, budget = resources.share(space, machine), resources.world_sizes(space), space.budget
+    share, sizes, budget = (
+        resources.share(space, machine),
+        resources.world_sizes(space),
+        space.budget,
+    )
     cost = evaluating.Cost.of(space, measured)
     spent, points = cost.parts(share.least), search_space.size(space)
-    trials = min(budget.trials, max(share.slots, round(cost.within_limit(share.least)[0] * share.slots)))
+    trials = min(
+        budget.trials, max(share.slots, round(cost.within_limit(share.least)[0] * share.slots))
+    )
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price, stored_runs = budget.price_per_device_hour, trials + sum(runs for runs, _ in space.again)
     parameters = measured.get("parameters", 0)
-    # Disk: float32 weights of every run are kept. A running trial also has a checkpoint (weights, averages and two
-    # moments of the optimizer), and two of them while it replaces the old one.
+    # Disk: float32 weights of every run are kept. A running trial also has a checkpoint (weights,
+    # averages and two moments of the optimizer), and two of them while it replaces the old one.
     disk: float = 4 * parameters * (stored_runs + 2 * 4 * share.slots) if space.evaluates else 0
     above = next(path for path in [folder, *folder.parents] if path.exists())
     unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
@@ -74,7 +83,8 @@ def values(space: SearchSpace, folder: Path, measured: Measured, here: bool = Tr
 
 
 def _warm(space: SearchSpace, folder: Path, device: str) -> str:
-    """Return `warm_start.describe`; '' for a search that has begun, where the earlier one is gone since."""
+    """Return `warm_start.describe`; '' for a search that has begun, where the earlier one is gone
+    since."""
     try:
         return warm_start.describe(space, device)
     except ConfigError:
@@ -89,9 +99,12 @@ def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> 
     workers: of the largest trial. slots: trials at once.
     """
     budget = space.budget
-    # A budget in device-seconds is shared by the devices of a trial, any other budget holds for each of them.
+    # A budget in device-seconds is shared by the devices of a trial, any other budget holds for
+    # each of them.
     devices = 1 if budget.unit == "device" else workers
-    seconds = devices * (trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in space.again))
+    seconds = devices * (
+        trials * budget.per_trial_s + sum(runs * each_s for runs, each_s in space.again)
+    )
     if budget.total_s is not None:
         seconds = min(seconds, devices * slots * budget.total_s)
     return seconds / 3600
@@ -117,7 +130,10 @@ def _refused(plan: Mapping[str, Any], trials: int, certain_s: float) -> str | No
         change = "change --trials, --budget or evaluation.*, or give --total"
         return f"{days:,.0f} days of wall-clock: over {MOST_DAYS}; {change}"
     if disk > free:
-        return f"{disk:,.0f} MiB of weights on a disk with {free:,.0f} MiB free; change --trials or --storage"
+        return (
+            f"{disk:,.0f} MiB of weights on a disk with {free:,.0f} MiB free; change --trials or"
+            " --storage"
+        )
     return None
 
 
@@ -130,12 +146,22 @@ def check(plan: Mapping[str, Any], force: bool) -> None:
 def lines(plan: Mapping[str, Any]) -> list[str]:
     """Return the plan in words, one line per item; `plan`: as `values` returns it."""
     repeats = f", {plan['seeds']} seeds each" if plan["seeds"] > 1 else ""
-    repeats += f", {plan['baseline_runs']} of them the baseline, for the noise" if plan["baseline_runs"] > 1 else ""
+    repeats += (
+        f", {plan['baseline_runs']} of them the baseline, for the noise"
+        if plan["baseline_runs"] > 1
+        else ""
+    )
     repeats += f", the last {plan['reruns']} reruns of what leads" if plan["reruns"] else ""
-    points = "unlimited points" if plan["points"] is None else text.pluralize(round(plan["points"]), "point")
+    points = (
+        "unlimited points"
+        if plan["points"] is None
+        else text.pluralize(round(plan["points"]), "point")
+    )
     unit, sizes = UNITS[plan["budget_unit"]].what, ", ".join(map(str, plan["world_sizes"]))
     per_trial = f"{text.seconds(plan['budget_s'])} {unit}"
-    again = " and ".join(f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"])
+    again = " and ".join(
+        f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"]
+    )
     disk, free, count = plan["disk_mib"], plan["disk_free_mib"], plan["parameters"]
     # What the limit leaves of them is an estimate.
     bound = "at most" if plan["total_limit_s"] is None else "about"
@@ -154,7 +180,11 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         *plan["data"],
     ]
     output += [*plan["notes"], *(f"  {name}: {choices}" for name, choices in plan["space"].items())]
-    return [*output, *(f"  first {i}: {text.knobs(point)}" for i, point in enumerate(plan["first"])), *plan["skipped"]]
+    return [
+        *output,
+        *(f"  first {i}: {text.knobs(point)}" for i, point in enumerate(plan["first"])),
+        *plan["skipped"],
+    ]
 
 
 def start_lines(plan: Mapping[str, Any]) -> list[str]:
@@ -171,13 +201,26 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
     for part, spent in parts_s.items():
         words = text.seconds(spent)
         if part == "evaluation" and each_s is None:
-            words = f"unknown ({'one takes too long to be timed here' if plan['timing_too_long'] else 'not timed'})"
+            words = (
+                "unknown"
+                f" ({'one takes too long to be timed here' if plan['timing_too_long'] else 'not timed'})"
+            )
         elif part == "evaluation" and each_s:
-            last = f", {_short(plan['final_evaluation_s'])} in the end" if plan["final_evaluation_s"] else ""
-            words += f" ({plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on this machine)"
+            last = (
+                f", {_short(plan['final_evaluation_s'])} in the end"
+                if plan["final_evaluation_s"]
+                else ""
+            )
+            words += (
+                f" ({plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}, as timed on"
+                " this machine)"
+            )
         elif part == "confirmation":
             last = plan["final_evaluation_s_per_confirming_run"]
-            words = f"up to about {words}{f', {text.seconds(last)} per run for its final evaluation' if last else ''}"
+            words = (
+                "up to about"
+                f" {words}{f', {text.seconds(last)} per run for its final evaluation' if last else ''}"
+            )
         elif part == "wall_clock":
             words = f"about {words}{' and evaluation' if each_s is None else ''}{_limited(plan)}"
         if spent or part != "confirmation":
@@ -187,7 +230,11 @@ def cost_lines(plan: Mapping[str, Any]) -> list[str]:
 
 def _limited(plan: Mapping[str, Any]) -> str:
     """Return what the limit leaves of a search, as a clause; '' for one that it has room for."""
-    limit_s, trials, confirming_s = plan["total_limit_s"], plan["trials"], plan["seconds"]["confirmation"]
+    limit_s, trials, confirming_s = (
+        plan["total_limit_s"],
+        plan["trials"],
+        plan["seconds"]["confirmation"],
+    )
     if limit_s is None:
         return ""
     if plan["seconds"]["wall_clock"] > limit_s + 1:
@@ -200,11 +247,14 @@ def _limited(plan: Mapping[str, Any]) -> str:
 
 
 def load_warning(plan: Mapping[str, Any]) -> list[str]:
-    """Return a warning that others used the machine while a plan was made, as a list; [] if they did not."""
+    """Return a warning that others used the machine while a plan was made, as a list; [] if they
+    did not."""
     if not plan["disturbed"]:
         return []
     load = f"other processes use {plan['other_load_share']:.0%} of the cores"
-    return [f"WARNING: {load}: evaluation may be timed too long, and all may take longer while they do"]
+    return [
+        f"WARNING: {load}: evaluation may be timed too long, and all may take longer while they do"
+    ]
 
 
 def _short(value: float) -> str:
@@ -213,7 +263,15 @@ def _short(value: float) -> str:
 
 def skipped(space: SearchSpace) -> list[str]:
     """Return which combinations of a grid and which points are not run, and why."""
-    strategies = [dimension.choices or () for dimension in space.dimensions if dimension.name == "parallel.strategy"]
+    strategies = [
+        dimension.choices or ()
+        for dimension in space.dimensions
+        if dimension.name == "parallel.strategy"
+    ]
     gpus = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
-    notes = [gpus] if any("dp" not in choices for choices in strategies) and resources.local().device == "cpu" else []
+    notes = (
+        [gpus]
+        if any("dp" not in choices for choices in strategies) and resources.local().device == "cpu"
+        else []
+    )
     return [*space.skipped, *notes]

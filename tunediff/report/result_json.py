@@ -1,7 +1,7 @@
 """Build the results of commands for `--json`: typed values under fixed keys (`tunediff/schemas`).
 
-Every key is always present; a value that does not apply or is unknown is null, or an empty list. Names of metrics,
-configurations and trials are values, never parts of a key.
+Every key is always present; a value that does not apply or is unknown is null, or an empty list.
+Names of metrics, configurations and trials are values, never parts of a key.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 
 
 def search(
-    evidence: Evidence, more: Mapping[str, Any], studied: Table | None = None, longer: Sequence[Comparison] = ()
+    evidence: Evidence,
+    more: Mapping[str, Any],
+    studied: Table | None = None,
+    longer: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """Return the result of a search.
 
-    more: its costs and files. studied: the table of its study. longer: comparisons of the finalists with longer
-    budgets.
+    more: its costs and files. studied: the table of its study. longer: comparisons of the finalists
+    with longer budgets.
     """
     results, best, compared = evidence.results, evidence.best, evidence.compared
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
@@ -97,7 +100,11 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
     sides = dict[str, Any]()
     for row, side in enumerate("ab"):
         numbers = [float(value) for value in values[row] if value == value]
-        sides |= {f"{side}_value": mean(numbers), f"{side}_sd": sd(numbers), f"{side}_values": numbers}
+        sides |= {
+            f"{side}_value": mean(numbers),
+            f"{side}_sd": sd(numbers),
+            f"{side}_values": numbers,
+        }
     return {
         "comparison": pairs.folder.name,
         "a": pairs.names[0],
@@ -128,7 +135,8 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> di
 
 
 def plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a result fits in lines of text, nothing that is null; means with their sd and with failures."""
+    """Return what of a result fits in lines of text, nothing that is null; means with their sd and
+    with failures."""
     lines = dict[str, Any]()
     for name, value in result.items():
         if value is None or isinstance(value, list) or name.endswith(("_sd", "_failures")):
@@ -152,7 +160,8 @@ def _mean_line(name: str, result: Mapping[str, Any]) -> str:
 def effects(difference: Difference, ratios: bool) -> dict[str, float | None]:
     """Return the effect as a ratio or as a difference, with its interval.
 
-    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to be useful.
+    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to
+    be useful.
     """
     ends = (difference.estimate, difference.low, difference.high)
     if ratios and is_wide(difference.low, difference.high):
@@ -167,9 +176,10 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [json.loads(to_json(text.finite(row))) for row in rows]
 
 
-# ------------------------------------------------------------------------------------------------------------ its parts
+# ---- its parts
 def best_and_baseline(evidence: Evidence) -> dict[str, Any]:
-    """Return the best configuration and the baseline; values are means over the runs of each in the search."""
+    """Return the best configuration and the baseline; values are means over the runs of each in the
+    search."""
     compared, best = evidence.compared, evidence.best
     trials = (best, evidence.baseline)
     outcomes = [evidence.outcome(trial) if trial is not None else None for trial in trials]
@@ -178,7 +188,9 @@ def best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     group = compared.of(best) if compared is not None and best is not None else None
     return {
         "best_trial": best.name if best is not None else None,
-        "best_configuration": without_seed(evidence.results.changed(best)) if best is not None else None,
+        "best_configuration": (
+            without_seed(evidence.results.changed(best)) if best is not None else None
+        ),
         "best_verdict": group.difference.verdict if group is not None else None,
         "best_value": mean(values[0]),
         "best_values": values[0],
@@ -194,19 +206,27 @@ def _speedup(evidence: Evidence, best: TrialRecord | None) -> dict[str, Any]:
     single = isinstance(speedup, Estimate) and speedup.runs == 1
     return {
         **speedup_values(speedup),
-        "speedup_means": _speedup_means(evidence.results, speedup) if isinstance(speedup, Estimate) else None,
+        "speedup_means": (
+            _speedup_means(evidence.results, speedup) if isinstance(speedup, Estimate) else None
+        ),
         "speedup_unknown": speedup if isinstance(speedup, str) else None,
-        "seconds_to_baseline": evidence.seconds_to_baseline(best) if single and best is not None else None,
+        "seconds_to_baseline": (
+            evidence.seconds_to_baseline(best) if single and best is not None else None
+        ),
     }
 
 
 def _speedup_means(results: Results, speedup: Estimate) -> str:
-    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair of runs."""
+    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair
+    of runs."""
     ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
     ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
     over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
     if speedup.at_least:
-        return f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no upper bound"
+        return (
+            f"lower bound: {ratio}{over}; as good at the first evaluation already, there is no"
+            " upper bound"
+        )
     return f"{'mean with 95 % interval' if speedup.low else 'one pair of runs'}: {ratio}{over}"
 
 
@@ -215,9 +235,14 @@ def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
     # Without confirming runs every key is there, with null or an empty list.
     winner = group = baseline = None
     if confirmation is not None:
-        winner, group, baseline = confirmation.winner, confirmation.leader, confirmation.compared.baseline
+        winner, group, baseline = (
+            confirmation.winner,
+            confirmation.leader,
+            confirmation.compared.baseline,
+        )
     values, of_base = (
-        confirmation.values(runs) if confirmation is not None and runs is not None else [] for runs in (group, baseline)
+        confirmation.values(runs) if confirmation is not None and runs is not None else []
+        for runs in (group, baseline)
     )
     failures = [len(side.outcome.failures) if side is not None else 0 for side in (group, baseline)]
     bias = confirmation.bias(group) if confirmation is not None and group is not None else None
@@ -247,7 +272,9 @@ def _confirmed(confirmation: Confirmation | None) -> dict[str, Any]:
             }
             for other in (confirmation.others if confirmation is not None else ())
         ],
-        "confirmed_configurations": _rows(confirmation.compared if confirmation is not None else None),
+        "confirmed_configurations": _rows(
+            confirmation.compared if confirmation is not None else None
+        ),
     }
 
 
@@ -266,9 +293,13 @@ def _rows(compared: Comparison | None) -> list[dict[str, Any]]:
             "sd": row[f"{compared.metric}_sd"],
             "values": group.values(compared.metric),
             **effects(group.difference, compared.ratios),
-            **{name: row[name] for name in ("p", "p_holm", "verdict", *SPEEDUP, "samples_per_s", "cost")},
+            **{
+                name: row[name]
+                for name in ("p", "p_holm", "verdict", *SPEEDUP, "samples_per_s", "cost")
+            },
             "other_metrics": {
-                name: {"value": row[f"{name}_mean"], "sd": row[f"{name}_sd"]} for name in compared.results.judged
+                name: {"value": row[f"{name}_mean"], "sd": row[f"{name}_sd"]}
+                for name in compared.results.judged
             },
         }
         for group, row in zip(compared.groups, tables, strict=True)

@@ -1,7 +1,8 @@
 """Set the common style of all figures; `tunediff.core.colors` defines what each colour means.
 
-A chart is drawn twice as SVG, for wide and for narrow screens, and once as PNG for use elsewhere. The lines of many
-trials are rasterized inside the SVG, so that its size does not grow with the search.
+A chart is drawn twice as SVG, for wide and for narrow screens, and once as PNG for use elsewhere.
+The lines of many trials are rasterized inside the SVG, so that its size does not grow with the
+search.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tunediff.report.words import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
 WIDTH_IN, NARROW_IN = 9.1, 3.8
-"""Width of a chart in inches on a wide page (at 96 pixels per inch) and on a telephone with 400 pixels."""
+"""Width of a chart in inches on a wide page (at 96 pixels per inch) and on a telephone with 400
+pixels."""
 MANY = 120
 """Number of lines above which a chart rasterizes them."""
 DASHED = (0, (2, 2))
@@ -60,14 +62,16 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Highlights:
-    """The two trials with a colour of their own; either may be missing, and both may be the same trial."""
+    """The two trials with a colour of their own; either may be missing, and both may be the same
+    trial."""
 
     baseline: TrialRecord | None
     winner: TrialRecord | None
     winner_is: str
     """`winner` if several seeds show that it is better than the baseline, else `best`."""
     reached_s: float | None = None
-    """Seconds after which the winner is as good as the baseline at its end; None if undetermined."""
+    """Seconds after which the winner is as good as the baseline at its end; None if
+    undetermined."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> Highlights:
@@ -75,20 +79,29 @@ class Highlights:
         best, base = evidence.best, evidence.baseline_of_best
         if best is None:
             return cls(base, None, "best")
-        return cls(base, best, "winner" if evidence.winner else "best", evidence.seconds_to_baseline(best))
+        return cls(
+            base, best, "winner" if evidence.winner else "best", evidence.seconds_to_baseline(best)
+        )
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
-        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or `winner`."""
+        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or
+        `winner`."""
         pairs = [(self.baseline, BASELINE, "baseline")] if self.baseline is not None else []
-        if self.winner is not None and (self.baseline is None or self.winner.name != self.baseline.name):
+        if self.winner is not None and (
+            self.baseline is None or self.winner.name != self.baseline.name
+        ):
             pairs.append((self.winner, WINNER, self.winner_is))
         return [(trial, color, role) for trial, color, role in pairs if trial is not None]
 
     def shown(self) -> list[tuple[TrialRecord, str, str]]:
-        """Return `pairs` with roles for figures: a baseline that is also best is labelled with both roles."""
+        """Return `pairs` with roles for figures: a baseline that is also best is labelled with both
+        roles."""
         pairs = self.pairs()
         both = len(pairs) == 1 and self.winner is not None and pairs[0][1] == BASELINE
-        return [(trial, color, f"{role}, {self.winner_is}" if both else role) for trial, color, role in pairs]
+        return [
+            (trial, color, f"{role}, {self.winner_is}" if both else role)
+            for trial, color, role in pairs
+        ]
 
     def color(self, name: str) -> str | None:
         """Return the colour of a trial; None if it is neither of the two."""
@@ -134,8 +147,11 @@ def _saved(figure: Figure, kind: str) -> bytes:
     return file.getvalue()
 
 
-def sheet(panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with panels side by side; on narrow screens they are stacked and lower."""
+def sheet(
+    panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure with panels side by side; on narrow screens they are stacked and
+    lower."""
     size = (NARROW_IN, 0.8 * height_in * panels) if _narrow else (width_in, height_in)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*((panels, 1) if _narrow else (1, panels)), squeeze=False, sharey=sharey)
@@ -161,7 +177,9 @@ def in_first_column(axes: Axes) -> bool:
 def headline(figure: Figure, text: str) -> None:
     """Add a title, wrapped at the figure's width, and increase the figure's height by its lines."""
     width_in, height_in = figure.get_size_inches()
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, int(width_in / 0.085))]
+    lines = [
+        part for line in text.splitlines() for part in textwrap.wrap(line, int(width_in / 0.085))
+    ]
     figure.set_size_inches(width_in, height_in + 0.17 * len(lines))
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
 
@@ -177,7 +195,9 @@ def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str 
     handles: artists by label; default: everything with a label.
     """
     handles = handles or {
-        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        name: handle
+        for axes in figure.axes
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if not handles:
         return
@@ -190,34 +210,64 @@ def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str 
                   alignment="left")  # fmt: skip
 
 
-def annotate(axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any) -> None:
-    """Write text beside a point, `shift` (1/72 inch) away from it; `more`: arguments of `Axes.annotate`."""
-    axes.annotate(words, at, xytext=shift, textcoords="offset points", **{"va": "center", "fontsize": 8.5, **more})
+def annotate(
+    axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any
+) -> None:
+    """Write text beside a point, `shift` (1/72 inch) away from it; `more`: arguments of
+    `Axes.annotate`."""
+    axes.annotate(
+        words,
+        at,
+        xytext=shift,
+        textcoords="offset points",
+        **{"va": "center", "fontsize": 8.5, **more},
+    )
 
 
-def ring(axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None) -> None:
+def ring(
+    axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None
+) -> None:
     """Draw a hollow dot, for a point between two evaluations."""
     axes.plot(*([value] for value in at), marker="o", color=color, markersize=size, markerfacecolor="white",
               markeredgewidth=1.7, zorder=5, linestyle="none", label=label)  # fmt: skip
 
 
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
-    """Write labels at the ends of lines and move them apart if two would overlap; `ends`: (point, colour, text)."""
+    """Write labels at the ends of lines and move them apart if two would overlap; `ends`: (point,
+    colour, text)."""
     # Compare the heights on the screen: what overlaps depends on the scale of the axis.
-    heights, line = [axes.transData.transform(place)[1] for place, _, _ in ends], 2.0 if _narrow else 1.0
+    heights, line = (
+        [axes.transData.transform(place)[1] for place, _, _ in ends],
+        2.0 if _narrow else 1.0,
+    )
     shifts = [0.0] * len(ends)
     if len(ends) == 2 and abs(heights[0] - heights[1]) < 16 * line:
         up = 0 if heights[0] >= heights[1] else 1
         shifts[up], shifts[1 - up] = 7.0 * line, -7.0 * line
     for (place, color, words), shift in zip(ends, shifts, strict=True):
         label = "\n".join(short(words, 40).rsplit(" ", 1)) if _narrow else short(words, 40)
-        annotate(axes, label, place, (8, shift), color=color, fontsize=9, fontweight="bold", annotation_clip=False)
+        annotate(
+            axes,
+            label,
+            place,
+            (8, shift),
+            color=color,
+            fontsize=9,
+            fontweight="bold",
+            annotation_clip=False,
+        )
 
 
-def objective_axis(axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y") -> None:
-    """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in this chart."""
+def objective_axis(
+    axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y"
+) -> None:
+    """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in
+    this chart."""
     name, better = short(results.title, 30), "lower" if results.falls else "higher"
-    side, between = axes.yaxis if axis == "y" else axes.xaxis, "\n" if len(name) > max_characters(20) else " "
+    side, between = (
+        axes.yaxis if axis == "y" else axes.xaxis,
+        "\n" if len(name) > max_characters(20) else " ",
+    )
     if axis == "x" or in_first_column(axes):
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
@@ -228,9 +278,11 @@ def objective_axis(axes: Axes, results: Results, positive: bool, axis: Literal["
 
 
 class Digits(ticker.Formatter):
-    """Format all ticks of an axis with the same number of decimals, and commas: 9.625 beside 9.650, not 9.65.
+    """Format all ticks of an axis with the same number of decimals, and commas: 9.625 beside 9.650,
+    not 9.65.
 
-    Over several decades, where every tick has one significant digit, each gets the decimals that it needs: 0.05, 1, 20.
+    Over several decades, where every tick has one significant digit, each gets the decimals that it
+    needs: 0.05, 1, 20.
     """
 
     def __call__(self, value: float, pos: int | None = None) -> str:
@@ -240,21 +292,37 @@ class Digits(ticker.Formatter):
         sizes = [abs(value) for value in values if value]
         low, high = min(sizes, default=1.0), max(sizes, default=1.0)
         if high >= 10 * low and all(math.isclose(value, float(f"{value:.0e}")) for value in values):
-            texts = [f"{value:,.{max(0, -math.floor(math.log10(abs(value) or 1)))}f}" for value in values]
+            texts = [
+                f"{value:,.{max(0, -math.floor(math.log10(abs(value) or 1)))}f}" for value in values
+            ]
         else:
-            exact = (d for d in range(12) if all(abs(round(value, d) - value) <= 1e-5 * high for value in values))
+            exact = (
+                d
+                for d in range(12)
+                if all(abs(round(value, d) - value) <= 1e-5 * high for value in values)
+            )
             decimals = next(exact, 12)
             texts = [f"{value:,.{decimals}f}" for value in values]
         return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
 
 
 def plain_logarithms(side: Axis) -> None:
-    """Label a logarithmic axis with plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹) and a few ticks."""
+    """Label a logarithmic axis with plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹) and a few
+    ticks."""
     low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
-    fine: tuple[float, ...] = (1, 2, 5) if decades > 1.5 or side is side.axes.xaxis else (1, 1.5, 2, 3, 4, 6, 8)
-    ticks = [at * 10.0**power for power in range(-12, 13) for at in fine if low <= at * 10.0**power <= high]
-    some = ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(3 if _narrow else 5)
+    fine: tuple[float, ...] = (
+        (1, 2, 5) if decades > 1.5 or side is side.axes.xaxis else (1, 1.5, 2, 3, 4, 6, 8)
+    )
+    ticks = [
+        at * 10.0**power
+        for power in range(-12, 13)
+        for at in fine
+        if low <= at * 10.0**power <= high
+    ]
+    some = (
+        ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(3 if _narrow else 5)
+    )
     side.set_major_locator(some if len(ticks) <= 10 else ticker.LogLocator(numticks=8))
     side.set_major_formatter(Digits())
     side.set_minor_locator(ticker.NullLocator())

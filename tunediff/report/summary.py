@@ -24,7 +24,9 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
     return cli.versioned(_result(evidence, _studied(evidence), _longer(evidence)))
 
 
-def _result(evidence: Evidence, studied: study_table.Table | None, longer: Sequence[Comparison]) -> dict[str, Any]:
+def _result(
+    evidence: Evidence, studied: study_table.Table | None, longer: Sequence[Comparison]
+) -> dict[str, Any]:
     folder = evidence.results.folder
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
     return values(evidence, sessions.all_spent_s(folder), confirming, studied, longer)
@@ -36,16 +38,21 @@ def _studied(evidence: Evidence) -> study_table.Table | None:
 
 def _longer(evidence: Evidence) -> list[Comparison]:
     confirmed = evidence.confirmation
-    return longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
+    return (
+        longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
+    )
 
 
 def lines(evidence: Evidence) -> list[str]:
-    """Return the result of a search as lines of text: values first, then tables, each with its conclusions."""
+    """Return the result of a search as lines of text: values first, then tables, each with its
+    conclusions."""
     results, compared, confirmed = evidence.results, evidence.compared, evidence.confirmation
     studied, longer = _studied(evidence), _longer(evidence)
     front = pareto_table(results) if results.space.cost is not None else None
     block = _block(_result(evidence, studied, longer), evidence)
-    first = headline(evidence) if confirmed is None else ""  # else it stands below the table of the confirming runs
+    first = (
+        headline(evidence) if confirmed is None else ""
+    )  # else it stands below the table of the confirming runs
     remarks = [
         first,
         verdicts.disturbed_words(evidence),
@@ -56,7 +63,10 @@ def lines(evidence: Evidence) -> list[str]:
         table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
         output += ["", table, "", *verdicts.conclusions(compared)]
     if front is not None:
-        rows = [[text.number(value) if has_value(value) else "" for value in row] for row in front.to_numpy().tolist()]
+        rows = [
+            [text.number(value) if has_value(value) else "" for value in row]
+            for row in front.to_numpy().tolist()
+        ]
         pareto = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
         output.append(f"\nPareto front, from the best value to the lowest cost:\n{pareto}")
     if confirmed is not None:
@@ -76,7 +86,8 @@ def lines(evidence: Evidence) -> list[str]:
 
 
 def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
-    """Return what of a result stands in lines of `key: value`, above the tables and sentences that say the rest."""
+    """Return what of a result stands in lines of `key: value`, above the tables and sentences that
+    say the rest."""
     noise, near = evidence.noise, ", ".join(result["within_noise_of_best"])
     statuses = {status: count for status, count in result["statuses"].items() if count}
     lines = {
@@ -93,7 +104,11 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
     confirmed = evidence.confirmation
     if confirmed is None or confirmed.metric == evidence.results.metric:  # else another protocol's
         without.add("confirmed_metric")
-    if confirmed is not None and confirmed.leader is not None and (bias := confirmed.bias(confirmed.leader)):
+    if (
+        confirmed is not None
+        and confirmed.leader is not None
+        and (bias := confirmed.bias(confirmed.leader))
+    ):
         lines["value_on_new_seeds"] = words.with_sd(bias[1])
     return result_json.plain({name: value for name, value in lines.items() if name not in without})
 
@@ -107,14 +122,16 @@ def values(
 ) -> dict[str, Any]:
     """Return the result of a search as typed values by name: see `result_json.search`.
 
-    wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds include theirs.
+    wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds
+    include theirs.
     """
     more = _costs(evidence.results, wall_s, confirming) | _files(evidence)
     return result_json.search(evidence, more, studied, longer)
 
 
 def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:
-    """Return the seconds of a search by part, those of its confirming runs included, and what else it used."""
+    """Return the seconds of a search by part, those of its confirming runs included, and what else
+    it used."""
     parts = statistics.totals([runs.seconds() for runs in (results, *confirming)])
     again = statistics.totals([runs.seconds() for runs in confirming])
     training = parts["train"] + parts["data_wait"]
@@ -122,7 +139,10 @@ def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> di
         "wall_s": wall_s,
         "training_s": training,
         **statistics.totals([runs.used() for runs in (results, *confirming)]),
-        **{f"{part}_s": parts[part] for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")},
+        **{
+            f"{part}_s": parts[part]
+            for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")
+        },
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training / wall_s if wall_s else 0.0,
         "confirm_wall_s": sum(sessions.spent_s(runs.folder) for runs in confirming),
@@ -142,11 +162,16 @@ def _files(evidence: Evidence) -> dict[str, str]:
         ("study_table", "study.md", space.study is not None),
         ("study_figure", "study.png", space.study is not None and space.study.has_figure),
     )
-    block = {"results": str(folder)} | {key: str(folder / name) for key, name, exists in files if exists}
+    block = {"results": str(folder)} | {
+        key: str(folder / name) for key, name, exists in files if exists
+    }
     block["study"] = study_url(folder / "study.db")
     if best is not None:
         if (shown := folder / "trials" / best.name / "samples.png").exists():
             block["samples"] = str(shown)
         block["export"] = text.command("export", folder.name, storage=folder.parent)
-    written, command = folder / page.PAGE, text.command("report", folder.name, storage=folder.parent)
+    written, command = (
+        folder / page.PAGE,
+        text.command("report", folder.name, storage=folder.parent),
+    )
     return block | {"report": str(written) if written.is_file() else command}

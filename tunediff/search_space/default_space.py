@@ -15,16 +15,19 @@ from tunediff.search_space.points import spread
 def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) -> Lines:
     """Return the section `search:` for a baseline.
 
-    It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH` (written as in
-    a search file), then the system knobs that can make a training faster on this machine. `cores`, `gpu`:
-    the hardware of a training process; `leave`: knobs that the user has set, which are not searched. Raises
-    `ConfigError` for a `SEARCH` that is no dictionary.
+    It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH`
+    (written as in a search file), then the system knobs that can make a training faster on this
+    machine. `cores`, `gpu`: the hardware of a training process; `leave`: knobs that the user has
+    set, which are not searched. Raises `ConfigError` for a `SEARCH` that is no dictionary.
     """
-    # Knobs of the workload; those of a union's member only if the baseline has that member or searches the union
+    # Knobs of the workload; those of a union's member only if the baseline has that member or
+    # searches the union
     searched: Lines = {}
     values = cfg.flat(baseline)
     for knob in baseline.schema.knobs.values():
-        absent = knob.member is not None and knob.member[0] not in searched and knob.name not in values
+        absent = (
+            knob.member is not None and knob.member[0] not in searched and knob.name not in values
+        )
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
     workload = cfg.of(baseline)
@@ -35,9 +38,13 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
     most = baseline.schema.knobs["loader.batch_size"].high
-    system: Lines = {"loader.batch_size": [size for size in sizes if 0 < size <= most and not size % passes]}
+    system: Lines = {
+        "loader.batch_size": [size for size in sizes if 0 < size <= most and not size % passes]
+    }
     if not loader.resident:
-        system["loader.workers"] = sorted({0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)})
+        system["loader.workers"] = sorted(
+            {0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)}
+        )
     system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
     if gpu:
         system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
@@ -48,7 +55,8 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
 
 
 def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu: bool) -> Lines:
-    """Return a search file's content, with an inferred `search:` if it only names a user's workload.
+    """Return a search file's content, with an inferred `search:` if it only names a user's
+    workload.
 
     Raises `ConfigError`.
     """
@@ -60,7 +68,12 @@ def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu:
     fixed = cfg.flatten(content.get("fixed") or {}, f"{path}: fixed")
     baseline = cfg.override(baseline, fixed, f"{path}: fixed", check=False)
     fixed |= cfg.parse_overrides(words, baseline.schema)
-    return {**content, "search": infer_search_space(cfg.override(baseline, fixed, "command line"), cores, gpu, fixed)}
+    return {
+        **content,
+        "search": infer_search_space(
+            cfg.override(baseline, fixed, "command line"), cores, gpu, fixed
+        ),
+    }
 
 
 def _with(value: str, *others: str) -> list[str]:

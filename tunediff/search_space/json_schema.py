@@ -18,11 +18,17 @@ Json = dict[str, Any]
 HELP = {
     "workload": "what is trained: cifar10, digits, images, …_classifier, mine.py; or base:",
     "base": "a configuration file from which the baseline is taken, such as best.yaml",
-    "objective": "the metric that decides; with a second one, such as device_s, trade-offs; samples_per_s: throughput",
+    "objective": (
+        "the metric that decides; with a second one, such as device_s, trade-offs; samples_per_s:"
+        " throughput"
+    ),
     "budget": "training seconds of a trial, number of trials, limits of the search",
     "seeds": "runs of every point, on as many seeds",
     "noise": "runs of the baseline in a search: what they differ by is the noise of one run",
-    "reruns": "trials of a search that run what leads again on other seeds, at its end, before finalists are chosen",
+    "reruns": (
+        "trials of a search that run what leads again on other seeds, at its end, before finalists"
+        " are chosen"
+    ),
     "fixed": "knobs with the same value in every trial",
     "baseline": "values of searched knobs in the baseline, which is trial 0",
     "search": "knobs that Optuna draws, each from a list of values or a range",
@@ -43,7 +49,14 @@ HELP = {
     "final": "knobs of evaluation. for one more evaluation of every finished trial",
 }
 """What the keys of a search file are for."""
-FORMAT = {cfg.FORMAT_KEY: {"description": "format of the file", "type": "integer", "minimum": 1, "maximum": cfg.FORMAT}}
+FORMAT = {
+    cfg.FORMAT_KEY: {
+        "description": "format of the file",
+        "type": "integer",
+        "minimum": 1,
+        "maximum": cfg.FORMAT,
+    }
+}
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
 
 
@@ -60,12 +73,17 @@ def _section(cls: type) -> Json:
 
 
 def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
-    """Return the schema of search files of one workload; `workloads`: names that `workload:` completes.
+    """Return the schema of search files of one workload; `workloads`: names that `workload:`
+    completes.
 
     Knobs may be nested by section or dotted, as the reader of search files takes them.
     """
     forms = {"value": _value, "searched": _searched}
-    definitions = {f"{form}.{name}": of(knob) for form, of in forms.items() for name, knob in schema.knobs.items()}
+    definitions = {
+        f"{form}.{name}": of(knob)
+        for form, of in forms.items()
+        for name, knob in schema.knobs.items()
+    }
     definitions |= {form: _nested(schema.knobs, form) for form in forms}
     values, searched = {"$ref": "#/$defs/value"}, {"$ref": "#/$defs/searched"}
     points = {"type": "array", "items": values}
@@ -77,9 +95,17 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
         "fixed": values, "baseline": values, "final": values, "search": searched, "grid": searched,
         "trials": points, "first": points, "ladder": {"type": "object", "additionalProperties": values},
     }  # fmt: skip
-    properties = {name: {**of, "description": HELP[name]} for name, of in properties.items()} | FORMAT
+    properties = {
+        name: {**of, "description": HELP[name]} for name, of in properties.items()
+    } | FORMAT
     title = f"tunediff search file: {schema.title}"
-    return {**content, "$schema": DRAFT, "title": title, "properties": properties, "$defs": definitions}
+    return {
+        **content,
+        "$schema": DRAFT,
+        "title": title,
+        "properties": properties,
+        "$defs": definitions,
+    }
 
 
 def configuration(schema: Schema) -> Json:
@@ -87,7 +113,12 @@ def configuration(schema: Schema) -> Json:
     content = _nested(schema.knobs, "value")
     content["properties"] |= {"workload": {"type": "string"}, **FORMAT}
     definitions = {f"value.{name}": _value(knob) for name, knob in schema.knobs.items()}
-    return {"$schema": DRAFT, "title": f"tunediff configuration: {schema.title}", **content, "$defs": definitions}
+    return {
+        "$schema": DRAFT,
+        "title": f"tunediff configuration: {schema.title}",
+        **content,
+        "$defs": definitions,
+    }
 
 
 def to_text(schema: Json) -> str:
@@ -96,7 +127,10 @@ def to_text(schema: Json) -> str:
     for key, value in schema.items():
         content = json.dumps(value, ensure_ascii=False)
         if key in ("properties", "$defs"):
-            inside = (f"    {json.dumps(name)}: {json.dumps(of, ensure_ascii=False)}" for name, of in value.items())
+            inside = (
+                f"    {json.dumps(name)}: {json.dumps(of, ensure_ascii=False)}"
+                for name, of in value.items()
+            )
             content = "{\n" + ",\n".join(inside) + "\n  }"
         lines.append(f"  {json.dumps(key)}: {content}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -129,14 +163,18 @@ def _value(knob: Knob) -> Json:
 
 
 def _searched(knob: Knob) -> Json:
-    """Return the schema of where a knob is searched: a list of values, a choice under a condition, or a range."""
+    """Return the schema of where a knob is searched: a list of values, a choice under a condition,
+    or a range."""
     values: Json = {"type": "array", "items": {"$ref": f"#/$defs/value.{knob.name}"}}
     spec: Json = {"choice": values, "when": {"type": "object"}}
     if knob.kind in ("int", "float"):
         number: Json = {"type": "integer" if knob.kind == "int" else "number"}
         spec |= {"low": number, "high": number, "step": {"type": "number", "exclusiveMinimum": 0}}
         spec |= {"log": {"type": "boolean"}}
-    forms: list[Json] = [values, {"type": "object", "properties": spec, "additionalProperties": False}]
+    forms: list[Json] = [
+        values,
+        {"type": "object", "properties": spec, "additionalProperties": False},
+    ]
     if knob.space is not None:  # `lr:` alone is searched where the knob's declaration says
         forms.append({"type": "null"})
     if knob.name in ("parallel.workers", "parallel.strategy"):

@@ -1,4 +1,5 @@
-"""Define what a search file means: ordered dimensions, configurations to try first, and the budget."""
+"""Define what a search file means: ordered dimensions, configurations to try first, and the
+budget."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ SHOWN = 20
 LONGER_SEEDS = 3
 """Runs of each configuration with a longer budget."""
 SEED_OFFSET = 1000
-"""Offset from the baseline's seed to the first confirming seed, and from there to that of each further confirmation: no
-trial of the search may have used these seeds."""
+"""Offset from the baseline's seed to the first confirming seed, and from there to that of each
+further confirmation: no trial of the search may have used these seeds."""
 PAIR_SEED_OFFSET = SEED_OFFSET // 2
-"""Offset to the first seed of a comparison of two configurations, at most 100, which may have been confirmed."""
+"""Offset to the first seed of a comparison of two configurations, at most 100, which may have been
+confirmed."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
 MOST_RUNS = 3
-"""Runs of a configuration that leads a search, its first one included, before finalists are chosen."""
+"""Runs of a configuration that leads a search, its first one included, before finalists are
+chosen."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One searched knob: choices, or a range of whole or real numbers, and the condition under which it applies."""
+    """One searched knob: choices, or a range of whole or real numbers, and the condition under
+    which it applies."""
 
     name: str
     choices: tuple[Any, ...] | None = None
@@ -56,19 +60,25 @@ class Dimension:
         """Return whether `value` can be drawn."""
         if self.choices is not None:
             return (type(value), as_param(value)) in self._drawn
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.low <= value <= self.high
+        ):
             return False
         step = self.step or int(self.whole)
         return not step or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9
 
     @functools.cached_property
     def _drawn(self) -> set[tuple[type, Any]]:
-        """Return the choices as a set, because a thousand points may be checked against a thousand choices."""
+        """Return the choices as a set, because a thousand points may be checked against a thousand
+        choices."""
         return {(type(choice), as_param(choice)) for choice in self.choices or ()}
 
     @functools.cached_property
     def conditions(self) -> frozenset[tuple[str, frozenset[Any]]]:
-        """Return the conditions of `when` with values as Optuna stores them, which can be hashed."""
+        """Return the conditions of `when` with values as Optuna stores them, which can be
+        hashed."""
         return frozenset((name, frozenset(map(as_param, allowed))) for name, allowed in self.when)
 
     @property
@@ -84,18 +94,24 @@ class Dimension:
             labels = {as_param(choice): choice for choice in self.choices}
             return labels[trial.suggest_categorical(self.name, list(labels))]
         if not self.whole:
-            value = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+            value = trial.suggest_float(
+                self.name, self.low, self.high, step=self.step, log=self.log
+            )
             if self.step is None:
                 return value
             low, step = Decimal(str(self.low)), Decimal(str(self.step))
             # 0.3, as a file lists it: Optuna's sum is 0.30000000000000004.
             return min(self.high, float(low + round((value - self.low) / self.step) * step))
-        return trial.suggest_int(self.name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
+        return trial.suggest_int(
+            self.name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log
+        )
 
     @property
     def condition(self) -> str:
         """Return in words when it applies; '' for always."""
-        return " and ".join(f"{name} is {' or '.join(map(str, allowed))}" for name, allowed in self.when)
+        return " and ".join(
+            f"{name} is {' or '.join(map(str, allowed))}" for name, allowed in self.when
+        )
 
     def __str__(self) -> str:
         when = f" when {self.condition}" if self.when else ""
@@ -118,7 +134,8 @@ def to_params(values: Mapping[str, Any]) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The define-by-run function of the space; a class at module level, because Ray Tune pickles it."""
+    """The define-by-run function of the space; a class at module level, because Ray Tune pickles
+    it."""
 
     dimensions: tuple[Dimension, ...]
 
@@ -140,12 +157,13 @@ class SearchBudget:
     trials: int
     """Trials in all, the baseline included."""
     total_s: float | None = None
-    """Wall-clock of the whole search, confirming runs included: a run starts only if it is expected to end in time."""
+    """Wall-clock of the whole search, confirming runs included: a run starts only if it is expected
+    to end in time."""
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
-    """Wall-clock after which a trial ends as `timeout`; None: 4 × per_trial_s + 15 minutes, and evaluations do not
-    count."""
+    """Wall-clock after which a trial ends as `timeout`; None: 4 × per_trial_s + 15 minutes, and
+    evaluations do not count."""
     unit: UnitName = "wall"
     """Unit of `per_trial_s`: training seconds, or training seconds × devices of the trial."""
     price_per_device_hour: float | None = None
@@ -161,12 +179,29 @@ class SearchBudget:
     @property
     def lines(self) -> Lines:
         """Return the section `budget:` of a search file."""
-        seconds = {"per_trial": self.per_trial_s, "total": self.total_s, "deadline": self.deadline_s}
-        limits = {name: text.format_exact(value) for name, value in seconds.items() if value is not None}
+        seconds = {
+            "per_trial": self.per_trial_s,
+            "total": self.total_s,
+            "deadline": self.deadline_s,
+        }
+        limits = {
+            name: text.format_exact(value) for name, value in seconds.items() if value is not None
+        }
         charged = "charged" if self.compile_charged else "free"
         setup = {"setup": "charged"} if self.setup_charged else {}
-        priced = {"price_per_device_hour": self.price_per_device_hour} if self.price_per_device_hour else {}
-        return {**limits, "trials": self.trials, "compile": charged, **setup, "unit": self.unit, **priced}
+        priced = (
+            {"price_per_device_hour": self.price_per_device_hour}
+            if self.price_per_device_hour
+            else {}
+        )
+        return {
+            **limits,
+            "trials": self.trials,
+            "compile": charged,
+            **setup,
+            "unit": self.unit,
+            **priced,
+        }
 
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
@@ -213,16 +248,20 @@ class SearchSpace(RunOptions):
     """Second objective: the search then returns the best trade-offs instead of one winner."""
     dimensions: tuple[Dimension, ...] = ()
     candidates: tuple[Values, ...] = ()
-    """Configurations to try first, beginning with the baseline; forms other than `search` have no others."""
+    """Configurations to try first, beginning with the baseline; forms other than `search` have no
+    others."""
     seeds: int = 1
-    """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the knob `seed`."""
+    """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the
+    knob `seed`."""
     noise: int = 1
-    """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1, +2, …; no
-    dimension draws the seed. The differences between these runs give the noise of one run."""
+    """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1,
+    +2, …; no dimension draws the seed. The differences between these runs give the noise of one
+    run."""
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
-    """What does not run, and why: combinations of a grid, single rungs, points under `first:` beyond the trials."""
+    """What does not run, and why: combinations of a grid, single rungs, points under `first:`
+    beyond the trials."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None
@@ -240,7 +279,8 @@ class SearchSpace(RunOptions):
 
     @property
     def longest_s(self) -> float:
-        """Return the most training seconds of a trial: those on the fewest devices that a trial may have."""
+        """Return the most training seconds of a trial: those on the fewest devices that a trial may
+        have."""
         fewest = int(self.baseline.devices)
         for dimension in self.dimensions:
             if dimension.name != "parallel.workers":
@@ -250,12 +290,18 @@ class SearchSpace(RunOptions):
 
     @property
     def finalists(self) -> int:
-        """Return the most configurations that run again beside the baseline; 0 if there is only the baseline."""
-        return 0 if self.confirm is None else max(0, min(self.confirm.of, self.budget.trials - self.noise))
+        """Return the most configurations that run again beside the baseline; 0 if there is only the
+        baseline."""
+        return (
+            0
+            if self.confirm is None
+            else max(0, min(self.confirm.of, self.budget.trials - self.noise))
+        )
 
     @property
     def confirming_reserve(self) -> int:
-        """Return how many confirming runs `budget: total` must leave room for: those of a first verdict."""
+        """Return how many confirming runs `budget: total` must leave room for: those of a first
+        verdict."""
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
@@ -269,7 +315,10 @@ class SearchSpace(RunOptions):
         runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]
         times = [int(budget.removesuffix("x")) for budget in confirm.budgets]
         each_s = self.budget.per_trial_s
-        return [((self.finalists + 1) * seeds, each_s * more) for seeds, more in zip(runs, times, strict=True)]
+        return [
+            ((self.finalists + 1) * seeds, each_s * more)
+            for seeds, more in zip(runs, times, strict=True)
+        ]
 
     @property
     def evaluates(self) -> bool:
@@ -277,58 +326,83 @@ class SearchSpace(RunOptions):
         return self.metric != RATE.name
 
     def config(self, values: Mapping[str, Any]) -> Any:
-        """Return the configuration of drawn values. Raises `ConfigError` if its knobs contradict each other."""
+        """Return the configuration of drawn values. Raises `ConfigError` if its knobs contradict
+        each other."""
         return cfg.override(self.baseline, values, where=self.source)
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
-        """Return the knobs, of a configuration or of values by dotted name, that differ from the baseline."""
+        """Return the knobs, of a configuration or of values by dotted name, that differ from the
+        baseline."""
         return cfg.differences(of, self.baseline)
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
-        """Return a value for every dimension that applies: of `point`, the baseline, or the union member's default.
+        """Return a value for every dimension that applies: of `point`, the baseline, or the union
+        member's default.
 
-        Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value outside
-        the space.
+        Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value
+        outside the space.
         """
         values = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
         full: Values = {}
         for dimension in self.dimensions:
-            name, in_point, value = dimension.name, dimension.name in point, values.get(dimension.name)
+            name, in_point, value = (
+                dimension.name,
+                dimension.name in point,
+                values.get(dimension.name),
+            )
             if not dimension.active(full):
-                refuse(in_point, f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}")
+                refuse(
+                    in_point,
+                    f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}",
+                )
                 continue
-            if not dimension.contains(value):  # format only on error: there may be thousands of points and choices
+            if not dimension.contains(
+                value
+            ):  # format only on error: there may be thousands of points and choices
                 whose = "" if in_point else ", the baseline's value,"
                 hint = "" if in_point else " (add it to the space, or give another under baseline:)"
                 outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
                 raise ConfigError(f"{where}: {name}: {outside}")
             full[name] = value
         for name in point:
-            refuse(name not in full, f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:")
+            refuse(
+                name not in full,
+                f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:",
+            )
         return full
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Return every point of a grid, the last knob varying fastest; knobs that do not apply are left out."""
+    """Return every point of a grid, the last knob varying fastest; knobs that do not apply are left
+    out."""
     points: list[Values] = [{}]
     for dimension in dimensions:
         drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]
-        points = [point | choice for point in points for choice in (drawn if dimension.active(point) else [{}])]
+        points = [
+            point | choice
+            for point in points
+            for choice in (drawn if dimension.active(point) else [{}])
+        ]
     return points
 
 
 def count(dimensions: Sequence[Dimension]) -> float:
-    """Return how many points there are, without making them; infinite with a real-valued range that may apply."""
+    """Return how many points there are, without making them; infinite with a real-valued range that
+    may apply."""
 
     @functools.cache
     def points(i: int, met: frozenset[Any]) -> float:
         """Count the points of dimensions i, i + 1, …, of whose conditions those in `met` hold."""
         if i == len(dimensions):
             return 1
-        head, conditions = dimensions[i], {condition for later in dimensions[i + 1 :] for condition in later.conditions}
+        head, conditions = (
+            dimensions[i],
+            {condition for later in dimensions[i + 1 :] for condition in later.conditions},
+        )
         if not met.issuperset(head.conditions):
             return points(i + 1, met & conditions)
-        # Values that meet the same conditions count alike, as do all those of a range that no condition names
+        # Values that meet the same conditions count alike, as do all those of a range that no
+        # condition names
         own = [condition for condition in conditions if condition[0] == head.name]
         named = {value for _, allowed in own for value in allowed}
         values = named if head.choices is None else {as_param(choice) for choice in head.choices}
@@ -336,7 +410,9 @@ def count(dimensions: Sequence[Dimension]) -> float:
         for value in values:
             new = frozenset(condition for condition in own if value in condition[1])
             counts[new] = counts.get(new, 0) + 1
-        return sum(times * points(i + 1, met & conditions | new) for new, times in counts.items() if times)
+        return sum(
+            times * points(i + 1, met & conditions | new) for new, times in counts.items() if times
+        )
 
     return points(0, frozenset())
 

@@ -1,4 +1,5 @@
-"""Remove knobs from a search space: those that the command line fixes, and those that change nothing."""
+"""Remove knobs from a search space: those that the command line fixes, and those that change
+nothing."""
 
 from __future__ import annotations
 
@@ -31,13 +32,16 @@ class Narrowed:
     """Messages for the user: what is no longer searched, and why."""
 
 
-def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()) -> Narrowed:
-    """Let `knob=value` words override a file's `search:` or `grid:`; points of `trials:` and rungs keep what they name.
+def narrow(
+    content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()
+) -> Narrowed:
+    """Let `knob=value` words override a file's `search:` or `grid:`; points of `trials:` and rungs
+    keep what they name.
 
-    A fixed knob is not searched, and neither is a knob that applies only to other values of it. A knob of
-    a union's member stays a dimension with one choice while the union itself is searched, because other
-    members do not have it. Raises `ConfigError` for words that name no knob or a value that is not
-    allowed.
+    A fixed knob is not searched, and neither is a knob that applies only to other values of it. A
+    knob of a union's member stays a dimension with one choice while the union itself is searched,
+    because other members do not have it. Raises `ConfigError` for words that name no knob or a
+    value that is not allowed.
     """
     refuse_keys(words)
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
@@ -47,14 +51,17 @@ def narrow(content: Lines, source: str, folder: Path = Path(), words: Sequence[s
 
 
 def _kept_by_points(content: Lines, source: str, words: Sequence[str]) -> list[str]:
-    """Return a message for each word whose knob is named by points of `trials:` or rungs of `ladder:`."""
+    """Return a message for each word whose knob is named by points of `trials:` or rungs of
+    `ladder:`."""
     notices = []
     for form, noun in (("trials", "points"), ("ladder", "rungs")):
         listed = content.get(form)
         points = [point for point in (listed.values() if isinstance(listed, dict) else listed or ())
                   if isinstance(point, dict)] if isinstance(listed, dict | list) else []  # fmt: skip
         named = {name for point in points for name in cfg.flatten(point, f"{source}: {form}")}
-        keep = f"is not the value of all trials: {noun} of {form}: that name the knob keep their own"
+        keep = (
+            f"is not the value of all trials: {noun} of {form}: that name the knob keep their own"
+        )
         notices += [f"{word} {keep}" for word in words if word.partition("=")[0] in named]
     return notices
 
@@ -66,7 +73,9 @@ def refuse_keys(words: Sequence[str]) -> None:
         section, _, knob = name.partition(".")
         if section in _SECTIONS and knob:
             fix = f"{knob}={value} fixes the knob in all trials"
-            raise ConfigError(f"command line: {name}: {section}: is a section of a search file; {fix}")
+            raise ConfigError(
+                f"command line: {name}: {section}: is a section of a search file; {fix}"
+            )
         keys = {field.name for field in dataclasses.fields(File)} - {"seed"}
         key = f"command line: {section}: is a key of a search file, not a knob; write it there"
         refuse(section in keys, f"{key}{_OPTIONS.get(name, '')}")
@@ -82,18 +91,26 @@ _OPTIONS = {
 class _Narrowing:
     """The state of one call of `narrow`."""
 
-    def __init__(self, content: Lines, source: str, folder: Path, words: Sequence[str], form: str) -> None:
+    def __init__(
+        self, content: Lines, source: str, folder: Path, words: Sequence[str], form: str
+    ) -> None:
         self.content, self.source, self.words, self.form = content, source, words, form
         self.searched: Lines = spread(content[form], f"{source}: {form}")
         self.baseline = cfg.flatten(content.get("baseline") or {}, f"{source}: baseline")
         named = content.get("workload")
-        base = cfg.baseline(str(named), source, folder) if named else cfg.load(folder / str(content["base"]))
+        base = (
+            cfg.baseline(str(named), source, folder)
+            if named
+            else cfg.load(folder / str(content["base"]))
+        )
         fixed = cfg.flatten(content.get("fixed") or {}, f"{source}: fixed")
         base = cfg.override(base, fixed, f"{source}: fixed", check=False)
         self.base = cfg.override(base, self.baseline, f"{source}: baseline", check=False)
         self.schema = self.base.schema
         values = cfg.parse_overrides(words, self.schema)
-        self.single = {name: value for name, value in values.items() if self._of_searched_union(name, values)}
+        self.single = {
+            name: value for name, value in values.items() if self._of_searched_union(name, values)
+        }
         self.values = {name: value for name, value in values.items() if name not in self.single}
         self.notices: list[str] = []
 
@@ -104,15 +121,25 @@ class _Narrowing:
         return name in self.searched and union in self.searched and union not in values
 
     def narrowed(self) -> Narrowed:
-        """Return the content without the fixed knobs, the words that change the baseline, and the messages."""
+        """Return the content without the fixed knobs, the words that change the baseline, and the
+        messages."""
         # Knobs that are fixed although the file searches them
-        fixed = {name: value for name, value in (self.values | self.single).items() if name in self.searched}
+        fixed = {
+            name: value
+            for name, value in (self.values | self.single).items()
+            if name in self.searched
+        }
         config = cfg.override(self.base, self.values, where="command line", check=False)
         for name, value in fixed.items():
             consequence = f"what {Path(self.source).name} says of it is not searched"
-            self.notices.append(f"{name} is fixed at {text.knob_value(value)} by the command line; {consequence}")
+            self.notices.append(
+                f"{name} is fixed at {text.knob_value(value)} by the command line; {consequence}"
+            )
         search = self._search(cfg.flat(config))
-        refuse(fixed and not search, f"command line: fixes every knob that {self.source} searches; leave one out")
+        refuse(
+            fixed and not search,
+            f"command line: fixes every knob that {self.source} searches; leave one out",
+        )
         content = {**self.content, self.form: search}
         # The baseline has a value of a union's knob only if it has that member of the union.
         ours = {name: self.single.get(name, value) for name, value in self.baseline.items()
@@ -146,7 +173,8 @@ class _Narrowing:
         return search
 
     def _conditions(self, spec: Any, search: Lines) -> Any:
-        """Return a dimension without its conditions on fixed knobs, if they hold; None if one does not hold."""
+        """Return a dimension without its conditions on fixed knobs, if they hold; None if one does
+        not hold."""
         when = spec.get("when") if isinstance(spec, dict) else None
         if not isinstance(when, dict):
             return spec
@@ -156,20 +184,24 @@ class _Narrowing:
                 if self.values[name] not in (allowed if isinstance(allowed, list) else [allowed]):
                     return None
             elif name in self.searched and name not in search:
-                return None  # that knob is not searched any more, as its own condition does not hold
+                return (
+                    None  # that knob is not searched any more, as its own condition does not hold
+                )
             else:
                 left[name] = allowed
         rest = {key: value for key, value in spec.items() if key != "when"}
         return {**rest, "when": left} if left else rest
 
     def _checked(self, name: str) -> Any:
-        """Return the fixed value of a union's knob, as a configuration stores it. Raises `ConfigError`."""
+        """Return the fixed value of a union's knob, as a configuration stores it. Raises
+        `ConfigError`."""
         union, member = self.schema.knobs[name].member
         values = {union: member, name: self.single[name]}
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without knobs that are not searched; points that contradict a fixed knob are left out."""
+        """Return the points without knobs that are not searched; points that contradict a fixed
+        knob are left out."""
         remaining = []
         try:
             cfg.override(config, {})
@@ -180,7 +212,11 @@ class _Narrowing:
             if not isinstance(point, dict):
                 return points  # reported later
             flat = cfg.flatten(point, f"{self.source}: first[{i}]")
-            left = {name: value for name, value in flat.items() if name in search or name not in self.searched}
+            left = {
+                name: value
+                for name, value in flat.items()
+                if name in search or name not in self.searched
+            }
             try:
                 members = cfg.flat(cfg.override(config, left, check=False))
                 left |= {name: value for name, value in self.single.items() if name in members}
@@ -189,14 +225,19 @@ class _Narrowing:
                 if not runs or (left == flat and not self.values):
                     remaining.append(left)  # reported later, with its place in the file
                     continue
-                self.notices.append(f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}")
+                self.notices.append(
+                    f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}"
+                )
                 continue
             remaining.append(left)
         return remaining
 
 
-def without(space: SearchSpace, content: Lines, names: Collection[str]) -> tuple[SearchSpace, Lines]:
-    """Return a space and the content of its file without these knobs, which then keep the baseline's values.
+def without(
+    space: SearchSpace, content: Lines, names: Collection[str]
+) -> tuple[SearchSpace, Lines]:
+    """Return a space and the content of its file without these knobs, which then keep the
+    baseline's values.
 
     A knob goes as well that applies only to another value of one of them.
     """
@@ -207,17 +248,23 @@ def without(space: SearchSpace, content: Lines, names: Collection[str]) -> tuple
             kept += [] if dimension.name in gone else [dataclasses.replace(dimension, when=left)]
         else:
             gone.add(dimension.name)
-    points = [{name: point[name] for name in point if name not in gone} for point in space.candidates]
+    points = [
+        {name: point[name] for name in point if name not in gone} for point in space.candidates
+    ]
     candidates = tuple({json.dumps(point, sort_keys=True): point for point in points}.values())
     search = {}
     for name, spec in spread(content[space.kind], f"{space.source}: {space.kind}").items():
         if name not in gone:
             search[name] = spec
             if isinstance(spec, dict) and isinstance(spec.get("when"), dict):
-                search[name] = {**spec, "when": {key: spec["when"][key] for key in spec["when"] if key not in gone}}
+                search[name] = {
+                    **spec,
+                    "when": {key: spec["when"][key] for key in spec["when"] if key not in gone},
+                }
     content = {**content, space.kind: search}
     if isinstance(first := content.get("first"), list):
         content["first"] = [
-            {name: value for name, value in cfg.flatten(point).items() if name not in gone} for point in first
+            {name: value for name, value in cfg.flatten(point).items() if name not in gone}
+            for point in first
         ]
     return dataclasses.replace(space, dimensions=tuple(kept), candidates=candidates), content

@@ -1,4 +1,5 @@
-"""Read the searched knobs, and list what is tried first or at all: points, combinations, the rungs of a ladder."""
+"""Read the searched knobs, and list what is tried first or at all: points, combinations, the rungs
+of a ladder."""
 
 from __future__ import annotations
 
@@ -31,8 +32,13 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     for key in ("trials", "first", "ladder"):
         _refuse_many(f"{space.source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
     listed = where if kind == "trials" else f"{space.source}: first"
-    points = _points({f"{listed}[{i}]": point for i, point in enumerate(file.trials or file.first or ())}, space.schema)
-    ladder = _points({f"{where}: {name}": point for name, point in (file.ladder or {}).items()}, space.schema)
+    points = _points(
+        {f"{listed}[{i}]": point for i, point in enumerate(file.trials or file.first or ())},
+        space.schema,
+    )
+    ladder = _points(
+        {f"{where}: {name}": point for name, point in (file.ladder or {}).items()}, space.schema
+    )
     together = dict(zip(ladder, itertools.accumulate(ladder.values(), operator.or_), strict=True))
     # Dimensions
     if kind in ("search", "grid"):
@@ -45,7 +51,9 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     listed_points = {f"{where} (baseline)": {}, **points}
     values = [space.expand(point, place) for place, point in listed_points.items()]
     rungs, skipped = _rungs(file, ladder, together, space)
-    values += [rung.together for rung in rungs] + [rung.alone for rung in rungs if rung.alone is not None]
+    values += [rung.together for rung in rungs] + [
+        rung.alone for rung in rungs if rung.alone is not None
+    ]
     if kind == "grid":
         _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
         values += combinations(dimensions)
@@ -67,7 +75,9 @@ def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace
     )
 
 
-def _valid(points: Sequence[Values], space: SearchSpace, where: str) -> tuple[list[Values], list[str]]:
+def _valid(
+    points: Sequence[Values], space: SearchSpace, where: str
+) -> tuple[list[Values], list[str]]:
     """Return the points without duplicates, and why combinations of a grid are left out.
 
     Raises `ConfigError` for any other point that is not valid.
@@ -85,7 +95,8 @@ def _valid(points: Sequence[Values], space: SearchSpace, where: str) -> tuple[li
 
 
 def left_out(points: int, space: SearchSpace) -> list[str]:
-    """Return how many of the `points` under `first:` run, if the search has fewer trials; else []."""
+    """Return how many of the `points` under `first:` run, if the search has fewer trials; else
+    []."""
     room = len(space.candidates) - space.noise
     if space.kind != "search" or points <= room:
         return []
@@ -98,7 +109,9 @@ def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:
     """Raise `ConfigError` for more than `MOST_POINTS` points in all."""
     times = f" × {seeds} seeds" if seeds > 1 else ""
     allowed = f"at most {MOST_POINTS:,} points in all; search: draws from as many as one likes"
-    refuse(points * seeds > MOST_POINTS, f"{where}: has {points:,} {noun}{times}; allowed: {allowed}")
+    refuse(
+        points * seeds > MOST_POINTS, f"{where}: has {points:,} {noun}{times}; allowed: {allowed}"
+    )
 
 
 def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
@@ -111,7 +124,8 @@ def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
 
 
 def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, ...]:
-    """Return the smallest space that contains these points: for every knob they name, the values they name."""
+    """Return the smallest space that contains these points: for every knob they name, the values
+    they name."""
     schema, configs = baseline.schema, [cfg.flat(baseline)]
     for where, point in points.items():
         for name in point:
@@ -119,11 +133,18 @@ def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, 
         configs.append(cfg.flat(cfg.override(baseline, point, where=where)))
     named = dict.fromkeys(name for point in points.values() for name in point)
     dimensions = []
-    for name in sorted(named, key=lambda name: name not in schema.members):  # unions before their members' knobs
-        # A point that does not name it has the baseline's value, or the default of its own union member.
-        choices = tuple({as_param(config[name]): config[name] for config in configs if name in config}.values())
+    for name in sorted(
+        named, key=lambda name: name not in schema.members
+    ):  # unions before their members' knobs
+        # A point that does not name it has the baseline's value, or the default of its own union
+        # member.
+        choices = tuple(
+            {as_param(config[name]): config[name] for config in configs if name in config}.values()
+        )
         union, owners = _owners(schema, schema.knobs[name])
-        dimensions.append(Dimension(name, choices, when=((union, owners),) if union in named else ()))
+        dimensions.append(
+            Dimension(name, choices, when=((union, owners),) if union in named else ())
+        )
     return tuple(dimensions)
 
 
@@ -146,12 +167,17 @@ def _rungs(
 
 
 def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
-    """Return a sort key that minimizes new worker groups: the baseline's size first, uncompiled before compiled."""
+    """Return a sort key that minimizes new worker groups: the baseline's size first, uncompiled
+    before compiled."""
     workers = point.get("parallel.workers", baseline.parallel.workers)
-    return workers != baseline.parallel.workers, workers, point.get("compile.mode", baseline.compile.mode) != "none"
+    return (
+        workers != baseline.parallel.workers,
+        workers,
+        point.get("compile.mode", baseline.compile.mode) != "none",
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ searched knobs
+# ---- searched knobs
 def _same_everywhere(name: str) -> str:
     """Return why a knob cannot be searched, and what to do instead."""
     hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
@@ -160,7 +186,8 @@ def _same_everywhere(name: str) -> str:
 
 
 def spread(content: Lines, where: str) -> Lines:
-    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64, 128]`.
+    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64,
+    128]`.
 
     Raises `ConfigError` for a knob that is given twice.
     """
@@ -172,9 +199,12 @@ def spread(content: Lines, where: str) -> Lines:
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:
-    """Return the union a knob belongs to and its members that have it; ('', ()) for one that always exists."""
+    """Return the union a knob belongs to and its members that have it; ('', ()) for one that always
+    exists."""
     union = knob.member[0] if knob.member is not None else ""
-    return union, tuple(member for member, names in schema.members.get(union, {}).items() if knob.name in names)
+    return union, tuple(
+        member for member, names in schema.members.get(union, {}).items() if knob.name in names
+    )
 
 
 @dataclasses.dataclass
@@ -195,13 +225,16 @@ class _Searched:
         return tuple(self.dimensions.values())
 
     def of_this_member(self, spec: Any, where: str) -> list[Any]:
-        """Return [spec] without conditions on unions with a fixed member; [] if such a condition does not hold."""
+        """Return [spec] without conditions on unions with a fixed member; [] if such a condition
+        does not hold."""
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
         when = spec.get("when") if isinstance(spec, dict) else None
         conditions: Lines = when if isinstance(when, dict) else {}
         fixed = [name for name in conditions if name in schema.members and name not in self.content]
         for union in fixed:
-            members = conditions[union] if isinstance(conditions[union], list) else [conditions[union]]
+            members = (
+                conditions[union] if isinstance(conditions[union], list) else [conditions[union]]
+            )
             for member in members:
                 cfg.override(self.baseline, {union: member}, where=where, check=False)
             if chosen[union] not in members:
@@ -225,8 +258,13 @@ class _Searched:
         if fields.choice is not None:
             for key in ("low", "high", "step", "log"):
                 refuse(key in spec, f"{where}: {key}: belongs to a range, not to a choice")
-            refuse(not fields.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
-            many = f"{len(fields.choice):,} choices; allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
+            refuse(
+                not fields.choice, f"{where}: [] is not a list of choices; allowed: {knob.allowed}"
+            )
+            many = (
+                f"{len(fields.choice):,} choices; allowed: at most {MOST_CHOICES:,}, or a range"
+                " {low: …, high: …}"
+            )
             refuse(len(fields.choice) > MOST_CHOICES, f"{where}: has {many}")
             choices = tuple(self.value(knob, choice, when, where) for choice in fields.choice)
             twice = any(a == b for a, b in itertools.combinations(choices, 2))
@@ -235,7 +273,10 @@ class _Searched:
         # A range
         refuse(not self.ranges, f"{where}: a grid needs a list of choices, not a range")
         is_number = knob.kind in ("int", "float")
-        refuse(not is_number, f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices")
+        refuse(
+            not is_number,
+            f"{where}: a range needs a number; {name} is {knob.allowed}: list the choices",
+        )
         for key in ("low", "high"):
             missing = "is missing; a range is {low: …, high: …} with optional step or log"
             refuse(key not in spec, f"{where}: {key}: {missing}")
@@ -243,7 +284,9 @@ class _Searched:
 
     def range(self, knob: Knob, spec: Lines, fields: Spec, when: When, where: str) -> Dimension:
         """Return the dimension of a range. `fields`: `spec` after checks. Raises `ConfigError`."""
-        low, high = (self.value(knob, spec[end], when, f"{where}: {end}") for end in ("low", "high"))
+        low, high = (
+            self.value(knob, spec[end], when, f"{where}: {end}") for end in ("low", "high")
+        )
         whole, step = knob.kind == "int", spec.get("step")
         refuse(not low < high, f"{where}: low {low} is not below high {high}")
         if step is not None:
@@ -262,21 +305,27 @@ class _Searched:
         return cfg.flat(config)[knob.name]
 
     def when(self, knob: Knob, conditions: Lines, where: str) -> When:
-        """Return a knob's conditions: those in the file, and that its union has a member with this knob.
+        """Return a knob's conditions: those in the file, and that its union has a member with this
+        knob.
 
         Raises `ConfigError`.
         """
         when = {
-            name: tuple(allowed) if isinstance(allowed, list) else (allowed,) for name, allowed in conditions.items()
+            name: tuple(allowed) if isinstance(allowed, list) else (allowed,)
+            for name, allowed in conditions.items()
         }
         for name, allowed in when.items():
             refuse(
-                name not in self.dimensions, f"{where}: when: {name}: must be a knob searched further up in the file"
+                name not in self.dimensions,
+                f"{where}: when: {name}: must be a knob searched further up in the file",
             )
             drawn = self.dimensions[name]
             refuse(not allowed, f"{where}: when: {name}: [] is not allowed; allowed: {drawn}")
             for value in allowed:
-                refuse(not drawn.contains(value), f"{where}: when: {name}: {value!r} is never drawn; allowed: {drawn}")
+                refuse(
+                    not drawn.contains(value),
+                    f"{where}: when: {name}: {value!r} is never drawn; allowed: {drawn}",
+                )
         # The condition of a union's knob
         union, owners = _owners(self.baseline.schema, knob)
         belongs = f"{where}: belongs to {union} = {' or '.join(owners)}"
@@ -286,7 +335,10 @@ class _Searched:
                 refuse(value not in owners, f"{where}: when: {union}: {why}")
         elif union in self.dimensions:
             when[union] = tuple(owner for owner in owners if self.dimensions[union].contains(owner))
-            refuse(not when[union], f"{belongs}, which is never drawn; allowed: {self.dimensions[union]}")
+            refuse(
+                not when[union],
+                f"{belongs}, which is never drawn; allowed: {self.dimensions[union]}",
+            )
         elif union:
             refuse(union in self.content, f"{belongs}; {union} must stand above it in the file")
             chosen = cfg.flat(self.baseline)[union]

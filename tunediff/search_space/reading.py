@@ -1,10 +1,10 @@
 """Find and read a search file, and check it as a whole before anything starts.
 
-A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is every combination, `trials:`
-is a list run in order, `ladder:` is a list of named changes, each tried on top of those before it and
-alone. All forms become the same thing: ordered dimensions, and candidates to try first. `seeds: N` repeats
-every candidate with N seeds, in all forms but `search:`; there, `noise: N` repeats the baseline, and `reruns: N` of the
-trials repeat what leads.
+A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is every combination,
+`trials:` is a list run in order, `ladder:` is a list of named changes, each tried on top of those
+before it and alone. All forms become the same thing: ordered dimensions, and candidates to try
+first. `seeds: N` repeats every candidate with N seeds, in all forms but `search:`; there, `noise:
+N` repeats the baseline, and `reruns: N` of the trials repeat what leads.
 """
 
 from __future__ import annotations
@@ -20,24 +20,44 @@ from tunediff.config import ConfigError, Lines, Metric, recorded, removed
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
 from tunediff.search_space import study
-from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, RATE, SEED_OFFSET, SearchBudget, SearchSpace
+from tunediff.search_space.model import (
+    LONGER_SEEDS,
+    MOST_RUNS,
+    RATE,
+    SEED_OFFSET,
+    SearchBudget,
+    SearchSpace,
+)
 from tunediff.search_space.points import left_out, planned, spread
-from tunediff.search_space.sections import COSTS, Budget, Confirm, File, Objective, RunOptions, checked
+from tunediff.search_space.sections import (
+    COSTS,
+    Budget,
+    Confirm,
+    File,
+    Objective,
+    RunOptions,
+    checked,
+)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
-SHIPPED = next((d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()), _PACKAGE)
+SHIPPED = next(
+    (d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()),
+    _PACKAGE,
+)
 DEFAULT = "digits.yaml"
 TRIALS_WITH_NOISE = 6
 """Trials from which a search runs its baseline twice, unless its file says otherwise."""
 TRIALS_WITH_RERUNS, RERUN_SHARE = 32, 8
-"""Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see docs/search.md."""
+"""Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see
+docs/search.md."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
 """Budget and confirmation of a search for which only a workload's file is given."""
 
 
 def find(name: str | None) -> Path:
-    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`, `digits.yaml`).
+    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`,
+    `digits.yaml`).
 
     A workload's file or module stands for a search file that contains only its name.
     """
@@ -49,8 +69,15 @@ def find(name: str | None) -> Path:
         if path.is_file():
             return path
     if Path(name).is_dir():
-        inside, images = Path(name) / "search.yaml", text.command("search", "images", f"data.path={name}")
-        hint = f"its search file is {inside}" if inside.is_file() else f"to learn the images in it: {images}"
+        inside, images = (
+            Path(name) / "search.yaml",
+            text.command("search", "images", f"data.path={name}"),
+        )
+        hint = (
+            f"its search file is {inside}"
+            if inside.is_file()
+            else f"to learn the images in it: {images}"
+        )
         raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
     if Path(name).exists():  # a device: reading it says what is wrong
         return Path(name)
@@ -60,18 +87,22 @@ def find(name: str | None) -> Path:
 
 def shipped() -> list[str]:
     """Return the names of the shipped search files: `digits`, `studies/ladder`, …"""
-    return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
+    return sorted(
+        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml")
+    )
 
 
 def is_workload(path: Path) -> bool:
-    """Return whether a path is the file or module of a workload, perhaps with the name of a preset."""
+    """Return whether a path is the file or module of a workload, perhaps with the name of a
+    preset."""
     return cfg.is_users(str(path).partition(":")[0])
 
 
 def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
     """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
 
-    Where the storage has an address, what is new there is fetched, without weights. Raises `ConfigError`.
+    Where the storage has an address, what is new there is fetched, without weights. Raises
+    `ConfigError`.
     """
     remote.pull(storage / name)
     places = (storage / name, Path(name))
@@ -81,33 +112,47 @@ def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
 def of_search(folder: Path) -> Path:
     """Return the search file in the folder of a search.
 
-    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier version.
+    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier
+    version.
     """
     if not (folder / "search.yaml").is_file():
-        searches = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))) or "none"
-        raise ConfigError(f"{folder.name or folder}: no such search in {folder.parent}; there are: {searches}")
+        searches = (
+            ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml")))
+            or "none"
+        )
+        raise ConfigError(
+            f"{folder.name or folder}: no such search in {folder.parent}; there are: {searches}"
+        )
     base = folder / "baseline.yaml"
     why = "does not say of which workload its knobs are; use that version, or search again"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
-    refuse(earlier, f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml {why}")
+    refuse(
+        earlier,
+        f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml"
+        f" {why}",
+    )
     recorded.check_search(folder)
     return folder / "search.yaml"
 
 
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
-    """Read and check a search file. `words` (`knob=value`) override `fixed:`, `budget` overrides `budget:`."""
+    """Read and check a search file. `words` (`knob=value`) override `fixed:`, `budget` overrides
+    `budget:`."""
     return parse(read(path), str(path), path.parent, words, budget)
 
 
 def load_recorded(folder: Path) -> SearchSpace:
-    """Return the space of the search in a folder, which may have been recorded with keys that were removed since.
+    """Return the space of the search in a folder, which may have been recorded with keys that were
+    removed since.
 
     Raises `ConfigError`.
     """
     path = of_search(folder)
     content = cfg.read_yaml(path)
     space = parse(removed.without(content), str(path), folder)
-    return dataclasses.replace(space, early_stopping=content.get("early_stopping", space.early_stopping))
+    return dataclasses.replace(
+        space, early_stopping=content.get("early_stopping", space.early_stopping)
+    )
 
 
 def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
@@ -120,10 +165,16 @@ def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Li
     grid = content.get("grid")
     grid = spread(grid, f"{path}: grid") if isinstance(grid, dict) else {}
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
-    for name, values, example in (("workers", world_sizes, "[1, 2, 4]"), ("strategy", strategies, "[ddp, fsdp]")):
+    for name, values, example in (
+        ("workers", world_sizes, "[1, 2, 4]"),
+        ("strategy", strategies, "[ddp, fsdp]"),
+    ):
         if grid.get(f"parallel.{name}") == "all":
             unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
-            refuse(not world_sizes, f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}")
+            refuse(
+                not world_sizes,
+                f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}",
+            )
             grid = content["grid"] = {**grid, f"parallel.{name}": list(values)}
     return content
 
@@ -135,7 +186,8 @@ def parse(
     words: Sequence[str] = (),
     budget: Lines | None = None,
 ) -> SearchSpace:
-    """Check the content of a search file. Raises `ConfigError` that names file, key, value and the allowed values.
+    """Check the content of a search file. Raises `ConfigError` that names file, key, value and the
+    allowed values.
 
     `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
     """
@@ -169,11 +221,18 @@ def parse(
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     space = planned(space, file, seeds)
     _check_limits(space, limits, f"{source}: budget")
-    trials = space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
-    spent, noise = dataclasses.replace(space.budget, trials=trials), _noise(file.noise, kind, trials, source)
+    trials = (
+        space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
+    )
+    spent, noise = (
+        dataclasses.replace(space.budget, trials=trials),
+        _noise(file.noise, kind, trials, source),
+    )
     first, *others = space.candidates
     repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    space = dataclasses.replace(space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise)
+    space = dataclasses.replace(
+        space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise
+    )
     skipped = (*space.skipped, *left_out(len(others), space))
     space = dataclasses.replace(space, reruns=_reruns(file.reruns, space), skipped=skipped)
     _check_seeds(space)
@@ -183,7 +242,11 @@ def parse(
 def _spread(file: File, source: str) -> File:
     """Return the file with the knobs under `search:` and `grid:` by dotted name."""
     forms = {"search": file.search, "grid": file.grid}
-    named: Lines = {form: spread(knobs, f"{source}: {form}") for form, knobs in forms.items() if knobs is not None}
+    named: Lines = {
+        form: spread(knobs, f"{source}: {form}")
+        for form, knobs in forms.items()
+        if knobs is not None
+    }
     return dataclasses.replace(file, **named)
 
 
@@ -201,29 +264,51 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
     """Return the number of runs of the baseline in a search. `runs`: the value in the file."""
     if runs is None:
         return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
-    refuse(kind != "search", f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:")
-    none_left = f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
-    refuse(1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials")
+    refuse(
+        kind != "search",
+        f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:",
+    )
+    none_left = (
+        f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
+    )
+    refuse(
+        1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials"
+    )
     return runs
 
 
 def _reruns(trials: int | None, space: SearchSpace) -> int:
-    """Return how many trials of a search are reruns. `trials`: the value in the file. Raises `ConfigError`."""
-    most = space.budget.trials - len(space.candidates)  # the baseline's runs and the points under first: have their own
+    """Return how many trials of a search are reruns. `trials`: the value in the file. Raises
+    `ConfigError`."""
+    most = space.budget.trials - len(
+        space.candidates
+    )  # the baseline's runs and the points under first: have their own
     if trials is None:
-        has = space.kind == "search" and space.cost is None and space.budget.trials >= TRIALS_WITH_RERUNS
+        has = (
+            space.kind == "search"
+            and space.cost is None
+            and space.budget.trials >= TRIALS_WITH_RERUNS
+        )
         return min(space.budget.trials // RERUN_SHARE, most) if has else 0
     where = f"{space.source}: reruns: {trials}"
-    refuse(space.kind != "search", f"{where} is not allowed: it belongs to search:; allowed: no such line")
     refuse(
-        trials > 0 and space.cost is not None, f"{where} is not allowed: two objectives have no single best; allowed: 0"
+        space.kind != "search",
+        f"{where} is not allowed: it belongs to search:; allowed: no such line",
     )
-    refuse(trials > most, f"{where} is not allowed with {space.budget.trials} trials; allowed: 0 to {most}")
+    refuse(
+        trials > 0 and space.cost is not None,
+        f"{where} is not allowed: two objectives have no single best; allowed: 0",
+    )
+    refuse(
+        trials > most,
+        f"{where} is not allowed with {space.budget.trials} trials; allowed: 0 to {most}",
+    )
     return trials
 
 
 def _kind(file: File, source: str) -> str:
-    """Return which of the four forms the file has. Raises `ConfigError` unless it has exactly one."""
+    """Return which of the four forms the file has. Raises `ConfigError` unless it has exactly
+    one."""
     knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
     empty = {
         "search": knobless,
@@ -233,7 +318,11 @@ def _kind(file: File, source: str) -> str:
     }
     kinds = [kind for kind in empty if getattr(file, kind) is not None]
     of_file = file.workload is not None and cfg.is_users(file.workload.partition(":")[0])
-    more = " (search: may be left out where the workload's Knobs have a Range or a Choice)" if of_file else ""
+    more = (
+        " (search: may be left out where the workload's Knobs have a Range or a Choice)"
+        if of_file
+        else ""
+    )
     needed = "exactly one of search:, grid:, trials: and ladder: is needed"
     refuse(len(kinds) != 1, f"{source}: {needed}{more}, found {kinds or 'none'}")
     refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
@@ -243,7 +332,10 @@ def _kind(file: File, source: str) -> str:
 def _check_together(file: File, kind: str, metric: Metric, cost: str | None, source: str) -> None:
     """Raise `ConfigError` for keys that contradict each other."""
     drawn, stops = kind == "search", file.early_stopping != "none"
-    stopping, warm = f"early_stopping: {file.early_stopping!r} is not allowed", f"{file.warm_start!r} is not allowed"
+    stopping, warm = (
+        f"early_stopping: {file.early_stopping!r} is not allowed",
+        f"{file.warm_start!r} is not allowed",
+    )
     rules = {
         f"first: belongs to search:; {kind}: runs its points in order": file.first is not None and not drawn,
         f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start is not None and not drawn,
@@ -261,27 +353,41 @@ def _check_together(file: File, kind: str, metric: Metric, cost: str | None, sou
 
 def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
     """Return the configuration from which a search starts. Raises `ConfigError`."""
-    needed = f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file) is needed"
+    needed = (
+        f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file)"
+        " is needed"
+    )
     refuse((file.workload is None) == (file.base is None), f"{source}: {needed}")
     named = file.workload is not None
-    base = cfg.baseline(str(file.workload), source, folder) if named else cfg.load(folder / str(file.base))
+    base = (
+        cfg.baseline(str(file.workload), source, folder)
+        if named
+        else cfg.load(folder / str(file.base))
+    )
     overrides = cfg.parse_overrides(words, base.schema)
     fixed = cfg.flatten(file.fixed, f"{source}: fixed")
     starting = cfg.flatten(file.baseline, f"{source}: baseline")
     searched = file.search or file.grid or {}
-    twice = "is searched in this file as well; take it out of one of the two, or give the baseline's value of a "
+    twice = (
+        "is searched in this file as well; take it out of one of the two, or give the baseline's"
+        " value of a "
+    )
     for name in [*fixed, *overrides]:
         where = f"{source}: fixed" if name in fixed else "command line"
         refuse(name in searched, f"{where}: {name}: {twice}searched knob under baseline:")
     for name in starting:
-        refuse(name not in searched, f"{source}: baseline: {name}: is not searched; put it under fixed:")
+        refuse(
+            name not in searched,
+            f"{source}: baseline: {name}: is not searched; put it under fixed:",
+        )
     base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
     base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
 
 
 def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
-    """Return the objective, and the name of the second objective if there is one. Raises `ConfigError`."""
+    """Return the objective, and the name of the second objective if there is one. Raises
+    `ConfigError`."""
     metrics = {own.name: own, RATE.name: RATE}
     names, costs = ", ".join(metrics), ", ".join(COSTS)
     if isinstance(content, list):
@@ -296,24 +402,35 @@ def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | Non
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode
     refuse(
-        section.mode not in (None, mode), f"{where}: mode: {section.mode!r} is not allowed for {name}; allowed: {mode}"
+        section.mode not in (None, mode),
+        f"{where}: mode: {section.mode!r} is not allowed for {name}; allowed: {mode}",
     )
     return metrics[name], section.cost
 
 
-def _budget(content: Lines, source: str, kind: str, metric: Metric, cost: str | None) -> SearchBudget:
+def _budget(
+    content: Lines, source: str, kind: str, metric: Metric, cost: str | None
+) -> SearchBudget:
     """Return the budget that a file's `budget:` describes. Raises `ConfigError`."""
     where, rate = f"{source}: budget", metric == RATE
     limits = checked(Budget, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
     for key in ("compile", "setup"):
-        charged = f"{where}: {key}: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+        charged = (
+            f"{where}: {key}: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
+        )
         refuse(rate and getattr(limits, key) == "charged", charged)
     shared, price = limits.unit == "device", limits.price_per_device_hour
-    refuse(rate and shared, f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall")
+    refuse(
+        rate and shared,
+        f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall",
+    )
     same = f"with budget: unit: device every trial has the same {cost}"
-    refuse(shared and cost in ("device_s", "price"), f"{source}: objective: cost: {cost!r} is not allowed: {same}")
+    refuse(
+        shared and cost in ("device_s", "price"),
+        f"{source}: objective: cost: {cost!r} is not allowed: {same}",
+    )
     unknown = "needs the price of a device: budget: price_per_device_hour: 2.5"
     refuse(cost == "price" and price is None, f"{source}: objective: cost: 'price' {unknown}")
     return SearchBudget(
@@ -328,36 +445,65 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
     limits, per_trial = space.budget, f"per_trial = {content.get('per_trial')!r}"
     per_trial += f", {space.longest_s:g} s for a trial" if limits.unit == "device" else ""
     deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
-    refuse(deadline <= space.longest_s, f"{where}: deadline: {content.get('deadline')!r} is not above {per_trial}")
-    refuse(total < space.longest_s, f"{where}: total: {content.get('total')!r} is less than {per_trial}")
+    refuse(
+        deadline <= space.longest_s,
+        f"{where}: deadline: {content.get('deadline')!r} is not above {per_trial}",
+    )
+    refuse(
+        total < space.longest_s,
+        f"{where}: total: {content.get('total')!r} is less than {per_trial}",
+    )
 
 
 def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless the budgets of the confirming runs rise from 1x, and longer ones can be judged."""
-    budgets, place = [int(times[:-1]) for times in confirm.budgets], f"{space.source}: confirm: budgets"
+    """Raise `ConfigError` unless the budgets of the confirming runs rise from 1x, and longer ones
+    can be judged."""
+    budgets, place = (
+        [int(times[:-1]) for times in confirm.budgets],
+        f"{space.source}: confirm: budgets",
+    )
     rising = budgets[:1] == [1] and budgets == sorted(set(budgets))
-    refuse(not rising, f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]")
+    refuse(
+        not rising,
+        f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]",
+    )
     endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
     refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
 
 
 def _check_shared(space: SearchSpace) -> None:
-    """Raise `ConfigError` for what means nothing of trials that share a GPU: its seconds and joules are not theirs."""
+    """Raise `ConfigError` for what means nothing of trials that share a GPU: its seconds and joules
+    are not theirs."""
     shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
     where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
     refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
     priced = space.budget.price_per_device_hour is not None
-    refuse(shared and (device or priced), f"{where} where devices are counted: budget: unit, price_per_device_hour")
+    refuse(
+        shared and (device or priced),
+        f"{where} where devices are counted: budget: unit, price_per_device_hour",
+    )
     counted = space.cost in ("device_s", "energy_wh", "price") or not space.evaluates
-    refuse(shared and counted, f"{where} for objective: {space.cost or space.metric}: it would be that of several")
+    refuse(
+        shared and counted,
+        f"{where} for objective: {space.cost or space.metric}: it would be that of several",
+    )
 
 
 def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` outside the evaluation protocol."""
+    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` outside the evaluation
+    protocol."""
     judged = f"it belongs to searches by {space.workload.objective.name}"
-    refuse(knobs and not space.evaluates, f"{where}: {space.metric} is no judgement of a model; {judged}")
-    evaluation = [knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")]
+    refuse(
+        knobs and not space.evaluates,
+        f"{where}: {space.metric} is no judgement of a model; {judged}",
+    )
+    evaluation = [
+        knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")
+    ]
     allowed = [knob.name for knob in evaluation if not knob.protocol]
     for name in knobs:
-        refuse(name not in allowed, f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}")
+        refuse(
+            name not in allowed,
+            f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}",
+        )
     cfg.override(space.baseline, knobs, where=where)

@@ -25,7 +25,8 @@ EarlyStopping = Literal["none", "asha"]
 Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
 EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
 COSTS: tuple[str, ...] = get_args(Cost)
-"""Allowed second objectives, which are minimized: device memory, seconds × devices, energy and price."""
+"""Allowed second objectives, which are minimized: device memory, seconds × devices, energy and
+price."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -61,7 +62,9 @@ def _times(value: Any) -> str:
     return str(value)
 
 
-Times = Annotated[str, BeforeValidator(_times), WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d*x$"})]
+Times = Annotated[
+    str, BeforeValidator(_times), WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d*x$"})
+]
 """A multiple of a trial's budget."""
 
 
@@ -70,9 +73,15 @@ class Confirm:
     """`confirm:`: how the finalists of a search run again."""
 
     of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
-    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12  # at most: runs of each and of the baseline, on seeds new to it
-    budgets: tuple[Times, ...] = ("1x",)  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
-    final: Values = dataclasses.field(default_factory=dict)  # as in `RunOptions`, of every finished run
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = (
+        12  # at most: runs of each and of the baseline, on seeds new to it
+    )
+    budgets: tuple[Times, ...] = (
+        "1x",
+    )  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
+    final: Values = dataclasses.field(
+        default_factory=dict
+    )  # as in `RunOptions`, of every finished run
 
 
 @section
@@ -84,8 +93,12 @@ class RunOptions:
     fresh: Bool = False  # every trial runs in new worker processes
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
-    operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training, all calls in memory
-    warm_start: Str | None = None  # folder of an earlier search whose trials this one knows from the start
+    operations: Annotated[Int, Ge(0), Le(1000)] = (
+        0  # steps that are profiled after a training, all calls in memory
+    )
+    warm_start: Str | None = (
+        None  # folder of an earlier search whose trials this one knows from the start
+    )
     track: Service | None = None  # the service that shows every trial as a run
     final: Values = dataclasses.field(default_factory=dict)
     # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
@@ -177,7 +190,9 @@ def checked(shape: type[T], content: Any, where: str) -> T:
         lines = dict.fromkeys(_explain(detail, keys, content, where) for detail in error.errors())
         raise ConfigError("\n".join(lines)) from None
     for key, value in content.items():
-        refuse(value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line")
+        refuse(
+            value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line"
+        )
     return section
 
 
@@ -190,7 +205,9 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if kind in ("unexpected_keyword_argument", "invalid_key"):
         if gone := removed.reason(str(path[0])):
             return f"{where}: {path[0]}: no such key: {gone}"
-        names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)  # last, as files begin with other keys
+        names = sorted(
+            keys, key=RunOptions.__dataclass_fields__.__contains__
+        )  # last, as files begin with other keys
         return f"{where}: {path[0]}: no such key; allowed: {', '.join(names)}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"
@@ -204,5 +221,8 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if kind == "list_type":
         return f"{place}: needs a list of {knob.description}, found {value!r}"
     if knob.description:
-        return f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed: {knob.description}"
+        return (
+            f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed:"
+            f" {knob.description}"
+        )
     return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}{knob.hint(value)}"

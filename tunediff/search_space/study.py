@@ -1,4 +1,5 @@
-"""Check the `study:` section of a search file: the table and the figure at its end, and their quantities.
+"""Check the `study:` section of a search file: the table and the figure at its end, and their
+quantities.
 
 A quantity's name is its CSV column and includes the unit; its label is used in headings and axes.
 """
@@ -19,30 +20,53 @@ PREDICTED = (4, 8)
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
     "setup_s": Quantity("setup", "s", "reading data, building the model"),
-    "running_s": Quantity("running", "s", "all seconds of the training: setup, compilation, waiting for data, steps"),
-    "epoch_s": Quantity("epoch", "s", "samples of the set / samples per second, without compilation"),
+    "running_s": Quantity(
+        "running", "s", "all seconds of the training: setup, compilation, waiting for data, steps"
+    ),
+    "epoch_s": Quantity(
+        "epoch", "s", "samples of the set / samples per second, without compilation"
+    ),
     "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
     "versus_baseline": Quantity("vs. baseline", "×", "samples/s / the baseline's"),
     "percent_of_base": Quantity("of base", "%", "100 × samples/s / the baseline's"),
     "memory_percent_of_base": Quantity("memory of base", "%", "100 × memory / the baseline's"),
-    "versus_previous": Quantity("vs. rung before", "×", "samples/s / those of the rung before (ladder:)"),
-    "speedup_over_one_worker": Quantity("vs. one worker", "×", "samples/s / those of one worker, all else equal"),
-    "scaling_efficiency": Quantity("efficiency", "%", "speed-up over one worker / number of workers", 100.0),
+    "versus_previous": Quantity(
+        "vs. rung before", "×", "samples/s / those of the rung before (ladder:)"
+    ),
+    "speedup_over_one_worker": Quantity(
+        "vs. one worker", "×", "samples/s / those of one worker, all else equal"
+    ),
+    "scaling_efficiency": Quantity(
+        "efficiency", "%", "speed-up over one worker / number of workers", 100.0
+    ),
     **{
-        f"predicted_speedup_{n}": Quantity(f"prediction for {n}", "×", "of ddp, from the steps of one and two workers")
+        f"predicted_speedup_{n}": Quantity(
+            f"prediction for {n}", "×", "of ddp, from the steps of one and two workers"
+        )
         for n in PREDICTED
     },
-    "versus_uncompiled": Quantity("vs. uncompiled", "×", "samples/s / those without compilation, all else equal"),
-    "samples_to_break_even": Quantity("samples to break even", "", "samples after which compiling has paid for itself"),
-    "break_even_s": Quantity("break even after", "s", "training seconds, compilation included, until then"),
+    "versus_uncompiled": Quantity(
+        "vs. uncompiled", "×", "samples/s / those without compilation, all else equal"
+    ),
+    "samples_to_break_even": Quantity(
+        "samples to break even", "", "samples after which compiling has paid for itself"
+    ),
+    "break_even_s": Quantity(
+        "break even after", "s", "training seconds, compilation included, until then"
+    ),
 }
-"""Quantities derived from the seconds of a run or from the measurements of one or two configurations, by name."""
+"""Quantities derived from the seconds of a run or from the measurements of one or two
+configurations, by name."""
 
 WORDS: dict[str, Quantity] = {
-    "configuration": Quantity("configuration", "", "what differs from the baseline, or the rung of the ladder"),
+    "configuration": Quantity(
+        "configuration", "", "what differs from the baseline, or the rung of the ladder"
+    ),
     "trial": Quantity("trial", "", "name of the trial, or of the first of several runs"),
     "status": Quantity("status", "", "how it ended"),
-    "runs": Quantity("runs", "", "runs that ended ok (seeds:); the others' columns are means over them"),
+    "runs": Quantity(
+        "runs", "", "runs that ended ok (seeds:); the others' columns are means over them"
+    ),
 }
 """Columns without a number of a run."""
 
@@ -51,12 +75,17 @@ OPERATIONS: dict[str, Quantity] = {
     "calls": Quantity("calls", "", "calls in all profiled steps"),
     "calls_per_step": Quantity("calls/step", "", "calls in one step"),
     "self_s": Quantity(
-        "self", "ms", "time in the operation itself, in all profiled steps; on a GPU the device's", 1000
+        "self",
+        "ms",
+        "time in the operation itself, in all profiled steps; on a GPU the device's",
+        1000,
     ),
     "self_s_per_step": Quantity(
         "self/step", "ms", "time in the operation itself in one step; on a GPU the device's", 1000
     ),
-    "total_s": Quantity("total", "ms", "time with the operations that it calls, in all profiled steps", 1000.0),
+    "total_s": Quantity(
+        "total", "ms", "time with the operations that it calls, in all profiled steps", 1000.0
+    ),
     "share": Quantity("share", "%", "self time / self time of all operations", 100.0),
 }
 """Columns of a table of operations: `operations: N` in the search file."""
@@ -64,14 +93,16 @@ OPERATIONS: dict[str, Quantity] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(Table):
-    """A checked `study:` section. The figure shows the rungs of a ladder, operations, lines over `x`, or bars.
+    """A checked `study:` section. The figure shows the rungs of a ladder, operations, lines over
+    `x`, or bars.
 
-    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`: measured
-    numbers, one panel each; empty: no figure, except for operations.
+    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`:
+    measured numbers, one panel each; empty: no figure, except for operations.
     """
 
     numbers: Mapping[str, Quantity]
-    """Quantities that are a number of a run of this workload: measured, or derived from measurements."""
+    """Quantities that are a number of a run of this workload: measured, or derived from
+    measurements."""
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name; a knob is a quantity without a unit."""
@@ -88,8 +119,11 @@ class Study(Table):
         return bool(self.y) or self.of_operations
 
 
-def parse(content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0) -> Study:
-    """Check a `study:` section. `ladder`: whether the search is one; `operations`: number of profiled steps.
+def parse(
+    content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0
+) -> Study:
+    """Check a `study:` section. `ladder`: whether the search is one; `operations`: number of
+    profiled steps.
 
     Raises `ConfigError` that names file, key, value and the allowed values.
     """
@@ -105,14 +139,22 @@ def parse(content: object, source: str, workload: Workload, ladder: bool = False
     ):
         for name in names:
             if name not in allowed:
-                raise ConfigError(f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}")
+                raise ConfigError(
+                    f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}"
+                )
             refuse(names.count(name) > 1, f"{where}: {key}: {name!r} is given twice")
             both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
-            refuse(both, f"{where}: {key}: {name!r} is a quantity and a knob of {workload.title}; rename the knob")
+            refuse(
+                both,
+                f"{where}: {key}: {name!r} is a quantity and a knob of {workload.title}; rename the"
+                " knob",
+            )
     for key, names in (("columns", study.columns), ("y", study.y)):
         for name in names:
             odd = study.of_operations and name in numbers
-            refuse(odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation")
+            refuse(
+                odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation"
+            )
     # The table fits what is measured
     for name in study.columns:
         unmeasured = name in OPERATIONS and not operations

@@ -1,4 +1,5 @@
-"""Two steps and evaluations of a user's workload, before hours are spent on it: `python -m tunediff.training.check`.
+"""Two steps and evaluations of a user's workload, before hours are spent on it: `python -m
+tunediff.training.check`.
 
 Runs in processes of its own, so that nothing of it is left where the search runs.
 """
@@ -66,7 +67,8 @@ class Report(TypedDict, total=False):
 
 
 class _Calls:
-    """Counts calls with gradients. Copies and pickles of a model that carries it have counters of their own."""
+    """Counts calls with gradients. Copies and pickles of a model that carries it have counters of
+    their own."""
 
     count = 0
 
@@ -96,10 +98,14 @@ class Check(Record):
     """Of strategies that own them."""
 
     def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return another module than the one that went in, whatever the strategy, to tell which of them is trained."""
+        """Return another module than the one that went in, whatever the strategy, to tell which of
+        them is trained."""
         self.plain = model
         self.outer = prepared if prepared is not model else copy.copy(model)
-        self.calls, hooks = _Calls(), collections.OrderedDict[int, Any](self.outer._forward_pre_hooks)
+        self.calls, hooks = (
+            _Calls(),
+            collections.OrderedDict[int, Any](self.outer._forward_pre_hooks),
+        )
         self.outer._forward_pre_hooks = hooks
         self.outer.register_forward_pre_hook(self.calls)
         self.before = state.copied(model.state_dict())
@@ -129,11 +135,16 @@ class Check(Record):
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
-    """Train and judge a workload; raise what it raises, and `WorkloadError` for what would go wrong silently later.
+    """Train and judge a workload; raise what it raises, and `WorkloadError` for what would go wrong
+    silently later.
 
-    `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this returns.
+    `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this
+    returns.
     """
-    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as own, write_watch.watching() as writes:
+    with (
+        tempfile.TemporaryDirectory(prefix="tunediff-check-") as own,
+        write_watch.watching() as writes,
+    ):
         report = _check(config, world, folder or Path(own))
     report["warnings"] += writes.clean()
     return report
@@ -150,7 +161,9 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
         sys.settrace(None)
         program.early.remove()
     spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
-    load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())["other_load_share"]
+    load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())[
+        "other_load_share"
+    ]
     _check_model(engine, program)
     if world.main:
         weights.save(outcome.weights, folder / weights.NAME, {})
@@ -174,7 +187,9 @@ def _check_model(session: Session, program: Check) -> None:
     title, world = cfg.of(session.config).title, session.world
     if not program.called:
         write = "net = trial.prepare(net) returns the model to call"
-        raise WorkloadError(f"{title}: the model that is trained is not the one that was prepared; {write}")
+        raise WorkloadError(
+            f"{title}: the model that is trained is not the one that was prepared; {write}"
+        )
     after = program.plain.state_dict()
     learned = [name for name, _ in program.plain.named_parameters()]
     if not any(bool((after[name].cpu() != program.before[name]).any()) for name in learned):
@@ -182,19 +197,28 @@ def _check_model(session: Session, program: Check) -> None:
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
     result = {id(module) for module in (session.result, program.outer) if module is not None}
-    result |= {id(module) for module in session.result.modules()} if session.result is not None else set()
+    result |= (
+        {id(module) for module in session.result.modules()} if session.result is not None else set()
+    )
     if program.judging and not program.judging & result:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
-        raise WorkloadError(f"{title}: the evaluation judges another model than the one that would be exported; {say}")
+        raise WorkloadError(
+            f"{title}: the evaluation judges another model than the one that would be exported;"
+            f" {say}"
+        )
     compared = [after[name] for name in learned]
-    if session.result is not None and session.result is not program.plain:  # such as averaged weights
+    if (
+        session.result is not None and session.result is not program.plain
+    ):  # such as averaged weights
         exported = session.result.state_dict()
-        compared += [exported[name] for name, _ in session.result.named_parameters() if name in exported]
+        compared += [
+            exported[name] for name, _ in session.result.named_parameters() if name in exported
+        ]
     own = [float(one.detach().double().sum()) for one in compared]
     if any(other != own for other in world.gather(own)):
         raise WorkloadError(
-            f"{title}: two ranks have learned different models; is one of them wrapped again, made anew, or changed "
-            "by what only one rank does?"
+            f"{title}: two ranks have learned different models; is one of them wrapped again, made"
+            " anew, or changed by what only one rank does?"
         )
 
 
@@ -204,7 +228,9 @@ def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
     # loop they are one even if they are equal: the best weights may be the last ones here.
     if outcome.reason or (program.watch.line and not session.adopted):
         line = program.watch.line
-        warnings.append(f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}")
+        warnings.append(
+            f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}"
+        )
     if program.early_steps:
         steps = text.pluralize(program.early_steps, "optimizer step")
         warnings.append(f"train(trial) makes {steps} before its first batch, which the budget counts with setup: "
@@ -219,15 +245,23 @@ def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
     return warnings
 
 
-# --------------------------------------------------------------------------------------------------- in its processes
+# ---- in its processes
 def before_search(config: Systems, say: Callable[[str], None]) -> Report:
-    """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with what is wrong."""
-    title, workers, config = cfg.of(config).title, config.parallel.workers, _for_this_machine(config)
+    """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with
+    what is wrong."""
+    title, workers, config = (
+        cfg.of(config).title,
+        config.parallel.workers,
+        _for_this_machine(config),
+    )
     ranks = config.parallel.processes
     if config.parallel.workers < workers:
         here = text.pluralize(config.parallel.workers, "GPU")
         say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
-    doing = f"checking {title}: {STEPS} steps and {STEPS} evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
+    doing = (
+        f"checking {title}: {STEPS} steps and {STEPS}"
+        f" evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
+    )
     with announced(doing, say), tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(cfg.dump(config), encoding="utf-8")
@@ -245,9 +279,11 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
 
 
 def _for_this_machine(config: Systems) -> Systems:
-    """Return the configuration with no more workers than this machine has GPUs, each with as much of a batch as before.
+    """Return the configuration with no more workers than this machine has GPUs, each with as much
+    of a batch as before.
 
-    A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another node or on several.
+    A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another
+    node or on several.
     """
     workers, gpus = config.parallel.workers, len(machine.gpus())
     if not 0 < gpus < workers:
@@ -258,10 +294,13 @@ def _for_this_machine(config: Systems) -> Systems:
 
 
 def main(path: Path, answer: Path) -> None:
-    """Check on one rank and write the report, or why the workload cannot be searched, into the file `answer`."""
+    """Check on one rank and write the report, or why the workload cannot be searched, into the file
+    `answer`."""
     report: Report = {}
     try:
-        with share_of_cores():  # before the user's file is imported, which may set another number of threads
+        with (
+            share_of_cores()
+        ):  # before the user's file is imported, which may set another number of threads
             config = cfg.load(path)
             with from_environment() as world:
                 report = check(config, world, answer.parent)
@@ -271,7 +310,10 @@ def main(path: Path, answer: Path) -> None:
         report = {"error": str(error)}
     except BaseException as error:
         report = {"error": _failure(error, config)}
-    with contextlib.suppress(FileExistsError), open(answer.with_suffix(".new"), "x") as file:  # who fails first says it
+    with (
+        contextlib.suppress(FileExistsError),
+        open(answer.with_suffix(".new"), "x") as file,
+    ):  # who fails first says it
         json.dump(report, file)
         file.flush()
         os.replace(answer.with_suffix(".new"), answer)
@@ -279,9 +321,11 @@ def main(path: Path, answer: Path) -> None:
 
 
 def _failure(error: BaseException, config: Systems) -> str:
-    """Return what went wrong in the training of a user's workload, with the traceback unless the loss was not finite.
+    """Return what went wrong in the training of a user's workload, with the traceback unless the
+    loss was not finite.
 
-    The user is there to read it, so that a disk fault or a lost rank is reported like any other error.
+    The user is there to read it, so that a disk fault or a lost rank is reported like any other
+    error.
     """
     end = end_of(error)
     message = f"{Path(config.schema.workload).name}: {end.reason}"

@@ -17,7 +17,8 @@ from tunediff.training.session import Session
 
 
 def save(session: Session, pending: Point | None = None) -> None:
-    """Write everything that the training has learned and measured. All ranks call it; rank 0 writes.
+    """Write everything that the training has learned and measured. All ranks call it; rank 0
+    writes.
 
     `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
     """
@@ -46,7 +47,8 @@ def save(session: Session, pending: Point | None = None) -> None:
 
 
 MOST_FILES = 16
-"""Points at which files are written, at most; they are evenly spaced, and the last one is among them."""
+"""Points at which files are written, at most; they are evenly spaced, and the last one is among
+them."""
 
 
 def write_files(session: Session, index: int) -> None:
@@ -55,7 +57,9 @@ def write_files(session: Session, index: int) -> None:
     An open-ended training writes what comes after its budget in place of its last point.
     """
     total = session.config.evaluation.points
-    if session.folder is None or (index < total and (total - index) % math.ceil(total / MOST_FILES)):
+    if session.folder is None or (
+        index < total and (total - index) % math.ceil(total / MOST_FILES)
+    ):
         return
     with session.clock.part("checkpoint"):
         for name, tensors in session.files_of_points.items():
@@ -67,7 +71,8 @@ def write_files(session: Session, index: int) -> None:
 
 
 def remove_files(session: Session) -> None:
-    """Remove what an earlier training in this folder has written by `write_files`. Rank 0 calls it."""
+    """Remove what an earlier training in this folder has written by `write_files`. Rank 0 calls
+    it."""
     if session.folder is not None:
         for name in session.files_of_points:
             shutil.rmtree(session.folder / name, ignore_errors=True)
@@ -80,7 +85,8 @@ def _position(session: Session) -> dict[str, Any] | None:
 
 
 def position_in(session: Session, content: Mapping[str, Any] | None) -> Position | None:
-    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the pass."""
+    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the
+    pass."""
     positions = (content or {}).get("position") or [None]
     if positions[0] is None:
         return None
@@ -124,11 +130,19 @@ def changed_weight(session: Session) -> str:
     if not session.world.main or weights.digest(now) == session.judged_digest:
         return ""
     # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
-    learning = {name.rpartition(".")[0] for name, one in result.named_parameters() if one.requires_grad}
-    frozen = {name.rpartition(".")[0] for name, _ in result.named_parameters()} - learning if learning else set()
+    learning = {
+        name.rpartition(".")[0] for name, one in result.named_parameters() if one.requires_grad
+    }
+    frozen = (
+        {name.rpartition(".")[0] for name, _ in result.named_parameters()} - learning
+        if learning
+        else set()
+    )
     for name in sorted(judged.keys() & now.keys()):
         before, after = ({"": state[name]} for state in (judged, now))
-        if name.rpartition(".")[0] not in frozen and weights.digest(before) != weights.digest(after):
+        if name.rpartition(".")[0] not in frozen and weights.digest(before) != weights.digest(
+            after
+        ):
             return name
     return ""
 
@@ -139,7 +153,8 @@ def learned(session: Session) -> dict[str, Any]:
 
 
 def copied(session: Session) -> dict[str, Any]:
-    """Return a copy of what the training has learned so far, in host memory, for `put` on the same ranks."""
+    """Return a copy of what the training has learned so far, in host memory, for `put` on the same
+    ranks."""
     with session.strategy.states_as_shares():
         return cast("dict[str, Any]", state.copied(learned(session)))
 
@@ -153,14 +168,16 @@ def put(session: Session, content: Mapping[str, Any]) -> None:
 def find(session: Session) -> Mapping[str, Any] | None:
     """Return the checkpoint to go on from; None: the training begins at its first step.
 
-    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set aside, and
-    `session.restart_reason` says why.
+    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
+    aside, and `session.restart_reason` says why.
     """
     if session.folder is None:
         return None
     reasons: list[str] = []
     result: Any = None
-    content: dict[str, Any] | None = state.load(session.folder, reasons.append) if session.world.main else None
+    content: dict[str, Any] | None = (
+        state.load(session.folder, reasons.append) if session.world.main else None
+    )
     if content is not None:
         result = content.pop("result", None)
     content, reasons = state.broadcast(content, session.world), session.world.tell(reasons)
@@ -176,16 +193,21 @@ def find(session: Session) -> Mapping[str, Any] | None:
 
 
 def _misfit(session: Session, content: Mapping[str, Any]) -> str:
-    """Return why this training cannot take up a checkpoint, of another version or model; "" where it can.
+    """Return why this training cannot take up a checkpoint, of another version or model; "" where
+    it can.
 
-    Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's own tensors.
+    Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's
+    own tensors.
     """
     before = copied(session)
     error: Exception | None = None
     try:
         session.points = [Point.of(flat) for flat in content["points"]]
         session.pending = Point.of(content["pending"]) if content["pending"] is not None else None
-        for part, expected in {"pace": session.pace.state_dict(), "clock": session.clock.state_dict()}.items():
+        for part, expected in {
+            "pace": session.pace.state_dict(),
+            "clock": session.clock.state_dict(),
+        }.items():
             if missing := sorted(expected.keys() - content[part].keys()):
                 raise KeyError(f"{part}: {missing[0]} is missing")
         put(session, state.copied(content))
@@ -197,5 +219,9 @@ def _misfit(session: Session, content: Mapping[str, Any]) -> str:
     put(session, before)
     if not fails:
         return ""
-    notes = [described(error), *getattr(error, "__notes__", ())] if error is not None else ["on another rank"]
+    notes = (
+        [described(error), *getattr(error, "__notes__", ())]
+        if error is not None
+        else ["on another rank"]
+    )
     return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"

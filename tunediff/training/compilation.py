@@ -23,11 +23,16 @@ class Compilation:
 
     def __init__(self, options: Compile) -> None:
         self._options, self._before = options, graphs()
-        self._parts: list[tuple[nn.Module, str]] = []  # what is compiled, and by which attribute it is called
+        self._parts: list[
+            tuple[nn.Module, str]
+        ] = []  # what is compiled, and by which attribute it is called
         self._seen: set[Hashable] = set()
 
-    def apply(self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None) -> nn.Module:
-        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its repeated modules.
+    def apply(
+        self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None
+    ) -> nn.Module:
+        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its
+        repeated modules.
 
         Raises `ConfigError` where blocks are to be compiled and the network has none of that class.
         """
@@ -41,8 +46,9 @@ class Compilation:
         modules = [module for module in network.modules() if isinstance(module, blocks)]
         why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: model"
         refuse(not modules, f"compile.scope: 'blocks' is not allowed: {why}")
-        # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then runs it as it is: here
-        # there may be as many as blocks, trained and judged, with and without gradients.
+        # Blocks share their code, and torch compiles a function for 8 kinds of calls only, then
+        # runs it as it is: here there may be as many as blocks, trained and judged, with and
+        # without gradients.
         torch._dynamo.config.recompile_limit = max(8, 4 * len(modules))
         torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * len(modules))
         for block in modules:
@@ -52,11 +58,13 @@ class Compilation:
         return model
 
     def detach(self, loss: Tensor) -> Tensor:
-        """Return a loss, detached, to read later: the next run of a CUDA graph overwrites what this one returned."""
+        """Return a loss, detached, to read later: the next run of a CUDA graph overwrites what this
+        one returned."""
         return loss.detach().clone() if self._options.mode in CUDA_GRAPHS else loss.detach()
 
     def warm_ups(self, device: str) -> int:
-        """Return the steps until all is compiled: the second run of a CUDA graph records it, the third replays it."""
+        """Return the steps until all is compiled: the second run of a CUDA graph records it, the
+        third replays it."""
         return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
 
     @contextlib.contextmanager
@@ -71,7 +79,9 @@ class Compilation:
             for module, name, call in plain:
                 setattr(module, name, call)
 
-    def _noted(self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any) -> Any:
+    def _noted(
+        self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any
+    ) -> Any:
         static = self._options.scope == "blocks" and not self._options.dynamic
         arguments = tuple(_kind(leaf, static) for leaf in tree_leaves((inputs, named)))
         weights = tuple(_kind(parameter, True) for parameter in module.parameters())
@@ -81,7 +91,8 @@ class Compilation:
         return call(*inputs, **named)
 
     def facts(self) -> dict[str, Any]:
-        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if nothing is compiled.
+        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if
+        nothing is compiled.
 
         A framework that compiles by itself leaves open how many are to be expected.
         """
@@ -92,7 +103,8 @@ class Compilation:
 
 
 def _kind(value: Any, static: bool) -> Hashable:
-    """Return what of an argument needs a graph of its own; where shapes are not `static`, the number of axes does."""
+    """Return what of an argument needs a graph of its own; where shapes are not `static`, the
+    number of axes does."""
     if not isinstance(value, torch.Tensor):
         return str(type(value))
     shape = (value.shape, value.stride()) if static else value.dim()
@@ -107,12 +119,18 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def cold_cache(options: Compile) -> Iterator[None]:
-    """Hide the compiled code of earlier trainings on disk, so that compiling takes as long as the first time."""
+    """Hide the compiled code of earlier trainings on disk, so that compiling takes as long as the
+    first time."""
     if not options.active:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="tunediff-compile-", ignore_cleanup_errors=True) as folder:
-        here = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    with tempfile.TemporaryDirectory(
+        prefix="tunediff-compile-", ignore_cleanup_errors=True
+    ) as folder:
+        here = {
+            "TORCHINDUCTOR_CACHE_DIR": folder,
+            "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
+        }
         before = {name: os.environ.get(name) for name in here}
         os.environ.update(here)
         try:

@@ -1,4 +1,5 @@
-"""What `tunediff.train` shows and keeps of a training: a line and a picture per evaluation, TensorBoard curves."""
+"""What `tunediff.train` shows and keeps of a training: a line and a picture per evaluation,
+TensorBoard curves."""
 
 from __future__ import annotations
 
@@ -22,10 +23,15 @@ class Console(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
     def __init__(
-        self, folder: Path, workload: Workload, done: int | None, signals: Sequence[int], lines: EventLines
+        self,
+        folder: Path,
+        workload: Workload,
+        done: int | None,
+        signals: Sequence[int],
+        lines: EventLines,
     ) -> None:
-        """`done`: samples at the last evaluation of an interrupted training; curves beyond it are drawn anew. `lines`:
-        where evaluations are reported."""
+        """`done`: samples at the last evaluation of an interrupted training; curves beyond it are
+        drawn anew. `lines`: where evaluations are reported."""
         super().__init__(folder, signals)
         purge = None if done is None else done + 1
         self._workload, self._pictures, self._lines = workload, set[str](), lines
@@ -55,7 +61,10 @@ class Console(Recorder):
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(self.folder / f"{name}.png", copy)
         metric = self._workload.objective
-        value = f"{point.get('label', metric.label or metric.name)} {text.number(point.get(metric.name))}"
+        value = (
+            f"{point.get('label', metric.label or metric.name)}"
+            f" {text.number(point.get(metric.name))}"
+        )
         rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
         if odd := text.graphs(point.compiled_graphs, point.expected_graphs):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)

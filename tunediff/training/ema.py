@@ -13,22 +13,30 @@ from tunediff.training import knobs
 
 
 class Ema:
-    """Exponential moving average of a network's parameters in float32; `model` is the averaged network.
+    """Exponential moving average of a network's parameters in float32; `model` is the averaged
+    network.
 
-    `model` is a copy in eval mode that needs no gradients, shared out over ranks as the network is. Construct it from
-    the network that went into `trial.prepare`, after that; `update` takes what came out as well.
+    `model` is a copy in eval mode that needs no gradients, shared out over ranks as the network is.
+    Construct it from the network that went into `trial.prepare`, after that; `update` takes what
+    came out as well.
     """
 
     def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
-        self._mine, self._theirs, self._model = list(self.model.parameters()), list(model.parameters()), model
+        self._mine, self._theirs, self._model = (
+            list(self.model.parameters()),
+            list(model.parameters()),
+            model,
+        )
 
     def decay(self, progress: float, delta: float) -> float:
-        """Return the share of the old average that a step keeps: min(max_decay, ½^(delta / (half_life·progress))).
+        """Return the share of the old average that a step keeps: min(max_decay, ½^(delta /
+        (half_life·progress))).
 
-        The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv 2206.00364, with the
-        budget in place of samples), so it grows during training; 0 while `progress` is 0.
+        The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv
+        2206.00364, with the budget in place of samples), so it grows during training; 0 while
+        `progress` is 0.
         """
         span = self.half_life * progress
         return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0
@@ -36,16 +44,21 @@ class Ema:
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
         """Take in the weights after one optimizer step; buffers are copied.
 
-        `progress`: fraction of the budget spent after this step; `delta`: the part of it that this step took.
+        `progress`: fraction of the budget spent after this step; `delta`: the part of it that this
+        step took.
         """
         self.blend(model, 1 - self.decay(progress, delta))
 
     @torch.no_grad()
     def blend(self, model: nn.Module, share: float) -> None:
         """Replace this share of the average by the weights; buffers are copied."""
-        if model is not self._model:  # walking over the modules takes the host as long as the average
+        if (
+            model is not self._model
+        ):  # walking over the modules takes the host as long as the average
             self._theirs, self._model = list(model.parameters()), model
-        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):  # a network may make new ones
+        for mine, buffer in zip(
+            self.model.buffers(), model.buffers(), strict=True
+        ):  # a network may make new ones
             mine.copy_(buffer)
         theirs = [_local(parameter).float() for parameter in self._theirs]
         torch._foreach_lerp_([_local(parameter) for parameter in self._mine], theirs, share)

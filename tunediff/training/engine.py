@@ -1,4 +1,5 @@
-"""Run one training: the loop around a workload's steps, with its clock, evaluations, checkpoints and points."""
+"""Run one training: the loop around a workload's steps, with its clock, evaluations, checkpoints
+and points."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ MOST_LEFT_OUT = 100
 """Batches in a row of a loader of the user's own that a loop may take without a step."""
 
 CHANGED = (
-    "train(trial) changes weights ({}) after the last evaluation; the weights that were judged are exported, without "
-    "this change"
+    "train(trial) changes weights ({}) after the last evaluation; the weights that were judged are"
+    " exported, without this change"
 )
 
 
@@ -57,7 +58,8 @@ class Outcome:
 
 
 class NotTrainedError(BaseException):
-    """Leaves `train(trial)` where nothing is trained: what follows its loop, such as saving, belongs to a training.
+    """Leaves `train(trial)` where nothing is trained: what follows its loop, such as saving,
+    belongs to a training.
 
     No `Exception`, which workloads and frameworks may catch.
     """
@@ -70,7 +72,8 @@ class Engine(Session):
     """Training seconds at the last checkpoint."""
 
     def __init__(self, *args: Any, checkpoint_every_s: float = 300.0, **options: Any) -> None:
-        """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as `Session` has it."""
+        """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as
+        `Session` has it."""
         super().__init__(*args, **options)
         self.checkpoint_every_s = checkpoint_every_s
         self.step = OptimizerStep(self, self.count_step)
@@ -87,14 +90,18 @@ class Engine(Session):
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
 
-    # ------------------------------------------------------------------------------------------------------- the loop
-    def batches(self, build: Callable[[int, Position | None], Feed], *, reseed: bool = True) -> Iterator[Any]:
-        """Yield all batches of the training; between two segments the model is judged, saved and reported.
+    # ---- the loop
+    def batches(
+        self, build: Callable[[int, Position | None], Feed], *, reseed: bool = True
+    ) -> Iterator[Any]:
+        """Yield all batches of the training; between two segments the model is judged, saved and
+        reported.
 
-        `build(start, position)` makes the feed that has already given `start` batches, or stood at `position`.
-        `reseed`: let the global generators begin anew here.
+        `build(start, position)` makes the feed that has already given `start` batches, or stood at
+        `position`. `reseed`: let the global generators begin anew here.
         """
-        # ---- set up: everything must have been said; what is seeded here differs between ranks, as dropout must
+        # ---- set up: everything must have been said; what is seeded here differs between ranks, as
+        # dropout must
         self.check_begun()
         self.setup.close()
         self.clock.before_first_batch_s = self.world.agree(self.clock.seconds["setup"])
@@ -111,7 +118,9 @@ class Engine(Session):
         checkpoint = self.restore(build)
         drawn = self.state.own()
         yield from self.warm_up(checkpoint)
-        self.state.set_own(*drawn)  # fetching the first batch may have drawn from the generators of the checkpoint
+        self.state.set_own(
+            *drawn
+        )  # fetching the first batch may have drawn from the generators of the checkpoint
         del checkpoint  # it holds all that is learned once more
         self.training = all([self.report(point) for point in self.points])  # noqa: C419 – every point is reported
         self.saved_s = self.world.agree(self.clock.read())
@@ -132,7 +141,8 @@ class Engine(Session):
                 self.evaluate_point(index, index / total)
             else:  # it was asked to stop
                 checkpoints.save(self)
-        # It was asked to stop, or resumed after its last point, whose weights rank 0 alone has; gathering is for all.
+        # It was asked to stop, or resumed after its last point, whose weights rank 0 alone has;
+        # gathering is for all.
         if self.world.any(self.judged is None):
             kept = self.judged, self.judged_digest
             with self.clock.part("checkpoint"):
@@ -150,10 +160,15 @@ class Engine(Session):
         self.own_step.begin()
         for index in range(self.step.accumulation):
             self.step.begin_pass(index)
-            # ---- fetch: a host that waits while its device has work to do waits for nothing, see `Meter.read`
+            # ---- fetch: a host that waits while its device has work to do waits for nothing, see
+            # `Meter.read`
             self.phases.switch("data_wait")
             host = not self.phases.of_device
-            with self.clock.part("data_wait", synchronize=False) if host else contextlib.nullcontext():
+            with (
+                self.clock.part("data_wait", synchronize=False)
+                if host
+                else contextlib.nullcontext()
+            ):
                 fetched = self.prefetched.fetch(self.feed)
             self.phases.switch("host_to_device")
             batch = self.feed.move(fetched)
@@ -162,7 +177,11 @@ class Engine(Session):
             self.phases.switch("forward")
             if self.config.compile.active:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            synchronized = contextlib.nullcontext() if self.step.sync_gradients else self.strategy.unsynchronized()
+            synchronized = (
+                contextlib.nullcontext()
+                if self.step.sync_gradients
+                else self.strategy.unsynchronized()
+            )
             with synchronized, self.program.batch(self, batch):
                 yield batch
         self.phases.switch(None)
@@ -176,15 +195,23 @@ class Engine(Session):
             self.batches_left_out = 0
         else:
             took = "a batch was taken and trial.step(loss, optimizer) not called"
-            raise self.mistake(f"train(trial): {took}: every batch that the loop gets is trained with one call of it")
+            raise self.mistake(
+                f"train(trial): {took}: every batch that the loop gets is trained with one call"
+                " of it"
+            )
 
     def _left_out(self) -> bool:
-        """Return whether the loop has left out this batch of its own loader, such as a shorter last one of a pass.
+        """Return whether the loop has left out this batch of its own loader, such as a shorter last
+        one of a pass.
 
-        Several ranks may not: each could leave out others. Nor may the first batch of a training, or too many in a row:
-        a loop that never steps has no end.
+        Several ranks may not: each could leave out others. Nor may the first batch of a training,
+        or too many in a row: a loop that never steps has no end.
         """
-        position = self.feed.position if self.own_loader and self.world.size == 1 and self.feed is not None else None
+        position = (
+            self.feed.position
+            if self.own_loader and self.world.size == 1 and self.feed is not None
+            else None
+        )
         may = position is not None and position.epoch >= 0 and self.batches_left_out < MOST_LEFT_OUT
         return may and not self.step.updated and self.step.loss is None
 
@@ -192,14 +219,16 @@ class Engine(Session):
         """Count one optimizer step, which was queued on the device."""
         assert self.step.loss is not None
         self.meter.add(self.step.loss)
-        # A reading of the clock may put the schedule back to where earlier steps were counted already.
+        # A reading of the clock may put the schedule back to where earlier steps were counted
+        # already.
         before = max(self._counted, self.pace.schedule)
         self.pace.step(self.samples_per_step)
         self.stride = max(0.0, self.pace.schedule - before)
         self._counted = before + self.stride
 
     def after_step(self) -> None:
-        """Look at the loss, report it and write a checkpoint, where the clock was read: the device was waited for."""
+        """Look at the loss, report it and write a checkpoint, where the clock was read: the device
+        was waited for."""
         self.observer.after_step()
         pace = self.pace
         if not pace.checked:
@@ -210,8 +239,15 @@ class Engine(Session):
             raise NotFiniteError(f"the loss is not finite after {steps} ({pace.train_s:.1f} s)")
         if self.world.main:
             loss = self.step.loss
-            rates = {"loss": float(loss if loss is not None else 0.0), "learning_rate": self.step.learning_rate}
-            finite = {name: value for name, value in rates.items() if math.isfinite(value) or name == "loss"}
+            rates = {
+                "loss": float(loss if loss is not None else 0.0),
+                "learning_rate": self.step.learning_rate,
+            }
+            finite = {
+                name: value
+                for name, value in rates.items()
+                if math.isfinite(value) or name == "loss"
+            }
             self.observer.scalars({**pace.position(), **finite})
         if self.world.any(self.observer.asks_to_stop()):
             self.training = False
@@ -221,20 +257,25 @@ class Engine(Session):
             self.prefetched.release()
             self.saved_s = pace.train_s
 
-    # ------------------------------------------------------------------------------------------------- before the loop
+    # ---- before the loop
     def restore(self, build: Callable[[int, Position | None], Feed]) -> Mapping[str, Any] | None:
-        """Find the checkpoint, measure the device's peak, and start the loaders where the training goes on."""
+        """Find the checkpoint, measure the device's peak, and start the loaders where the training
+        goes on."""
         with self.clock.part("setup"):
             checkpoint = checkpoints.find(self)
             peak = hardware.peak_flops_per_s(self.device, self.amp.dtype, self.amp.fastest_matmul)
             self.peak_flops_per_s = self.world.total(peak * self.strategy.devices)
-            memory.reset(self.device)  # its matrices, and what was needed to get here, are not the training's
+            memory.reset(
+                self.device
+            )  # its matrices, and what was needed to get here, are not the training's
             steps = checkpoint["pace"]["steps"] if checkpoint is not None else 0
             self.warm_ups = self.compilation.warm_ups(self.device.type)
             if checkpoint is not None:
                 self.state.put_generators(checkpoint)
             with self.prefetched.gate.over_loaders():
-                feed = build(steps * self.step.accumulation, checkpoints.position_in(self, checkpoint))
+                feed = build(
+                    steps * self.step.accumulation, checkpoints.position_in(self, checkpoint)
+                )
                 self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
             self.prefetched.hold()
         if checkpoint is None and self.world.main:
@@ -243,9 +284,11 @@ class Engine(Session):
         return checkpoint
 
     def warm_up(self, checkpoint: Mapping[str, Any] | None) -> Iterator[Any]:
-        """Yield the first batch for steps that load kernels, tune and compile; then everything is as it was.
+        """Yield the first batch for steps that load kernels, tune and compile; then everything is
+        as it was.
 
-        Without compilation this is setup: only the first trial of a process loads libraries and kernels.
+        Without compilation this is setup: only the first trial of a process loads libraries and
+        kernels.
         """
         with self.clock.part("setup"):
             before = checkpoint or checkpoints.copied(self)
@@ -275,27 +318,35 @@ class Engine(Session):
             self.meter = Meter(self.clock, self.pace, self.phases, self.world, devices, constant)
             self.meter.load_state_dict((checkpoint or {}).get("meter", {}))
 
-    # ---------------------------------------------------------------------------------------------------- every point
+    # ---- every point
     def evaluate_point(self, index: int, fraction: float) -> None:
         """Measure, judge, save and report; the clock of the budget stands still.
 
-        Where the training was asked to stop, what was measured is only saved: the point is judged after a resume, when
-        nothing of the steps before could be measured any more.
+        Where the training was asked to stop, what was measured is only saved: the point is judged
+        after a resume, when nothing of the steps before could be measured any more.
         """
         if not self.pace.steps:
             what = "setup and compiling" if self.budget.setup_charged else "compiling"
             spent_s = self.clock.train_s
-            raise RuntimeError(f"no step was trained: {what} took {spent_s:.0f} s, which the budget is charged with")
+            raise RuntimeError(
+                f"no step was trained: {what} took {spent_s:.0f} s, which the budget is charged"
+                " with"
+            )
         point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
         described = evaluation.finite_findings(
             evaluation.plain_findings(self.description(), "describe_with", self.config.schema.title)
         )
         point = dataclasses.replace(point, **self.compilation.facts(), **self.prefetched.facts())
         pending = self.pending
-        if pending is not None and (pending.index, pending.steps) == (index, point.steps):  # nothing was trained since
+        if pending is not None and (pending.index, pending.steps) == (
+            index,
+            point.steps,
+        ):  # nothing was trained since
             point, described = pending, {}
         if not math.isfinite(point.loss):
-            raise NotFiniteError(f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)")
+            raise NotFiniteError(
+                f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)"
+            )
         point = dataclasses.replace(point, metrics={**point.metrics, **described})
         if self.training and self.evaluates and self.evaluation is not None:
             with self.clock.part("evaluation"):
@@ -310,7 +361,9 @@ class Engine(Session):
             checkpoints.save(self, pending=point)
             return
         self.points.append(
-            dataclasses.replace(point, seconds=dict(self.clock.seconds), weights_digest=self.judged_digest or None)
+            dataclasses.replace(
+                point, seconds=dict(self.clock.seconds), weights_digest=self.judged_digest or None
+            )
         )
         checkpoints.write_files(self, index)
         checkpoints.save(self)
@@ -328,7 +381,8 @@ class Engine(Session):
     def note_judged(self) -> None:
         """Take the weights as they are now for those that this point judges. All ranks call it.
 
-        The engine calls it after an evaluation; one that swaps weights in calls it while they are there.
+        The engine calls it after an evaluation; one that swaps weights in calls it while they are
+        there.
         """
         last = len(self.points) + 1 == self.config.evaluation.points and not self.budget.open_ended
         checkpoints.note_judged(self, last)
@@ -337,7 +391,7 @@ class Engine(Session):
         """Report a point; returns whether to train on after it, on all ranks alike."""
         return bool(self.world.agree(float(self.observer.point(point)) if self.world.main else 0.0))
 
-    # -------------------------------------------------------------------------------------------------------- the end
+    # ---- the end
     def close(self) -> None:
         """Stop what loads data, and the clock's part that is running before the first batch."""
         self.setup.close()
@@ -353,37 +407,53 @@ class Engine(Session):
         last = self.points[-1].flat if self.points else {}
         return Outcome(
             points=self.points,
-            finished=len(self.points) == self.config.evaluation.points and not self.budget.open_ended,
+            finished=len(self.points) == self.config.evaluation.points
+            and not self.budget.open_ended,
             seconds=dict(self.clock.seconds),
             steps=self.pace.steps,
             samples=self.pace.samples,
-            peak={name: value for name, value in last.items() if name.startswith("peak_") and name.endswith("_mib")},
+            peak={
+                name: value
+                for name, value in last.items()
+                if name.startswith("peak_") and name.endswith("_mib")
+            },
             weights=self.judged or {},
             reason=CHANGED.format(name) if (name := checkpoints.changed_weight(self)) else "",
             unread=read_tracking.unread(self),
         )
 
-    # ---------------------------------------------------------------------------------------- mistakes of a workload
+    # ---- mistakes of a workload
     def check_begun(self) -> None:
         """Raise `WorkloadError` for what must have been said before the first batch."""
         if self.feed is not None:
-            once = "train(trial) asked twice for batches; one loop lasts for the whole budget, over all epochs"
+            once = (
+                "train(trial) asked twice for batches; one loop lasts for the whole budget, over"
+                " all epochs"
+            )
             raise self.mistake(once)
         if self.model is None:
-            raise self.mistake("train(trial): net = trial.prepare(net) must come before the loop over its batches")
+            raise self.mistake(
+                "train(trial): net = trial.prepare(net) must come before the loop over its batches"
+            )
         if not self.state.names:
             keep = "trial.keep(net=net, optimizer=optimizer)"
-            raise self.mistake(f"train(trial): {keep} must come before the loop: a resumed training needs them")
+            raise self.mistake(
+                f"train(trial): {keep} must come before the loop: a resumed training needs them"
+            )
         if self.evaluates and self.evaluation is None:
             judge = f'trial.evaluate_with(lambda: {{"{of(self.config).objective.name}": …}})'
-            raise self.mistake(f"train(trial): {judge} must come before the loop: nothing else judges the model")
+            raise self.mistake(
+                f"train(trial): {judge} must come before the loop: nothing else judges the model"
+            )
 
     def check_done(self) -> None:
         """Raise `WorkloadError` unless the training has run to its end, or was asked to stop."""
         if self.model is None:
             raise self.mistake("train(trial) never called trial.prepare(model)")
         if self.feed is None and not self.done:
-            raise self.mistake("train(trial) never asked for a batch: for batch in trial.batches(data): …")
+            raise self.mistake(
+                "train(trial) never asked for a batch: for batch in trial.batches(data): …"
+            )
         if not self.done:
             left = f"train(trial) left its loop after {text.pluralize(self.pace.steps, 'step')}"
             raise self.mistake(f"{left}, before its budget was spent; trial.batches ends by itself")

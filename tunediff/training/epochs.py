@@ -1,11 +1,18 @@
-"""Passes over a loader of the user's own, for loops by epochs and for frameworks that own their loop."""
+"""Passes over a loader of the user's own, for loops by epochs and for frameworks that own their
+loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from tunediff.distributed import World
 from tunediff.training.engine import Engine
@@ -13,18 +20,20 @@ from tunediff.training.feed import Position, RepeatingLoader
 
 
 class EpochLoader:
-    """A loader whose iterations are passes over `loader`; between two steps the engine counts, judges and saves.
+    """A loader whose iterations are passes over `loader`; between two steps the engine counts,
+    judges and saves.
 
-    The first batch comes again: for the warm-up, whose step is undone. After a resume the first iteration is the
-    rest of a pass. An iteration ends early when the budget is spent; one that is left ends its pass, but in the
-    warm-up. Attributes are those of `loader`.
+    The first batch comes again: for the warm-up, whose step is undone. After a resume the first
+    iteration is the rest of a pass. An iteration ends early when the budget is spent; one that is
+    left ends its pass, but in the warm-up. Attributes are those of `loader`.
     """
 
     def __init__(
         self, engine: Engine, loader: Iterable[Any], *, samples: int | None = None, group: int | None = None,
         reseed: bool = True,
     ) -> None:  # fmt: skip
-        """`group`: batches of an optimizer step; `samples` of each batch and rank, None: as the first ones have."""
+        """`group`: batches of an optimizer step; `samples` of each batch and rank, None: as the
+        first ones have."""
         self._engine, self._loader, self._samples, self._reseed = engine, loader, samples, reseed
         self._group, self._held = group or 1, list[list[Any]]()
         self.begun = False
@@ -54,7 +63,8 @@ class EpochLoader:
 
     @property
     def ahead(self) -> tuple[int, int]:
-        """Return how many batches of the pass lie before the step that `fill` has ready, and how many are in it."""
+        """Return how many batches of the pass lie before the step that `fill` has ready, and how
+        many are in it."""
         size = len(self._held[0])
         return self.position.batches - size, size
 
@@ -72,7 +82,11 @@ class EpochLoader:
                 try:
                     yield batch
                 except GeneratorExit:  # the loop was left, for the next pass
-                    if not self._engine.warming_up and self.position.epoch == epoch and not self._complete:
+                    if (
+                        not self._engine.warming_up
+                        and self.position.epoch == epoch
+                        and not self._complete
+                    ):
                         self._feed.end_pass()
                     raise
             if self._complete:
@@ -81,15 +95,16 @@ class EpochLoader:
     def passes(self) -> Iterator[tuple[int, EpochLoader]]:
         """Yield the number of each pass and this loader, until the budget is spent.
 
-        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same pass for ever.
+        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same
+        pass for ever.
         """
         while self.fill():
             step = self._held[0]
             yield self.position.epoch, self
             if self._held and self._held[0] is step:
                 raise self._engine.mistake(
-                    "train(trial): a pass of epochs(loader) was not iterated: "
-                    "for epoch, batches in epochs(loader) needs a loop over batches, not over loader"
+                    "train(trial): a pass of epochs(loader) was not iterated: for epoch, batches in"
+                    " epochs(loader) needs a loop over batches, not over loader"
                 )
 
     @property
@@ -101,7 +116,8 @@ class EpochLoader:
             return False
 
     def fill(self) -> bool:
-        """Have the next step's batches ready, and account for those before. Returns whether there is a step."""
+        """Have the next step's batches ready, and account for those before. Returns whether there
+        is a step."""
         if not self.begun:
             self.begun, self._steps = True, self._engine.batches(self._build, reseed=self._reseed)
         if not self._held and not self.finished:
@@ -119,9 +135,14 @@ class EpochLoader:
 
 
 def divided(loader: Any, world: World, seed: int) -> Any:
-    """Return a DataLoader whose ranks have parts of the data; itself where a sampler of the user's own decides."""
+    """Return a DataLoader whose ranks have parts of the data; itself where a sampler of the user's
+    own decides."""
     plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
-    if world.size == 1 or not plain or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    if (
+        world.size == 1
+        or not plain
+        or type(loader.sampler) not in (RandomSampler, SequentialSampler)
+    ):
         return loader
     if len(loader.sampler) != len(loader.dataset):
         return loader

@@ -27,19 +27,28 @@ _PHASE = re.compile(r"step_\w+_s")
 
 
 def evaluate(session: Session) -> Mapping[str, Any]:
-    """Return what the workload's evaluation finds of its model, in plain numbers and words. All ranks call it.
+    """Return what the workload's evaluation finds of its model, in plain numbers and words. All
+    ranks call it.
 
-    Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or infinite.
+    Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or
+    infinite.
     """
     assert session.evaluation is not None
     assert session.model is not None
     models = [model for model in (session.model, session.result) if model is not None]
-    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0 saves.
+    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0
+    # saves.
     buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
     for buffer in buffers.values() if session.strategy.replicas.size > 1 else ():
         session.world.first(buffer)
     alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
-    with _evaluation_mode(models), alone, torch.no_grad(), _fixed_conditions(session), session.compilation.noting():
+    with (
+        _evaluation_mode(models),
+        alone,
+        torch.no_grad(),
+        _fixed_conditions(session),
+        session.compilation.noting(),
+    ):
         values = session.evaluation()
     return _checked(session, plain_findings(values, "evaluate_with", session.config.schema.title))
 
@@ -54,13 +63,16 @@ def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
     if session.world.any(not math.isfinite(value)):
-        raise NotFiniteError(f"{metric} is {value} after {text.pluralize(session.pace.steps, 'step')}")
+        raise NotFiniteError(
+            f"{metric} is {value} after {text.pluralize(session.pace.steps, 'step')}"
+        )
     return finite_findings(values)
 
 
 @contextlib.contextmanager
 def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the models into evaluation mode; afterwards each of their modules is in the mode that it had."""
+    """Put the models into evaluation mode; afterwards each of their modules is in the mode that it
+    had."""
     modes = {module: module.training for model in models for module in model.modules()}
     try:
         for model in models:
@@ -73,11 +85,16 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_conditions(session: Session) -> Iterator[None]:
-    """Use the same number format and random numbers for all trials inside, and restore the training's afterwards."""
+    """Use the same number format and random numbers for all trials inside, and restore the
+    training's afterwards."""
     session.evaluating = True
     try:
         devices = [session.device] if session.device.type == "cuda" else []
-        with evaluation_precision(session.device), torch.random.fork_rng(devices), randomness.forked():
+        with (
+            evaluation_precision(session.device),
+            torch.random.fork_rng(devices),
+            randomness.forked(),
+        ):
             torch.manual_seed(0)
             randomness.seed_libraries(0)
             yield
@@ -85,27 +102,37 @@ def _fixed_conditions(session: Session) -> Iterator[None]:
         session.evaluating = False
 
 
-# ----------------------------------------------------------------------------------------------------- what it returned
+# ---- what it returned
 def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
-    """Return an evaluation's findings in JSON's types; numbers that are NaN or infinite are left to the caller.
+    """Return an evaluation's findings in JSON's types; numbers that are NaN or infinite are left to
+    the caller.
 
-    `hook`: the method that was given the function. Raises `WorkloadError` naming the key that cannot be recorded.
+    `hook`: the method that was given the function. Raises `WorkloadError` naming the key that
+    cannot be recorded.
     """
     where = f"{title}: {hook}"
     if not isinstance(findings, Mapping):
-        raise WorkloadError(f"{where}: its function returned {findings!r}; it needs a dictionary of numbers")
+        raise WorkloadError(
+            f"{where}: its function returned {findings!r}; it needs a dictionary of numbers"
+        )
     for name in findings:
         if not isinstance(name, str):
             raise WorkloadError(f"{where}: the key {name!r} is not allowed; allowed: a name")
         if name in RESERVED or _PHASE.fullmatch(name):
             other = f"validation_{name}"
-            raise WorkloadError(f'{where}: "{name}" has a meaning of its own; choose another name, "{other}"')
+            raise WorkloadError(
+                f'{where}: "{name}" has a meaning of its own; choose another name, "{other}"'
+            )
     return {name: _value(value, f'{where}: "{name}"') for name, value in findings.items()}
 
 
 def finite_findings(findings: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the numbers that are NaN or infinite."""
-    return {name: value for name, value in findings.items() if not isinstance(value, float) or math.isfinite(value)}
+    return {
+        name: value
+        for name, value in findings.items()
+        if not isinstance(value, float) or math.isfinite(value)
+    }
 
 
 def _value(value: Any, where: str) -> Any:

@@ -1,4 +1,5 @@
-"""Where a training's batches come from: what is fetched is moved to the device later, and may be moved again."""
+"""Where a training's batches come from: what is fetched is moved to the device later, and may be
+moved again."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ class Feed(Protocol):
         ...
 
     def move(self, fetched: Any) -> Any:
-        """Return a fetched batch on the device, as the training gets it; may be called again for the same batch."""
+        """Return a fetched batch on the device, as the training gets it; may be called again for
+        the same batch."""
         ...
 
     @property
     def position(self) -> Position | None:
-        """Return where the last batch that was moved stands; None where the number of batches says it all."""
+        """Return where the last batch that was moved stands; None where the number of batches says
+        it all."""
         ...
 
     def close(self) -> None:
@@ -45,7 +48,8 @@ class Position:
     batches: int = 0
     """Batches of this pass that were trained on."""
     generators: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """States of the generators when the pass was begun, global ones and the loader's: its order is drawn from them."""
+    """States of the generators when the pass was begun, global ones and the loader's: its order is
+    drawn from them."""
     samples: int = 0
     """Rows of an item of the feed, as the training's first one had."""
     ended: bool = False
@@ -53,13 +57,19 @@ class Position:
 
 
 class RepeatingLoader:
-    """Any iterable, run through again and again; goes on behind `position`. Raises RuntimeError when it is empty.
+    """Any iterable, run through again and again; goes on behind `position`. Raises RuntimeError
+    when it is empty.
 
-    `group`: an item of the feed is a list of so many batches, fewer at the end of a pass; None: it is a batch.
+    `group`: an item of the feed is a list of so many batches, fewer at the end of a pass; None: it
+    is a batch.
     """
 
     def __init__(
-        self, batches: Iterable[Any], device: torch.device, group: int | None = None, position: Position | None = None
+        self,
+        batches: Iterable[Any],
+        device: torch.device,
+        group: int | None = None,
+        position: Position | None = None,
     ) -> None:
         self._batches, self._device, self._group = batches, device, group
         self._now: Iterator[Any] = iter(())
@@ -76,8 +86,11 @@ class RepeatingLoader:
             self._fetched = dataclasses.replace(position, epoch=position.epoch - 1)
             return
         with randomness.forked():
-            # Persistent loader processes draw a seed when they start, and not at the beginning of a later pass.
-            loader = getattr(self._batches, "base_dataloader", self._batches)  # which accelerate wraps
+            # Persistent loader processes draw a seed when they start, and not at the beginning of a
+            # later pass.
+            loader = getattr(
+                self._batches, "base_dataloader", self._batches
+            )  # which accelerate wraps
             if position.epoch > 0 and getattr(loader, "persistent_workers", False):
                 iter(loader)
             _set_generators(self._batches, position.generators)
@@ -90,11 +103,14 @@ class RepeatingLoader:
 
     @property
     def samples(self) -> int:
-        """Return the number of rows of the first tensor of an item, as the training's first item had."""
+        """Return the number of rows of the first tensor of an item, as the training's first item
+        had."""
         if not self._samples:
             self._ahead = [self.fetch()]
             group, _ = self._ahead[0]
-            self._samples = sum(next((len(one) for one in _tensors(batch) if one.dim()), 1) for batch in group)
+            self._samples = sum(
+                next((len(one) for one in _tensors(batch) if one.dim()), 1) for batch in group
+            )
         return self._samples
 
     def fetch(self) -> tuple[list[Any], Position]:
@@ -109,7 +125,9 @@ class RepeatingLoader:
             self._fetched = Position(self._fetched.epoch + 1, 0, _generators(self._batches))
             set_epoch(self._batches, self._fetched.epoch)
             self._now = iter(self._batches)
-        raise RuntimeError("trial.steps(loader): the loader has no batches, or cannot be run through twice")
+        raise RuntimeError(
+            "trial.steps(loader): the loader has no batches, or cannot be run through twice"
+        )
 
     def move(self, fetched: tuple[list[Any], Position]) -> Any:
         group, self.current = fetched
@@ -128,7 +146,8 @@ class RepeatingLoader:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader and its samplers the number of the pass, from which samplers of several ranks draw their order."""
+    """Tell a loader and its samplers the number of the pass, from which samplers of several ranks
+    draw their order."""
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(tell := getattr(part, "set_epoch", None)):
             tell(epoch)
@@ -150,8 +169,17 @@ def _set_generators(loader: Any, state: Mapping[str, Any]) -> None:
 def _own_generators(loader: Any) -> list[torch.Generator]:
     """Return the generators that a loader and its samplers draw from, each once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = {id(generator): generator for part in parts if (generator := getattr(part, "generator", None)) is not None}
+    parts = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    found = {
+        id(generator): generator
+        for part in parts
+        if (generator := getattr(part, "generator", None)) is not None
+    }
     return [generator for generator in found.values() if isinstance(generator, torch.Generator)]
 
 
@@ -165,7 +193,8 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 
 class WarmupReplay:
-    """A feed whose first batches are there already, and come again: for each step of the warm-up, and for the first."""
+    """A feed whose first batches are there already, and come again: for each step of the warm-up,
+    and for the first."""
 
     def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
         self._feed, first = feed, [feed.fetch() for _ in range(count)]
@@ -187,7 +216,8 @@ class WarmupReplay:
 
     @property
     def position(self) -> Position | None:
-        """Return where the last batch stands that was no replay; where the feed began before that."""
+        """Return where the last batch stands that was no replay; where the feed began before
+        that."""
         return self._start if self._start is not None else self._feed.position
 
     def close(self) -> None:

@@ -37,7 +37,8 @@ from tunediff.training.trial import run
 
 
 class Judge(Program):
-    """A training that asks for its first batch gets none: its model becomes the finished one, and is judged."""
+    """A training that asks for its first batch gets none: its model becomes the finished one, and
+    is judged."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = weights
@@ -59,10 +60,11 @@ def judged(
     config: Systems, weights: Mapping[str, Tensor], world: World, observer: Observer | None = None,
     guarded: bool = True,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """Return the workload's evaluation of a model with these weights, as its training exports it; all ranks call it.
+    """Return the workload's evaluation of a model with these weights, as its training exports it;
+    all ranks call it.
 
-    `guarded`: refuse a file that would write over others, which another training has left. Raises what the
-    workload's evaluation raises.
+    `guarded`: refuse a file that would write over others, which another training has left. Raises
+    what the workload's evaluation raises.
     """
     program = Judge(weights)
     with write_watch.watching() if guarded else contextlib.nullcontext():
@@ -71,7 +73,8 @@ def judged(
 
 
 ENOUGH_S = 20.0
-"""An evaluation that takes longer is not finished: its progress tells how long all of it would take."""
+"""An evaluation that takes longer is not finished: its progress tells how long all of it would
+take."""
 MOST_FILES = 20_000
 """A dry run decodes no more files than these to describe the data; a search reads them all."""
 
@@ -84,7 +87,8 @@ class _LongEvaluationError(BaseException):
 
 
 def seconds_of(evaluate: Callable[[], object]) -> float:
-    """Call a function and return its seconds, beyond `ENOUGH_S` as estimated from the progress that it reports."""
+    """Call a function and return its seconds, beyond `ENOUGH_S` as estimated from the progress that
+    it reports."""
     began, left_s = time.monotonic(), 0.0
 
     def end_early(work: progress.Progress) -> None:
@@ -102,7 +106,8 @@ def seconds_of(evaluate: Callable[[], object]) -> float:
 
 
 class Rehearse(Program):
-    """Make all that a training makes before its first batch, evaluate the model if that is wanted, train nothing."""
+    """Make all that a training makes before its first batch, evaluate the model if that is wanted,
+    train nothing."""
 
     def __init__(self, evaluates: bool, prepared: Callable[[], None] = lambda: None) -> None:
         self.evaluates, self._prepared = evaluates, prepared
@@ -116,8 +121,18 @@ class Rehearse(Program):
 
 
 def evaluation_s(config: Systems, world: World, program: Rehearse) -> float:
-    """Return the seconds of one evaluation of a model without training, and without torch.compile."""
-    run(Engine(eager(config), Budget(samples=1), world, Observer(), program, evaluates=program.evaluates))
+    """Return the seconds of one evaluation of a model without training, and without
+    torch.compile."""
+    run(
+        Engine(
+            eager(config),
+            Budget(samples=1),
+            world,
+            Observer(),
+            program,
+            evaluates=program.evaluates,
+        )
+    )
     return program.seconds
 
 
@@ -127,16 +142,18 @@ def measured(
 ) -> Measured:  # fmt: skip
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
-    `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further evaluations to time,
-    by the field of `Measured` that takes their seconds. `tell` gets what is known before something is timed. Raises
-    what the data or the set-up of the training raise.
+    `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
+    evaluations to time, by the field of `Measured` that takes their seconds. `tell` gets what is
+    known before something is timed. Raises what the data or the set-up of the training raise.
     """
     data, result = getattr(config.knobs, "data", None), Measured(data=[])
     if isinstance(data, Data):
         result["data"] = images.summarize(data, None if prepare else MOST_FILES)
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
-            result["parameters"] = sum(parameter.numel() for parameter in network(config.knobs).parameters())
+            result["parameters"] = sum(
+                parameter.numel() for parameter in network(config.knobs).parameters()
+            )
     if not prepare:
         tell(result)
         if not evaluates:
@@ -166,7 +183,10 @@ def _main(path: str, answer: str, options: str) -> None:
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:
-        print(f"WARNING: what a trial costs could not be measured: {described(error)}", file=sys.stderr)
+        print(
+            f"WARNING: what a trial costs could not be measured: {described(error)}",
+            file=sys.stderr,
+        )
     write_text(Path(answer), json.dumps(result))
 
 

@@ -1,4 +1,5 @@
-"""One step of several optimizers, each of which learns from a loss of its own, as adversarial trainings do."""
+"""One step of several optimizers, each of which learns from a loss of its own, as adversarial
+trainings do."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ Losses = Mapping[torch.optim.Optimizer, Tensor]
 
 
 def of_step(loss: Any, optimizer: Any) -> Losses:
-    """Return what `trial.step` was called with as losses by optimizer. Raises ValueError with what is wrong."""
+    """Return what `trial.step` was called with as losses by optimizer. Raises ValueError with what
+    is wrong."""
     if isinstance(loss, Mapping):
         if optimizer is not None:
-            raise ValueError("trial.step({optimizer: loss, …}) has the optimizers as its keys; it takes no other")
+            raise ValueError(
+                "trial.step({optimizer: loss, …}) has the optimizers as its keys; it takes no other"
+            )
         if not loss:
             raise ValueError("trial.step got no loss; allowed: {optimizer: loss, …}")
     elif optimizer is None:
@@ -24,13 +28,23 @@ def of_step(loss: Any, optimizer: Any) -> Losses:
     losses: Mapping[Any, Any] = loss if isinstance(loss, Mapping) else {optimizer: loss}
     for value in losses.values():
         if not isinstance(value, Tensor) or value.numel() != 1:
-            described = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"trial.step takes a loss of one number, not {described}; loss.mean()?")
+            described = (
+                f"a tensor of shape {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise ValueError(
+                f"trial.step takes a loss of one number, not {described}; loss.mean()?"
+            )
     if len(losses) > 1 or isinstance(loss, Mapping):
         for key in losses:
             if not hasattr(key, "param_groups"):
-                raise ValueError(f"trial.step({{…: loss}}) takes optimizers as keys, not {type(key).__name__}")
-        every = [id(parameter) for parameter in itertools.chain.from_iterable(map(parameters, losses))]
+                raise ValueError(
+                    f"trial.step({{…: loss}}) takes optimizers as keys, not {type(key).__name__}"
+                )
+        every = [
+            id(parameter) for parameter in itertools.chain.from_iterable(map(parameters, losses))
+        ]
         if len(set(every)) < len(every):
             raise ValueError("trial.step: two of its optimizers have a parameter in common")
     return losses
@@ -38,25 +52,35 @@ def of_step(loss: Any, optimizer: Any) -> Losses:
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the parameters that an optimizer changes."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
 
 
 def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:
     """Add to the gradients of each optimizer's parameters those of its own loss alone.
 
-    `scaled` makes of a loss what is differentiated. The losses may share a graph. Raises ValueError for a loss that
-    reaches no parameter of its optimizer.
+    `scaled` makes of a loss what is differentiated. The losses may share a graph. Raises ValueError
+    for a loss that reaches no parameter of its optimizer.
     """
     for number, (optimizer, loss) in enumerate(losses.items(), 1):
         own = parameters(optimizer)
-        # Not `loss.backward(inputs=own)`: its hooks would make DistributedDataParallel average at the first loss.
-        gradients = torch.autograd.grad(scaled(loss), own, retain_graph=number < len(losses), allow_unused=True)
+        # Not `loss.backward(inputs=own)`: its hooks would make DistributedDataParallel average at
+        # the first loss.
+        gradients = torch.autograd.grad(
+            scaled(loss), own, retain_graph=number < len(losses), allow_unused=True
+        )
         if all(gradient is None for gradient in gradients):
             raise ValueError("trial.step: a loss reaches no parameter of its optimizer")
         for parameter, gradient in zip(own, gradients, strict=True):
             if gradient is None:
                 continue
-            if parameter.grad is None:  # a copy: one tensor may be the gradient of several parameters
+            if (
+                parameter.grad is None
+            ):  # a copy: one tensor may be the gradient of several parameters
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
             else:
                 parameter.grad += gradient

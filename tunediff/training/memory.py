@@ -1,4 +1,5 @@
-"""Memory of a training: its peak, also in a process that has trained before, and what running out of it looks like."""
+"""Memory of a training: its peak, also in a process that has trained before, and what running out
+of it looks like."""
 
 from __future__ import annotations
 
@@ -26,26 +27,40 @@ KEEPING = {
     "MALLOC_TRIM_THRESHOLD_": str(2**62),
     "MALLOC_TOP_PAD_": str(2**26),
 }
-"""What `keep_freed` sets, for the environment of a process that does not train in its main thread: glibc gives other
-threads heaps of 64 MiB of their own, and those of a thread that has begun cannot be joined to the main one any more."""
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8  # glibc's malloc.h
+"""What `keep_freed` sets, for the environment of a process that does not train in its main thread:
+glibc gives other threads heaps of 64 MiB of their own, and those of a thread that has begun cannot
+be joined to the main one any more."""
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = (
+    -1,
+    -2,
+    -3,
+    -4,
+    -8,
+)  # glibc's malloc.h
 _retains = False
 
 
 def keep_freed(keep: bool, device: torch.device) -> None:
-    """Let this process keep the CPU memory that it frees, or give it back as glibc does by itself; nothing on a GPU.
+    """Let this process keep the CPU memory that it frees, or give it back as glibc does by itself;
+    nothing on a GPU.
 
-    By itself glibc takes blocks of over 32 MiB from the system and gives them back when they are freed, so that every
-    step waits for pages that the kernel fills with zeros: 310,000 of them at batch 128 of a small network for CIFAR-10,
-    a sixth of its time on 2 cores. Once kept, a process cannot return to glibc's start, whose thresholds move with what
-    is freed; it gets those where they end.
+    By itself glibc takes blocks of over 32 MiB from the system and gives them back when they are
+    freed, so that every step waits for pages that the kernel fills with zeros: 310,000 of them at
+    batch 128 of a small network for CIFAR-10, a sixth of its time on 2 cores. Once kept, a process
+    cannot return to glibc's start, whose thresholds move with what is freed; it gets those where
+    they end.
     """
     global _retains
     if device.type == "cuda" or keep == _retains:
         return
     options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
     if not keep:
-        options = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
+        options = {
+            _MMAP_MAX: 2**16,
+            _MMAP_THRESHOLD: 2**25,
+            _TRIM_THRESHOLD: 2**26,
+            _TOP_PAD: 2**17,
+        }
     with contextlib.suppress(OSError, AttributeError):  # no glibc: `config.not_effective` says so
         mallopt = ctypes.CDLL(None).mallopt
         for name, value in options.items():
@@ -58,10 +73,13 @@ def keep_freed(keep: bool, device: torch.device) -> None:
 def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -> None:
     """Let this share of the blocks in a model, from the first on, keep no activations, in place.
 
-    They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being updated a second time.
-    Raises `ConfigError` where nobody says which parts repeat, or there are none of them.
+    They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being
+    updated a second time. Raises `ConfigError` where nobody says which parts repeat, or there are
+    none of them.
     """
-    modules = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
+    modules = [
+        module for module in model.modules() if blocks is not None and isinstance(module, blocks)
+    ]
     why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
     refuse(not modules, f"memory.checkpoint: {share} is not allowed: {why}")
     for block in modules[: round(share * len(modules))]:
@@ -77,7 +95,8 @@ def _in_training(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> An
 
 def _run(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
     """Run a block; within a backward pass it is the repetition."""
-    # A compiled graph updates statistics once by itself, and torch.compile takes no `context_fn` that says so.
+    # A compiled graph updates statistics once by itself, and torch.compile takes no `context_fn`
+    # that says so.
     again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
     with _frozen_statistics(block) if again else contextlib.nullcontext():
         return plain(*inputs, **named)
@@ -85,7 +104,8 @@ def _run(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
 
 @contextlib.contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep running statistics as they are inside; they are still computed with, or fewer tensors would be saved."""
+    """Keep running statistics as they are inside; they are still computed with, or fewer tensors
+    would be saved."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -113,12 +133,16 @@ def _trim() -> None:
 
 
 def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
-    """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was told last.
+    """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was
+    told last.
 
-    The new peak begins at all that is resident, used or not. If that is over a hundredth more than `host_peak_mib`,
-    what is free is given back first; otherwise it is kept, because the next step would wait for its pages.
+    The new peak begins at all that is resident, used or not. If that is over a hundredth more than
+    `host_peak_mib`, what is free is given back first; otherwise it is kept, because the next step
+    would wait for its pages.
     """
-    if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:  # writing a checkpoint takes a little, too
+    if (
+        _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib
+    ):  # writing a checkpoint takes a little, too
         _trim()
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters are there from then on
@@ -130,7 +154,8 @@ def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
 
 
 def peak_mib(device: torch.device) -> dict[str, float]:
-    """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set), and the host's."""
+    """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set),
+    and the host's."""
     host = _host_peak_mib()
     if device.type == "cuda":
         return {
@@ -149,31 +174,43 @@ def _host_peak_mib() -> float:
 
 
 _OUT_OF_MEMORY = (
-    "out of memory", "out_of_memory", "outofmemory", "memoryallocation",  # torch, CUDA's runtime and driver, Ray
-    "alloc_failed", "allocation_failed",  # cuBLAS, cuSOLVER, cuFFT; cuDNN, of the device and the host
-    "cublas_status_not_initialized",  # what cublasCreate says when there is no room for its workspace
+    # torch, CUDA's runtime and driver, Ray
+    "out of memory", "out_of_memory", "outofmemory", "memoryallocation",
+    # cuBLAS, cuSOLVER, cuFFT; cuDNN, of the device and the host
+    "alloc_failed", "allocation_failed",
+    # what cublasCreate says when there is no room for its workspace
+    "cublas_status_not_initialized",
     "failed to cuda", "failed to malloc",  # NCCL: calloc, host alloc; its own words hide CUDA's
-    "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",  # the host's
+    # the host's
+    "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",
 )  # fmt: skip
 
 
 def is_oom(error: BaseException) -> bool:
     """Return whether an exception means that device or host memory ran out."""
     words = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in words for sign in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        sign in words for sign in _OUT_OF_MEMORY
+    )
 
 
 _REQUEST = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
 
 
-def shares_mib(error: BaseException, device: torch.device, ranks: int, per_gpu: int = 1) -> dict[str, float]:
-    """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that cannot be read.
+def shares_mib(
+    error: BaseException, device: torch.device, ranks: int, per_gpu: int = 1
+) -> dict[str, float]:
+    """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that
+    cannot be read.
 
-    `error`: what torch has raised, with the size that it asked for; `ranks`: processes of this training, which share
-    the memory of a CPU; `per_gpu`: trials of the search that share a GPU, each of which may take as much of it.
+    `error`: what torch has raised, with the size that it asked for; `ranks`: processes of this
+    training, which share the memory of a CPU; `per_gpu`: trials of the search that share a GPU,
+    each of which may take as much of it.
     """
-    with contextlib.suppress(Exception):  # the end of a trial must not fail for a driver that does not answer
+    with contextlib.suppress(
+        Exception
+    ):  # the end of a trial must not fail for a driver that does not answer
         match = _REQUEST.search(str(error))
         request_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
@@ -187,7 +224,11 @@ def shares_mib(error: BaseException, device: torch.device, ranks: int, per_gpu: 
             own = sum(map(_resident, processes)) * ranks
             held = max(own, int(_host_peak_mib() * 2**20) * ranks)
         others_mib = max(0, total - free - own) / 2**20
-        shares = {"total_mib": total / 2**20, "demand_mib": held / 2**20 + request_mib, "others_mib": others_mib}
+        shares = {
+            "total_mib": total / 2**20,
+            "demand_mib": held / 2**20 + request_mib,
+            "others_mib": others_mib,
+        }
         return shares | ({"share_mib": shares["total_mib"] / per_gpu} if per_gpu > 1 else {})
     return {}
 

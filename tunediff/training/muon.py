@@ -1,4 +1,5 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for networks of matrices and convolutions."""
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for networks of matrices and
+convolutions."""
 
 from __future__ import annotations
 
@@ -14,21 +15,29 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial of degree 5 that is applied to the singular values."""
 ITERATIONS = 5
 SHORTEST_SIDE, MOST_ELONGATED = 4, 128.0
-"""A matrix with a side below the first, or sides of a ratio above the second, is left to AdamW (as timm does)."""
+"""A matrix with a side below the first, or sides of a ratio above the second, is left to AdamW (as
+timm does)."""
 
 
 class Muon(torch.optim.AdamW):
     """Muon for the parameters whose group has `matrices` > 0, AdamW for the others.
 
-    `matrices`: of how many matrices, one above the other, each parameter of the group consists: 3 for a fused query,
-    key and value projection. A convolution [out, in, h, w] is a matrix [out, in·h·w]. A step has a root mean square of
-    about 0.2 · lr whatever the shape (arXiv 2502.16982), near that of AdamW.
+    `matrices`: of how many matrices, one above the other, each parameter of the group consists: 3
+    for a fused query, key and value projection. A convolution [out, in, h, w] is a matrix [out,
+    in·h·w]. A step has a root mean square of about 0.2 · lr whatever the shape (arXiv 2502.16982),
+    near that of AdamW.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95, **options: Any) -> None:
-        """`options`: those of `torch.optim.AdamW`; `lr` and `weight_decay` hold for the matrices too."""
-        super().__init__([{"matrices": 0, "momentum": momentum, **group} for group in groups], **options)
-        # The fused AdamW would let GradScaler call a step of infinite gradients and pass over it by itself.
+    def __init__(
+        self, groups: list[dict[str, Any]], momentum: float = 0.95, **options: Any
+    ) -> None:
+        """`options`: those of `torch.optim.AdamW`; `lr` and `weight_decay` hold for the matrices
+        too."""
+        super().__init__(
+            [{"matrices": 0, "momentum": momentum, **group} for group in groups], **options
+        )
+        # The fused AdamW would let GradScaler call a step of infinite gradients and pass over it by
+        # itself.
         self._step_supports_amp_scaling = False
 
     @torch.no_grad()
@@ -47,7 +56,8 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one group: momentum, orthogonalization, decoupled weight decay, step."""
+        """Update the parameters of one group: momentum, orthogonalization, decoupled weight decay,
+        step."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
@@ -66,15 +76,21 @@ class Muon(torch.optim.AdamW):
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for shape, members in _by_shape(updates, group["matrices"]).items():
             # reshape, not view: gradients in channels_last are no contiguous matrices
-            stacked = torch.cat([updates[index].reshape(group["matrices"], *shape) for index in members])
+            stacked = torch.cat(
+                [updates[index].reshape(group["matrices"], *shape) for index in members]
+            )
             length = 0.2 * math.sqrt(max(shape))
             steps = torch.split(orthogonalized(stacked), group["matrices"])
             targets = [parameters[index] for index in members]
-            shaped = [step.reshape(target.shape) for step, target in zip(steps, targets, strict=True)]
+            shaped = [
+                step.reshape(target.shape) for step, target in zip(steps, targets, strict=True)
+            ]
             torch._foreach_add_(targets, shaped, alpha=-group["lr"] * length)
 
 
-def _by_shape(updates: tuple[Tensor, ...] | list[Tensor], count: int) -> dict[tuple[int, int], list[int]]:
+def _by_shape(
+    updates: tuple[Tensor, ...] | list[Tensor], count: int
+) -> dict[tuple[int, int], list[int]]:
     """Return positions of the updates by the shape of their matrices, of which each has `count`."""
     positions: dict[tuple[int, int], list[int]] = {}
     for index, update in enumerate(updates):
@@ -100,11 +116,12 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def groups_of(network: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters of a network as groups for `Muon`: by the number of matrices in each, 0 for AdamW.
+    """Return the parameters of a network as groups for `Muon`: by the number of matrices in each, 0
+    for AdamW.
 
-    To AdamW: fewer than two dimensions, size 1 in one of the first two, a side below `SHORTEST_SIDE`, sides of a ratio
-    above `MOST_ELONGATED`, embeddings, biases of any shape, the first convolution, and the last layer in the order of
-    construction.
+    To AdamW: fewer than two dimensions, size 1 in one of the first two, a side below
+    `SHORTEST_SIDE`, sides of a ratio above `MOST_ELONGATED`, embeddings, biases of any shape, the
+    first convolution, and the last layer in the order of construction.
     """
     ends = _ends(network)
     count_of = {
@@ -112,23 +129,36 @@ def groups_of(network: nn.Module) -> list[dict[str, Any]]:
         for name, parameter in network.named_parameters()
     }
     parameters = dict(network.named_parameters())
-    by_count = itertools.groupby(sorted(parameters, key=lambda name: count_of[name]), key=lambda name: count_of[name])
-    return [{"params": [parameters[name] for name in names], "matrices": count} for count, names in by_count]
+    by_count = itertools.groupby(
+        sorted(parameters, key=lambda name: count_of[name]), key=lambda name: count_of[name]
+    )
+    return [
+        {"params": [parameters[name] for name in names], "matrices": count}
+        for count, names in by_count
+    ]
 
 
 def _ends(network: nn.Module) -> set[int]:
     """Return the identities of weights that read the input or write the output."""
-    layers = [module for module in network.modules() if getattr(getattr(module, "weight", None), "ndim", 0) >= 2]
-    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    layers = [
+        module
+        for module in network.modules()
+        if getattr(getattr(module, "weight", None), "ndim", 0) >= 2
+    ]
+    convolutions = [
+        layer for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
     embeddings = [layer for layer in layers if isinstance(layer, nn.Embedding)]
     return {id(layer.weight) for layer in [*convolutions[:1], *embeddings, *layers[-1:]]}
 
 
 def matrix_count(name: str, parameter: Tensor) -> int:
-    """Return of how many matrices a parameter consists that Muon updates; 0: it is one for AdamW."""
+    """Return of how many matrices a parameter consists that Muon updates; 0: it is one for
+    AdamW."""
     if parameter.ndim < 2 or 1 in parameter.shape[:2]:
         return 0
-    # Tables of biases and positions are parameters of their own, not the `weight` of a layer, as in Swin transformers.
+    # Tables of biases and positions are parameters of their own, not the `weight` of a layer, as in
+    # Swin transformers.
     if any(word in name.rpartition(".")[2] for word in ("bias", "pos", "embed")):
         return 0
     rows, columns = len(parameter), parameter.numel() // len(parameter)

@@ -21,10 +21,12 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 
 
 class Observer:
-    """Ignore everything and let the training run to its end; a base class. Only rank 0's observer is called."""
+    """Ignore everything and let the training run to its end; a base class. Only rank 0's observer
+    is called."""
 
     def __init__(self, stop_requests: Sequence[object] = ()) -> None:
-        """`stop_requests`: a non-empty list, such as of the numbers of signals, stops the training."""
+        """`stop_requests`: a non-empty list, such as of the numbers of signals, stops the
+        training."""
         self._stop_requests = stop_requests
 
     def restarted(self, reason: str) -> None:
@@ -34,7 +36,8 @@ class Observer:
         """
 
     def point(self, point: Point) -> bool:
-        """Take the point of an evaluation; return whether to train on. Points of an interrupted run come again."""
+        """Take the point of an evaluation; return whether to train on. Points of an interrupted run
+        come again."""
         return True
 
     def scalars(self, values: Mapping[str, float]) -> None:
@@ -50,7 +53,8 @@ class Observer:
         """Called after every optimizer step, on every rank, as torch's profiler needs it."""
 
     def asks_to_stop(self) -> bool:
-        """Return whether to stop; if any rank's observer says so, all ranks write a checkpoint and return."""
+        """Return whether to stop; if any rank's observer says so, all ranks write a checkpoint and
+        return."""
         return bool(self._stop_requests)
 
 
@@ -64,7 +68,9 @@ class Recorder(Observer):
     def restarted(self, reason: str) -> None:
         if self.journal.restarted(reason):
             reason = reason or "it has no checkpoint"
-            print(f"WARNING: {self.folder.name} starts from the beginning: {reason}", file=sys.stderr)
+            print(
+                f"WARNING: {self.folder.name} starts from the beginning: {reason}", file=sys.stderr
+            )
 
     def point(self, point: Point) -> bool:
         self.journal.point(point)  # on disk before anything else is done with it
@@ -84,18 +90,28 @@ class Recorder(Observer):
 def image_grid(images: Tensor, path: Path, columns: int = 8, scale: int | None = None) -> None:
     """Write images uint8 [n, C, H, W], C = 1 or 3, row by row as one PNG.
 
-    Each pixel becomes `scale`×`scale`; null: as many as make an image at least 32 pixels wide. Raises ValueError for no
-    images, `OSError` if the file cannot be written.
+    Each pixel becomes `scale`×`scale`; null: as many as make an image at least 32 pixels wide.
+    Raises ValueError for no images, `OSError` if the file cannot be written.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or not len(images):
-        raise ValueError(f"images must be uint8 [n, C, H, W], not {images.dtype} {list(images.shape)}")
+        raise ValueError(
+            f"images must be uint8 [n, C, H, W], not {images.dtype} {list(images.shape)}"
+        )
     n, channels, height, width = images.shape
     scale = scale or max(1, -(-32 // min(height, width)))
     columns = min(columns, n)
     gap = 2
     cell_height, cell_width = height * scale + gap, width * scale + gap
-    sheet = np.full((-(-n // columns) * cell_height + gap, columns * cell_width + gap, channels), 255, np.uint8)
-    enlarged = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3).permute(0, 2, 3, 1).numpy()
+    sheet = np.full(
+        (-(-n // columns) * cell_height + gap, columns * cell_width + gap, channels), 255, np.uint8
+    )
+    enlarged = (
+        images.cpu()
+        .repeat_interleave(scale, 2)
+        .repeat_interleave(scale, 3)
+        .permute(0, 2, 3, 1)
+        .numpy()
+    )
     for index, picture in enumerate(enlarged):
         top, left = index // columns * cell_height + gap, index % columns * cell_width + gap
         sheet[top : top + height * scale, left : left + width * scale] = picture

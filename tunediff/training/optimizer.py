@@ -13,28 +13,44 @@ from tunediff.training.muon import Muon, groups_of
 
 
 def build(
-    section: knobs.Optimizer, batch_size: int, network: nn.Module, undecayed: list[nn.Parameter] | None = None
+    section: knobs.Optimizer,
+    batch_size: int,
+    network: nn.Module,
+    undecayed: list[nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a network, and of further parameters that do not decay; make it after `trial.prepare`."""
+    """Return the optimizer of a network, and of further parameters that do not decay; make it after
+    `trial.prepare`."""
     groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
     if isinstance(section, knobs.Muon):
         groups = groups_of(network)
     if undecayed:
         groups.append({"params": undecayed, "weight_decay": 0.0})
-    options: dict[str, Any] = {"lr": peak_learning_rate(section, batch_size), "weight_decay": section.weight_decay}
-    options |= {"foreach": section.implementation == "foreach", "fused": section.implementation == "fused"}
+    options: dict[str, Any] = {
+        "lr": peak_learning_rate(section, batch_size),
+        "weight_decay": section.weight_decay,
+    }
+    options |= {
+        "foreach": section.implementation == "foreach",
+        "fused": section.implementation == "fused",
+    }
     if isinstance(section, knobs.Sgd):
         divided = any(hasattr(parameter, "to_local") for parameter in network.parameters())
         options["fused"] = options["fused"] and not divided  # torch 2.15 has no fused SGD for them
-        sgd = torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **options)
-        if options["fused"] and section.momentum:  # which torch 2.15 leaves unfilled where loss scaling skips a step
+        sgd = torch.optim.SGD(
+            groups, momentum=section.momentum, nesterov=section.nesterov, **options
+        )
+        if (
+            options["fused"] and section.momentum
+        ):  # which torch 2.15 leaves unfilled where loss scaling skips a step
             for parameter in (one for group in sgd.param_groups for one in group["params"]):
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     options["betas"] = (0.9, section.beta2)
     if isinstance(section, knobs.Muon):
         return Muon(groups, section.momentum, **options)
-    return (torch.optim.Adam if isinstance(section, knobs.Adam) else torch.optim.AdamW)(groups, **options)
+    return (torch.optim.Adam if isinstance(section, knobs.Adam) else torch.optim.AdamW)(
+        groups, **options
+    )
 
 
 def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
@@ -44,10 +60,13 @@ def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
 
 
 def learning_rate(section: knobs.Optimizer, batch_size: int, progress: float) -> float:
-    """Return the learning rate at a fraction of the budget, 0 to 1: a warm-up, then constant or falling."""
+    """Return the learning rate at a fraction of the budget, 0 to 1: a warm-up, then constant or
+    falling."""
     warmup, peak = section.warmup, peak_learning_rate(section, batch_size)
     rising = progress < warmup
-    part = progress / warmup if rising else (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    part = (
+        progress / warmup if rising else (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    )
     if section.decay == "one_cycle":
         low, high = (1 / 25, 1.0) if rising else (1.0, 1 / 250_000)
         return peak * (high + (low - high) * _cosine(part))

@@ -1,4 +1,5 @@
-"""The steps that a user's loop makes by itself: their losses, their optimizer, and the time of their parts."""
+"""The steps that a user's loop makes by itself: their losses, their optimizer, and the time of
+their parts."""
 
 from __future__ import annotations
 
@@ -10,16 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from tunediff.training.phases import Phases
 
 
 class OwnStep:
-    """What `loss.backward()` and `optimizer.step()` were called with since `begin`, while it watches.
+    """What `loss.backward()` and `optimizer.step()` were called with since `begin`, while it
+    watches.
 
-    It counts their time as the phases `backward` and `optimizer` of a step. Outside the step's `forward`, as in an
-    evaluation that trains a probe or in a phase that the user has named, nothing is counted.
+    It counts their time as the phases `backward` and `optimizer` of a step. Outside the step's
+    `forward`, as in an evaluation that trains a probe or in a phase that the user has named,
+    nothing is counted.
     """
 
     loss: Tensor | None = None
@@ -32,7 +38,8 @@ class OwnStep:
         self._watches, self._watching = False, contextlib.ExitStack()
         self._unscaled = dict[int, tuple[Tensor, Tensor]]()
         self._stepping = list[tuple[torch.optim.Optimizer, bool]]()
-        """Optimizers whose `step` has begun, the innermost last, and whether that began the phase `optimizer`."""
+        """Optimizers whose `step` has begun, the innermost last, and whether that began the phase
+        `optimizer`."""
 
     def begin(self) -> None:
         """Forget what was seen: the next step begins."""
@@ -41,7 +48,8 @@ class OwnStep:
         self._stepping.clear()  # torch calls no hook after a `step` that raised an error
 
     def watch(self, *, losses: bool) -> None:
-        """See every call from now on, until `close`. `losses`: note losses and optimizer too, not only the time."""
+        """See every call from now on, until `close`. `losses`: note losses and optimizer too, not
+        only the time."""
         if self._watches:
             return
         self._watches = True
@@ -58,7 +66,8 @@ class OwnStep:
         """Return whether a call of the loop counts as a phase of its own, instead of `forward`."""
         if self._phases.now != "forward":
             return False
-        # While a CUDA graph is captured, the event of a phase becomes part of the graph and cannot be read
+        # While a CUDA graph is captured, the event of a phase becomes part of the graph and cannot
+        # be read
         return not (self._phases.of_device and torch.cuda.is_current_stream_capturing())
 
     @contextlib.contextmanager
@@ -94,7 +103,9 @@ class OwnStep:
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             while stepping:
                 innermost, began = stepping.pop()
-                if innermost is optimizer:  # those within it that are still listed raised an error, which it caught
+                if (
+                    innermost is optimizer
+                ):  # those within it that are still listed raised an error, which it caught
                     if began:
                         phases.switch("forward")
                     return
@@ -109,7 +120,9 @@ class OwnStep:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         backward, scale = Tensor.backward, torch.amp.GradScaler.scale
-        unscaled = self._unscaled  # by the id of a scaled loss, which is held: no other tensor gets its id
+        unscaled = (
+            self._unscaled
+        )  # by the id of a scaled loss, which is held: no other tensor gets its id
 
         def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
             loss = self._detach(unscaled.pop(id(tensor), (tensor, tensor))[1])
@@ -138,7 +151,8 @@ class OwnStep:
 def _in_phase(closure: Any, phases: Phases) -> Any:
     """Count a closure, which computes the loss inside the optimizer's step, as the forward pass.
 
-    Other arguments of a `step`, such as a model or a function of the parameters, are returned as they are.
+    Other arguments of a `step`, such as a model or a function of the parameters, are returned as
+    they are.
     """
     if not (inspect.isroutine(closure) or isinstance(closure, functools.partial)):
         return closure
@@ -147,7 +161,10 @@ def _in_phase(closure: Any, phases: Phases) -> Any:
     except ValueError:  # functions in C have none
         return closure
     variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    if any(parameter.default is parameter.empty and parameter.kind not in variadic for parameter in parameters):
+    if any(
+        parameter.default is parameter.empty and parameter.kind not in variadic
+        for parameter in parameters
+    ):
         return closure
 
     @functools.wraps(closure)

@@ -9,7 +9,8 @@ from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 
 SLOWDOWN = 20.0
-"""How much slower the steps of several ranks may suddenly become, to pass a stop by no more than `OVERRUN`."""
+"""How much slower the steps of several ranks may suddenly become, to pass a stop by no more than
+`OVERRUN`."""
 OVERRUN = 0.02
 """Share of the budget; one step where that takes longer."""
 
@@ -17,15 +18,17 @@ OVERRUN = 0.02
 class Pace:
     """How much of the budget is spent: the same number on every rank at every step.
 
-    Each rank asking its own clock would stop at its own step and leave the others waiting in a collective. Rank 0's
-    clock decides for all, at steps all know beforehand; between two of them progress is extrapolated. A reading waits
-    for the device, so they are spaced to be rare (1 % of the budget or half a second) yet never to overshoot the stop.
-    On a GPU it is half a second alone: 1 % of a short budget would be every step, and the host could never run ahead.
+    Each rank asking its own clock would stop at its own step and leave the others waiting in a
+    collective. Rank 0's clock decides for all, at steps all know beforehand; between two of them
+    progress is extrapolated. A reading waits for the device, so they are spaced to be rare (1 % of
+    the budget or half a second) yet never to overshoot the stop. On a GPU it is half a second
+    alone: 1 % of a short budget would be every step, and the host could never run ahead.
 
-    Steps may slow down suddenly, such as after those whose batches were ready. So the steps between two readings at
-    most double from one reading to the next, and a process that trains alone also looks at its clock after every step,
-    without waiting for the device, and reads it as soon as those seconds are over. Several ranks cannot, since each
-    would read at another step: they plan each reading so that steps may slow down `SLOWDOWN` times before it.
+    Steps may slow down suddenly, such as after those whose batches were ready. So the steps between
+    two readings at most double from one reading to the next, and a process that trains alone also
+    looks at its clock after every step, without waiting for the device, and reads it as soon as
+    those seconds are over. Several ranks cannot, since each would read at another step: they plan
+    each reading so that steps may slow down `SLOWDOWN` times before it.
     """
 
     def __init__(self, budget: Budget, clock: Clock, world: World) -> None:
@@ -35,10 +38,14 @@ class Pace:
         self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
         self.rates: list[float] = []
         """Samples per second between one reading of the clock and the next."""
-        self._start: float | None = None  # progress before the first step: what compilation took of the budget
+        self._start: float | None = (
+            None  # progress before the first step: what compilation took of the budget
+        )
         self._read_at = self._next_check = self._samples_read = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
-        self._due_s = 0.0  # training seconds at which the next reading is due, however few steps were trained
+        self._due_s = (
+            0.0  # training seconds at which the next reading is due, however few steps were trained
+        )
         self.checked = True
         """Whether the clock was read after the last step."""
 
@@ -51,10 +58,12 @@ class Pace:
 
     @property
     def schedule(self) -> float:
-        """Return the fraction of the training there is time for, which learning rate and EMA follow.
+        """Return the fraction of the training there is time for, which learning rate and EMA
+        follow.
 
-        It is 0 to 1, and above 1 after the budget of an open-ended training: averages go on, learning rates stay.
-        Charged compile seconds shorten the training; they must not skip its warm-up.
+        It is 0 to 1, and above 1 after the budget of an open-ended training: averages go on,
+        learning rates stay. Charged compile seconds shorten the training; they must not skip its
+        warm-up.
         """
         start = self._start or 0.0
         return (self.progress - start) / (1.0 - start) if start < 1.0 else 1.0
@@ -63,8 +72,8 @@ class Pace:
     def reached(self) -> bool:
         """Return whether the stop is reached, by a reading of the clock and not by extrapolation.
 
-        Compilation may take more of the budget than lies before the first stop: a step is made all the same, unless
-        nothing is left.
+        Compilation may take more of the budget than lies before the first stop: a step is made all
+        the same, unless nothing is left.
         """
         return self.checked and self.progress >= (self._stop if self.steps else 1.0) - 1e-9
 
@@ -97,7 +106,9 @@ class Pace:
             self._per_step = max(0.0, (progress - self._exact)) / steps
             self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
             if self.train_s > self._exact_s:
-                self.rates.append((self.samples - self._samples_read) / (self.train_s - self._exact_s))
+                self.rates.append(
+                    (self.samples - self._samples_read) / (self.train_s - self._exact_s)
+                )
         self._samples_read = self.samples
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
@@ -133,7 +144,8 @@ class Pace:
         return {"steps": self.steps, "samples": self.samples, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint; seconds come from the clock, which goes on from it already."""
+        """Continue from a checkpoint; seconds come from the clock, which goes on from it
+        already."""
         self.steps, self.samples, self._start = state["steps"], state["samples"], state["start"]
         self._read_at = self._next_check = self.steps
         self._samples_read = self.samples

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 
 COMMON = ("data_wait", "host_to_device", "forward", "backward", "optimizer")
-"""The parts that every step has; a workload adds its own. `forward` is what it does between getting a batch and calling
-`backward`; `backward` includes averaging gradients over workers; `optimizer`: unscaling, clipping and the update. In a
-loop that calls `loss.backward()` and `optimizer.step()` itself, `forward` is all that these two calls do not take."""
+"""The parts that every step has; a workload adds its own. `forward` is what it does between getting
+a batch and calling `backward`; `backward` includes averaging gradients over workers; `optimizer`:
+unscaling, clipping and the update. In a loop that calls `loss.backward()` and `optimizer.step()`
+itself, `forward` is all that these two calls do not take."""
 
 
 class Phases:
-    """Adds up the time of each phase of a step. One phase is on at a time: `with phases("forward"): …` interrupts the
-    one around it.
+    """Adds up the time of each phase of a step. One phase is on at a time: `with phases("forward"):
+    …` interrupts the one around it.
 
-    On a GPU it is the device's own time, from events that are read later, when the device has been waited for anyway:
-    nothing before makes the host wait. Each stretch of a phase is an NVTX range there, and a range of torch's profiler
-    while one runs.
+    On a GPU it is the device's own time, from events that are read later, when the device has been
+    waited for anyway: nothing before makes the host wait. Each stretch of a phase is an NVTX range
+    there, and a range of torch's profiler while one runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,9 +72,12 @@ class Phases:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Return the seconds per phase so far. Call it when the device has finished all but the end of a step."""
+        """Return the seconds per phase so far. Call it when the device has finished all but the end
+        of a step."""
         if self._open:
-            self._open[-1][2].synchronize()  # averaging the weights was queued after the clock was read
+            self._open[-1][
+                2
+            ].synchronize()  # averaging the weights was queued after the clock was read
         used = set()
         for name, begin, end in self._open:
             self.add(name, begin.elapsed_time(end) / 1000)

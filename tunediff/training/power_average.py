@@ -1,8 +1,10 @@
-"""Averages of any half-life, made once a training ended (EDM2, Karras et al. 2024, arXiv 2312.02696, section 3).
+"""Averages of any half-life, made once a training ended (EDM2, Karras et al. 2024, arXiv
+2312.02696, section 3).
 
-Two averages with the power-function profiles p(τ) ∝ τ^γ are kept beside a training and written at its points, with
-γ = ln 2/h − 1 for the half-life h as `ema.half_life` counts it. Any other profile is nearly a linear combination of
-those written, and the averaged weights are the same combination of the written ones.
+Two averages with the power-function profiles p(τ) ∝ τ^γ are kept beside a training and written at
+its points, with γ = ln 2/h − 1 for the half-life h as `ema.half_life` counts it. Any other profile
+is nearly a linear combination of those written, and the averaged weights are the same combination
+of the written ones.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ class PowerAverages:
         self.averages = [Ema(knobs.Ema(half_life=half_life), model) for half_life in HALF_LIVES]
 
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
-        """Take in the weights after one optimizer step; `progress` and `delta` as `Ema.update` has them."""
+        """Take in the weights after one optimizer step; `progress` and `delta` as `Ema.update` has
+        them."""
         for average in self.averages:
             left = max(0.0, 1 - delta / progress) if progress > 0 else 0.0
             average.blend(model, 1 - left ** (math.log(2) / average.half_life))
 
     def parameters_by_name(self) -> dict[str, Tensor]:
-        """Return the averaged parameters as they are written: HALF_LIFE/NAME. All ranks call it together."""
+        """Return the averaged parameters as they are written: HALF_LIFE/NAME. All ranks call it
+        together."""
         names = {name for name, _ in self.averages[0].model.named_parameters()}
         states = {average.half_life: average.model.state_dict() for average in self.averages}
         return {f"{h}/{name}": state[name] for h, state in states.items() for name in names}
@@ -57,28 +61,37 @@ class PowerAverages:
             average.load_state_dict(state[str(average.half_life)])
 
 
-# ------------------------------------------------------------------------------------------------------ after the fact
+# ---- after the fact
 def gamma(half_life: float) -> float:
     """Return the exponent of the profile with this half-life."""
     return math.log(2) / half_life - 1
 
 
 def relative_std(half_life: float) -> float:
-    """Return σ_rel, as EDM2 names profiles: the standard deviation of p over the length of the training."""
+    """Return σ_rel, as EDM2 names profiles: the standard deviation of p over the length of the
+    training."""
     g = gamma(half_life)
     return math.sqrt((g + 1) / ((g + 2) ** 2 * (g + 3)))
 
 
 def _products(t_a: Any, gamma_a: Any, t_b: Any, gamma_b: Any) -> Any:
-    """Return ⟨p_a, p_b⟩ of profiles that end at t_a and t_b; arrays are broadcast (EDM2, algorithm 2)."""
+    """Return ⟨p_a, p_b⟩ of profiles that end at t_a and t_b; arrays are broadcast (EDM2, algorithm
+    2)."""
     ratio, exponent = np.minimum(t_a / t_b, t_b / t_a), np.where(t_a < t_b, gamma_b, gamma_a)
-    return (gamma_a + 1) * (gamma_b + 1) * ratio**exponent / ((gamma_a + gamma_b + 1) * np.maximum(t_a, t_b))
+    return (
+        (gamma_a + 1)
+        * (gamma_b + 1)
+        * ratio**exponent
+        / ((gamma_a + gamma_b + 1) * np.maximum(t_a, t_b))
+    )
 
 
 def combination(ends: Any, gammas: Any, end: float, wanted: float) -> tuple[Any, float]:
-    """Return the factors, of sum 1, of profiles whose sum is nearest to the wanted one, and how far it is from it.
+    """Return the factors, of sum 1, of profiles whose sum is nearest to the wanted one, and how far
+    it is from it.
 
-    `ends`, `gammas`: of the profiles there are, [n]. The distance is a share of the wanted profile's norm.
+    `ends`, `gammas`: of the profiles there are, [n]. The distance is a share of the wanted
+    profile's norm.
     """
     of_all = _products(ends[:, None], gammas[:, None], ends[None], gammas[None])
     with_wanted = _products(ends, gammas, end, wanted)
@@ -90,12 +103,15 @@ def combination(ends: Any, gammas: Any, end: float, wanted: float) -> tuple[Any,
 
 
 def reconstruct(folder: Path, half_life: float) -> dict[str, Tensor]:
-    """Return the parameters averaged with this half-life at the last point that was written in `folder`.
+    """Return the parameters averaged with this half-life at the last point that was written in
+    `folder`.
 
     Raises `ConfigError` where nothing was written, or too few points for this half-life.
     """
     if not (files := sorted(folder.glob("*.safetensors"))):
-        raise ConfigError(f"{folder}: holds no averages; they are kept where the training has ema.snapshots=true")
+        raise ConfigError(
+            f"{folder}: holds no averages; they are kept where the training has ema.snapshots=true"
+        )
     progress = []
     for path in files:
         with safe_open(path, framework="pt") as file:
@@ -104,8 +120,12 @@ def reconstruct(folder: Path, half_life: float) -> dict[str, Tensor]:
     gammas = np.tile([gamma(h) for h in HALF_LIVES], len(files))
     factors, missed = combination(ends, gammas, max(progress), gamma(half_life))
     if missed > WORST_PROFILE:
-        short = f"{len(files)} points are too few for it: the profile is missed by {100 * missed:.0f} %"
-        raise ConfigError(f"--ema: {half_life:g} is not allowed: {short}; train with more evaluation.points")
+        short = (
+            f"{len(files)} points are too few for it: the profile is missed by {100 * missed:.0f} %"
+        )
+        raise ConfigError(
+            f"--ema: {half_life:g} is not allowed: {short}; train with more evaluation.points"
+        )
     found: dict[str, Tensor] = {}
     for index, path in enumerate(files):
         with safe_open(path, framework="pt") as file:

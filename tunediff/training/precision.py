@@ -16,20 +16,22 @@ _SCOPES = (
     _backends, _backends.cudnn, _backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn,
     _backends.mkldnn.matmul, _backends.mkldnn.conv, _backends.mkldnn.rnn,
 )  # fmt: skip
-"""Where torch takes an `fp32_precision`; while one is `none`, the wider ones before it count. Setting that of `mkldnn`
-itself sets the first."""
+"""Where torch takes an `fp32_precision`; while one is `none`, the wider ones before it count.
+Setting that of `mkldnn` itself sets the first."""
 _CONVOLUTIONS = 3
 
 
 def set_backends(precision: Precision, device: str) -> None:
-    """Set what holds for the whole process: formats of float32, and cuDNN's choices where `device` is "cuda"."""
+    """Set what holds for the whole process: formats of float32, and cuDNN's choices where `device`
+    is "cuda"."""
     _set_float32(precision.matmul, precision.conv_tf32)
     if device == "cuda":
         cudnn.benchmark = precision.cudnn_benchmark
 
 
 def _set_float32(matmul: str, conv_tf32: bool) -> None:
-    """Set the formats by the interface that libraries read, and let no `fp32_precision` of a training contradict it."""
+    """Set the formats by the interface that libraries read, and let no `fp32_precision` of a
+    training contradict it."""
     for scope in _SCOPES:
         scope.fp32_precision = "none"
     torch.set_float32_matmul_precision(matmul)
@@ -38,7 +40,8 @@ def _set_float32(matmul: str, conv_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
-    """Compute products and convolutions of float32 in these formats, whichever were set before, by either interface.
+    """Compute products and convolutions of float32 in these formats, whichever were set before, by
+    either interface.
 
     `matmul`: as `torch.set_float32_matmul_precision` has it.
     """
@@ -46,7 +49,9 @@ def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
     for scope in _SCOPES:  # "none" first in the wider ones, to read what a scope has of its own
         before.append(scope.fp32_precision)
         scope.fp32_precision = "none"
-    matmul_before = torch.get_float32_matmul_precision()  # raises where an `fp32_precision` contradicts it
+    matmul_before = (
+        torch.get_float32_matmul_precision()
+    )  # raises where an `fp32_precision` contradicts it
     _set_float32(matmul, conv_tf32)
     try:
         yield
@@ -57,14 +62,21 @@ def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
 
 
 def fastest_matmul(precision: Precision, device: str) -> str:
-    """The `matmul` of the fastest units that float32 arithmetic may be given to: convolutions may have faster ones than
-    products have."""
-    return "high" if device == "cuda" and precision.conv_tf32 and precision.matmul == "highest" else precision.matmul
+    """The `matmul` of the fastest units that float32 arithmetic may be given to: convolutions may
+    have faster ones than products have."""
+    return (
+        "high"
+        if device == "cuda" and precision.conv_tf32 and precision.matmul == "highest"
+        else precision.matmul
+    )
 
 
 @contextlib.contextmanager
-def evaluation_precision(device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32") -> Iterator[None]:
-    """Compute in IEEE float32, or in another `precision`, whatever number format a trial has switched on for itself.
+def evaluation_precision(
+    device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+) -> Iterator[None]:
+    """Compute in IEEE float32, or in another `precision`, whatever number format a trial has
+    switched on for itself.
 
     All trials of a search are judged in this one format.
     """
@@ -84,9 +96,9 @@ class Amp:
         self.dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision.amp]
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision.amp == "fp16")
         self.patience = 25 if self.scaler.is_enabled() else 1
-        """Steps in a row whose loss is not finite that end a training. One bad loss is the end without scaling: the
-        weights are NaN by the next step. With scaling, bad losses are how the scale is found; only a long streak of
-        them means that no scale helps."""
+        """Steps in a row whose loss is not finite that end a training. One bad loss is the end
+        without scaling: the weights are NaN by the next step. With scaling, bad losses are how the
+        scale is found; only a long streak of them means that no scale helps."""
         self.fastest_matmul = fastest_matmul(precision, device.type)
         set_backends(precision, device.type)
 

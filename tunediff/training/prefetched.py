@@ -1,4 +1,5 @@
-"""Charge a training for the batches that its loader made while the clock stood still, whatever loader it is."""
+"""Charge a training for the batches that its loader made while the clock stood still, whatever
+loader it is."""
 
 from __future__ import annotations
 
@@ -19,17 +20,19 @@ WINDOW = 256
 
 
 SURE = 3
-"""Waits of the loop, and batches of each process, from which on a speed is not that of processes which began one
-after the other."""
+"""Waits of the loop, and batches of each process, from which on a speed is not that of processes
+which began one after the other."""
 STALL = 0.3
-"""A batch was waited for, and did not only take its time to be handed over, from this part of a usual wait on."""
+"""A batch was waited for, and did not only take its time to be handed over, from this part of a
+usual wait on."""
 
 
 class Take(NamedTuple):
     """A batch that the loop got."""
 
     at_s: float
-    """Seconds for which the loader had worked, as far as the clock ran or its processes noted it."""
+    """Seconds for which the loader had worked, as far as the clock ran or its processes noted
+    it."""
     waited_s: float
     noted_s: float
     """Those of them that its processes have noted, while the clock stood still."""
@@ -49,18 +52,22 @@ class Speed(NamedTuple):
     batches: int
     """How many batches it got from the first such wait to the last one."""
     burst: float
-    """Batches that come at once then: about as many as there are processes, if these are in step."""
+    """Batches that come at once then: about as many as there are processes, if these are in
+    step."""
 
 
 class Prefetched:
-    """Fetches batches, and charges those that were made while the clock stood still when they are used.
+    """Fetches batches, and charges those that were made while the clock stood still when they are
+    used.
 
-    A loader's lead is the time for which it may have worked while the clock stood still: what its processes note at
-    the gate, or else all of it. A training that takes batches faster than the loader makes them would have waited for
-    it. So it is charged for what it has waited less than before, and not more than the lead. A training that never
-    waits for its loader is not charged: nothing is gained by a batch that would have been ready anyway.
+    A loader's lead is the time for which it may have worked while the clock stood still: what its
+    processes note at the gate, or else all of it. A training that takes batches faster than the
+    loader makes them would have waited for it. So it is charged for what it has waited less than
+    before, and not more than the lead. A training that never waits for its loader is not charged:
+    nothing is gained by a batch that would have been ready anyway.
 
-    All of it is measured by the host's waiting at `fetch` and, where that is known, by the device's time in steps.
+    All of it is measured by the host's waiting at `fetch` and, where that is known, by the device's
+    time in steps.
     """
 
     def __init__(self, clock: Clock, phases: Phases, gate: Gate) -> None:
@@ -70,8 +77,10 @@ class Prefetched:
         self._speed: Speed | None = None
         self._runs, self._changed_s, self._ran_s = False, clock.now(), 0.0
         self._lead_s = self._noted_s = 0.0
-        self._ready = 0.0  # batches that came with the last one that was waited for, less those that were taken
-        # ---- since the clock ran again, or since the beginning while the loader's speed is not known
+        # batches that came with the last one that was waited for, less those that were taken
+        self._ready = 0.0
+        # ---- since the clock ran again, or since the beginning while the loader's speed is not
+        # known
         self._taken, self._waited_s, self._began_s, self._charged_s = 0.0, 0.0, 0.0, 0.0
         # ---- since the last point
         self._point_s = self._point_batches = 0.0
@@ -164,7 +173,8 @@ class Prefetched:
         return speed.stalls >= SURE and speed.batches >= SURE * self.gate.processes
 
     def _measure(self) -> None:
-        """Measure the loader's speed over the last batches; keep it where the loop waited for too few of them."""
+        """Measure the loader's speed over the last batches; keep it where the loop waited for too
+        few of them."""
         speed = _speed(self._takes, across=False)
         if speed is None and self.gate.worked_s is not None:
             speed = _speed(self._takes, across=True)
@@ -179,8 +189,8 @@ class Prefetched:
 
 
 def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, float] | None:
-    """Return a loader's speed by the batches between those that the loop waited for, and how many are ready that came
-    with the last one; None: there were too few.
+    """Return a loader's speed by the batches between those that the loop waited for, and how many
+    are ready that came with the last one; None: there were too few.
 
     `across`: count those between which the clock stood still.
     """
@@ -188,7 +198,8 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, 
     totals = list(itertools.accumulate(waits))
     if not waits or not totals[-1]:
         return None
-    # The wait that half of the waiting belongs to: neither many short ones nor a single long one changes it
+    # The wait that half of the waiting belongs to: neither many short ones nor a single long one
+    # changes it
     stall_s = waits[bisect.bisect_left(totals, 0.5 * totals[-1])]
     batches, stalls, interval_s, wait_s = 0, 0, 0.0, 0.0
     last, count, waited_s = None, 0, 0.0
@@ -206,5 +217,7 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, 
         last, count, waited_s = take, 0, 0.0
     if not stalls:
         return None
-    speed = Speed(interval_s / batches, wait_s / batches, stall_s, stalls, batches, batches / stalls)
+    speed = Speed(
+        interval_s / batches, wait_s / batches, stall_s, stalls, batches, batches / stalls
+    )
     return speed, max(0.0, speed.burst - 1 - count)

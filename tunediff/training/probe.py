@@ -1,4 +1,5 @@
-"""Time one evaluation before a search, in a process of its own. Imports no torch, which takes seconds.
+"""Time one evaluation before a search, in a process of its own. Imports no torch, which takes
+seconds.
 
 The process is `tunediff.training.judging`.
 """
@@ -44,25 +45,34 @@ class Measured(TypedDict, total=False):
 
 
 def before_search(
-    config: Systems, evaluates: bool, prepare: bool = True, finals: Mapping[str, Values] | None = None
+    config: Systems,
+    evaluates: bool,
+    prepare: bool = True,
+    finals: Mapping[str, Values] | None = None,
 ) -> Measured:
-    """Call `measured` in a process of its own, which leaves nothing where the search runs; report it on stderr.
+    """Call `measured` in a process of its own, which leaves nothing where the search runs; report
+    it on stderr.
 
-    {} where that fails, after a line that says why; without seconds where timing takes over `PROBE_S`. Raises
-    `ConfigError` for data that cannot be used, as every trial would.
+    {} where that fails, after a line that says why; without seconds where timing takes over
+    `PROBE_S`. Raises `ConfigError` for data that cannot be used, as every trial would.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
         path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
         path.write_text(cfg.dump(config), encoding="utf-8")
         options = json.dumps({"evaluates": evaluates, "prepare": prepare, "finals": finals or {}})
-        with processes.started("tunediff.training.judging", str(path), str(answer), options) as (process,):
+        with processes.started("tunediff.training.judging", str(path), str(answer), options) as (
+            process,
+        ):
             ended = _wait(process, answer)
         answered = processes.read_answer(answer)
     if refused := answered.get("refused"):
         raise ConfigError(refused)
     if answered and not ended:
         answered["too_long"] = True
-        print(f"WARNING: one evaluation could not be timed: it takes over {PROBE_S:.0f} s here", file=sys.stderr)
+        print(
+            f"WARNING: one evaluation could not be timed: it takes over {PROBE_S:.0f} s here",
+            file=sys.stderr,
+        )
     return cast("Measured", answered)
 
 

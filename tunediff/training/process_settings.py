@@ -1,4 +1,5 @@
-"""What a training can set for its whole process beside what tunediff itself sets for each trial: read and put back."""
+"""What a training can set for its whole process beside what tunediff itself sets for each trial:
+read and put back."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 _SET_BY_LIBRARIES = {
     "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "CRC32C_SW_MODE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
 }  # fmt: skip
-"""Variables of the environment that scikit-learn, joblib, tensorboardX and torch set when a first trial needs them.
-Those of torch are for compilation, and what compiles has processes of its own."""
+"""Variables of the environment that scikit-learn, joblib, tensorboardX and torch set when a first
+trial needs them. Those of torch are for compilation, and what compiles has processes of its own."""
 
 
 def _set_device(device: torch.device) -> None:
-    # None, unlike "cpu", also takes away the hook that torch calls in every function that makes a tensor.
+    # None, unlike "cpu", also takes away the hook that torch calls in every function that makes a
+    # tensor.
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
@@ -60,15 +62,24 @@ def _set_environment(values: Mapping[str, str]) -> None:
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "default device": (torch.get_default_device, _set_device),
-    "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "deterministic algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
     "anomaly mode": (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda values: torch.autograd.set_detect_anomaly(*values),
     ),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "cuDNN": (lambda: (cudnn.enabled, cudnn.deterministic), _set_cudnn),
-    "attention kernels": (lambda: tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in _ATTENTION), _set_attention),
-    "reduced precision of products": (lambda: tuple(getattr(cuda.matmul, name) for name in _PRODUCTS), _set_products),
+    "attention kernels": (
+        lambda: tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
+        _set_attention,
+    ),
+    "reduced precision of products": (
+        lambda: tuple(getattr(cuda.matmul, name) for name in _PRODUCTS),
+        _set_products,
+    ),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "working directory": (os.getcwd, os.chdir),
@@ -78,7 +89,8 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 def read() -> dict[str, Any]:
-    """Return every setting as it is now, by name; None where it cannot be read: the working directory may be gone."""
+    """Return every setting as it is now, by name; None where it cannot be read: the working
+    directory may be gone."""
     values: dict[str, Any] = {}
     for name, (get, _) in _SETTINGS.items():
         values[name] = None
@@ -88,13 +100,16 @@ def read() -> dict[str, Any]:
 
 
 def restore(before: Mapping[str, Any]) -> list[str]:
-    """Put back what `read` has returned; returns the names of settings that had changed meanwhile, in words."""
+    """Put back what `read` has returned; returns the names of settings that had changed meanwhile,
+    in words."""
     now = read()
     changed = [name for name, value in before.items() if value != now[name]]
     for name in changed:
         with contextlib.suppress(OSError):
             _SETTINGS[name][1](before[name])
     if "environment" in changed:
-        variables = sorted({name for name, _ in before["environment"].items() ^ now["environment"].items()})
+        variables = sorted(
+            {name for name, _ in before["environment"].items() ^ now["environment"].items()}
+        )
         changed[changed.index("environment")] = f"environment ({', '.join(variables)})"
     return changed

@@ -1,4 +1,5 @@
-"""Which knobs a training reads in some of several configurations: `python -m tunediff.training.read_probe`.
+"""Which knobs a training reads in some of several configurations: `python -m
+tunediff.training.read_probe`.
 
 Runs in a process of its own, which may run out of memory.
 """
@@ -29,7 +30,8 @@ _READ = "read.json"
 
 
 def knobs_read(configs: Sequence[Systems]) -> set[str]:
-    """Return the knobs that one step and an evaluation read in any of these configurations, up to one that fails."""
+    """Return the knobs that one step and an evaluation read in any of these configurations, up to
+    one that fails."""
     with tempfile.TemporaryDirectory(prefix="tunediff-read-") as folder:
         for index, config in enumerate(configs):
             write_text(Path(folder) / f"{index:03}.yaml", cfg.dump(config))
@@ -39,7 +41,8 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
 
 
 def main(folder: Path, answer: Path) -> None:
-    """Train each configuration of the folder for one step, and write after each which knobs have been read so far."""
+    """Train each configuration of the folder for one step, and write after each which knobs have
+    been read so far."""
     read = set[str]()
     with from_environment() as world, write_watch.watching(after_others=True) as writes:
         for path in sorted(folder.glob("*.yaml")):

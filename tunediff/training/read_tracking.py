@@ -39,7 +39,8 @@ def watched(knobs: T) -> tuple[T, Reads]:
 
 
 def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
-    """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's class."""
+    """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's
+    class."""
     fields = {field.name for field in dataclasses.fields(knobs)}
     if not hasattr(knobs, "__dict__"):  # slots: nobody sees who reads it
         read.add(*flatten(dataclasses.asdict(knobs), prefix=prefix))
@@ -61,10 +62,14 @@ def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
         return object.__getattribute__(self, name)
 
     def reduce(self: Any) -> Any:
-        read.add(*flatten(dataclasses.asdict(knobs), prefix=prefix))  # what reads the copy is not seen
+        read.add(
+            *flatten(dataclasses.asdict(knobs), prefix=prefix)
+        )  # what reads the copy is not seen
         return knobs.__reduce__()
 
-    kind = type(type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": reduce})
+    kind = type(
+        type(knobs).__name__, (type(knobs),), {"__getattribute__": look, "__reduce__": reduce}
+    )
     copy: Any = object.__new__(kind)
     for name, value in {**vars(knobs), **inner}.items():
         object.__setattr__(copy, name, value)
@@ -73,9 +78,14 @@ def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
 
 def _read_elsewhere(config: Any) -> set[str]:
     """Return the knobs of our section `evaluation` that the engine and `tunediff.evaluate` read."""
-    judged = isinstance(config.evaluation, Evaluation) and of(config).get_hook("sample_images") is not None
+    judged = (
+        isinstance(config.evaluation, Evaluation)
+        and of(config).get_hook("sample_images") is not None
+    )
     fields = dataclasses.fields(Evaluation if judged else systems.Evaluation)
-    return {f"evaluation.{field.name}" for field in fields} - {"evaluation.images"}  # the command has its own
+    return {f"evaluation.{field.name}" for field in fields} - {
+        "evaluation.images"
+    }  # the command has its own
 
 
 def unread(session: Session) -> tuple[str, ...]:

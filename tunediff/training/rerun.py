@@ -1,4 +1,5 @@
-"""What a workload does when it is run again: resumed, judged by its saved weights, and with another seed."""
+"""What a workload does when it is run again: resumed, judged by its saved weights, and with another
+seed."""
 
 from __future__ import annotations
 
@@ -32,13 +33,15 @@ from tunediff.training.session import Program, Session
 from tunediff.training.trial import run
 
 MOST_S = 240.0
-"""Seconds that the runs of `warnings` may take, as expected from the first run; longer ones are left out."""
+"""Seconds that the runs of `warnings` may take, as expected from the first run; longer ones are
+left out."""
 SEED_OFFSET = 100_003
 """From the first seed to the second; one that nobody writes into a file of his own."""
 BATCHES = 3
 """Batches that two seeds are compared by."""
 GPU_TOLERANCE = 1e-3
-"""Relative difference between two evaluations of one model on a GPU, whose sums have no fixed order."""
+"""Relative difference between two evaluations of one model on a GPU, whose sums have no fixed
+order."""
 UNCHECKED = "whether a resume and tunediff.evaluate judge the same model was not checked: it"
 
 
@@ -57,7 +60,8 @@ class RunRecord:
 
 
 class Record(Program):
-    """Train, and remember what the training begins with, what it trains on and what it is judged by."""
+    """Train, and remember what the training begins with, what it trains on and what it is judged
+    by."""
 
     def __init__(self) -> None:
         self.record, self.generators = RunRecord([], [], {}, []), GeneratorWatch()
@@ -76,8 +80,11 @@ class Record(Program):
         yield
         self.generators.watching = False
 
-    def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Judge, and remember the weights when they are called: an evaluation may swap in others before."""
+    def judge(
+        self, session: Session, evaluate: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Judge, and remember the weights when they are called: an evaluation may swap in others
+        before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
         models = [model for model in (session.model, session.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
@@ -150,7 +157,11 @@ class GeneratorWatch(TorchFunctionMode):
         self.watching, self.seeds = False, set[int]()
 
     def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         generator = (kwargs or {}).get("generator")
         if self.watching and isinstance(generator, torch.Generator):
@@ -161,14 +172,17 @@ class GeneratorWatch(TorchFunctionMode):
 def warnings(
     config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord, extra_s: float
 ) -> list[str]:
-    """Run the training again from its checkpoint, from its weights and with another seed; returns what to warn of.
+    """Run the training again from its checkpoint, from its weights and with another seed; returns
+    what to warn of.
 
-    `folder`: holds checkpoint and weights of the first run, of `budget`. `extra_s`: what all of it is expected to take.
-    Raises `WorkloadError` where the model is not judged as it was.
+    `folder`: holds checkpoint and weights of the first run, of `budget`. `extra_s`: what all of it
+    is expected to take. Raises `WorkloadError` where the model is not judged as it was.
     """
     if world.any(extra_s > MOST_S):
         return [f"{UNCHECKED} takes about {extra_s:.0f} s"]
-    config = cfg.override(config, {"loader.workers": 0}, check=False)  # the first run has shown that processes work
+    config = cfg.override(
+        config, {"loader.workers": 0}, check=False
+    )  # the first run has shown that processes work
     try:
         random_keys, seeds = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)
@@ -176,7 +190,10 @@ def warnings(
         memory.reset(world.device)
         warnings = _of_seeds(config, world, budget, first, seeds)
         if (metric := cfg.of(config).objective.name) in random_keys:
-            again = "differs when the same model is judged again: its randomness is part of every comparison"
+            again = (
+                "differs when the same model is judged again: its randomness is part of every"
+                " comparison"
+            )
             warnings.insert(0, f'evaluate_with: "{metric}" {again}')
         return warnings
     except (RuntimeError, MemoryError, OSError) as error:
@@ -188,29 +205,42 @@ def warnings(
 def _resumed(
     config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord
 ) -> tuple[set[str], set[int]]:
-    """Judge the model that a resumed training has; returns the findings that differ from one evaluation to the next of
-    one model, and the seeds of the generators that its step drew from."""
+    """Judge the model that a resumed training has; returns the findings that differ from one
+    evaluation to the next of one model, and the seeds of the generators that its step drew from."""
     program = Rejudged(first)
     engine = Engine(config, budget, world, Observer(), program, folder=folder)
     with program.generators:
         _run_again(engine, "it goes on from its checkpoint")
     if engine.restart_reason:
-        raise engine.mistake(f"a resumed training starts from the beginning: {engine.restart_reason}")
-    hint = "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict restores it"
+        raise engine.mistake(
+            f"a resumed training starts from the beginning: {engine.restart_reason}"
+        )
+    hint = (
+        "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict"
+        " restores it"
+    )
     _compare(engine, first, program.record, program.random_keys, "after a resume", hint)
     return program.random_keys, program.generators.seeds
 
 
-def _evaluated(config: Systems, world: World, folder: Path, first: RunRecord, random_keys: set[str]) -> None:
+def _evaluated(
+    config: Systems, world: World, folder: Path, first: RunRecord, random_keys: set[str]
+) -> None:
     """Judge the weights that were saved as `tunediff.evaluate` does."""
     program = RecordedJudge(weights.read(folder / weights.NAME))
     engine = Engine(eager(config), Budget(samples=1), world, Observer(), program)
     _run_again(engine, "its saved weights are judged")
-    saved = "trial.export_model(model) names the model that is judged and saved, such as averaged weights"
+    saved = (
+        "trial.export_model(model) names the model that is judged and saved, such as averaged"
+        " weights"
+    )
     learned, judged = program.loaded - program.fresh, set(program.record.called)
-    # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the first run too.
+    # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the
+    # first run too.
     if learned and not judged & learned and judged & (program.fresh - program.loaded):
-        raise engine.mistake(f"evaluate_with: judges other weights than those that are saved; {saved}")
+        raise engine.mistake(
+            f"evaluate_with: judges other weights than those that are saved; {saved}"
+        )
     _compare(engine, first, program.record, random_keys, "than those that are saved", saved)
 
 
@@ -222,12 +252,18 @@ def _run_again(engine: Engine, when: str) -> None:
         if memory.is_oom(error):
             raise
         raise engine.mistake(
-            f"train(trial) works once and fails when {when}: {code.described(error)}\n{code.trace(error)}"
+            f"train(trial) works once and fails when {when}:"
+            f" {code.described(error)}\n{code.trace(error)}"
         ) from error
 
 
 def _compare(
-    session: Session, first: RunRecord, second: RunRecord, random_keys: set[str], when: str, hint: str
+    session: Session,
+    first: RunRecord,
+    second: RunRecord,
+    random_keys: set[str],
+    when: str,
+    hint: str,
 ) -> None:
     """Raise `WorkloadError` with what differs between two evaluations of one model."""
     if first.called != second.called:
@@ -235,11 +271,14 @@ def _compare(
     if keys := sorted(differing(first.findings, second.findings, session.world) - random_keys):
         a, b = (run.findings.get(keys[0], "missing") for run in (first, second))
         where = when if when.startswith("after") else "of the saved weights"
-        raise session.mistake(f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}')
+        raise session.mistake(
+            f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}'
+        )
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any], world: World) -> set[str]:
-    """Return the names of the findings that are not equal; on a GPU, not nearly equal. All ranks call it together."""
+    """Return the names of the findings that are not equal; on a GPU, not nearly equal. All ranks
+    call it together."""
     tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
     keys = first.keys() | second.keys()
     own = {key for key in keys if not _equal(first.get(key), second.get(key), tolerance)}
@@ -256,8 +295,11 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
     return bool(a == b)
 
 
-def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]) -> list[str]:
-    """Train with another seed, and name what is the same. `seeds`: of the generators that the first seed drew from."""
+def _of_seeds(
+    config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]
+) -> list[str]:
+    """Train with another seed, and name what is the same. `seeds`: of the generators that the first
+    seed drew from."""
     other = cfg.override(config, {"seed": config.seed + SEED_OFFSET}, check=False)
     program = Record()
     engine = Engine(other, budget, world, Observer(), program, evaluates=False)
@@ -269,11 +311,14 @@ def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord, s
         warnings.append(f"{same}, {alike} unless they are read from a file")
     if len(set(first.batches)) > 1 and first.batches == program.record.batches:
         warnings.append(
-            f"the first batches are the same for two values of the knob seed, {alike}: does the loader shuffle?"
+            f"the first batches are the same for two values of the knob seed, {alike}: does the"
+            " loader shuffle?"
         )
     if fixed := sorted(seeds & program.generators.seeds):
         which = ", ".join(map(str, fixed[:3]))
-        draws = f"train(trial) draws from a generator with the seed {which} whatever the knob seed is"
+        draws = (
+            f"train(trial) draws from a generator with the seed {which} whatever the knob seed is"
+        )
         warnings.append(f"{draws}, {alike}: draw from trial.rng, or seed it with trial.config.seed")
     return warnings
 

@@ -1,7 +1,9 @@
-"""Run one training and say how it ended: the only place that maps an exception to a status of `record.STATUSES`.
+"""Run one training and say how it ended: the only place that maps an exception to a status of
+`record.STATUSES`.
 
-The workers of a search, `tunediff.train`, `tunediff.profile` and the check of a workload all use it, so that they agree
-on what an exception means. What each of them then does (write a journal, print a line, end the process) is its own.
+The workers of a search, `tunediff.train`, `tunediff.profile` and the check of a workload all use
+it, so that they agree on what an exception means. What each of them then does (write a journal,
+print a line, end the process) is its own.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tunediff.training.engine import Outcome
 LOST_PEER_SIGNS = (
     # gloo
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
-    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's watchdog
+    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's
+    # watchdog
     "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
     "nccl communicator was aborted", "collective operation timeout",
 )  # fmt: skip
@@ -38,8 +41,9 @@ class TrialResult:
     outcome: Outcome | None = None
     """Of a training that ran to its end or was asked to stop."""
     error: Exception | None = None
-    """What broke the training, or a profile after it, and may have harmed its process. It keeps the tensors of the
-    training alive. None where the process is as good as before: status `ok`, `pruned` or `nan`."""
+    """What broke the training, or a profile after it, and may have harmed its process. It keeps the
+    tensors of the training alive. None where the process is as good as before: status `ok`,
+    `pruned` or `nan`."""
 
 
 def run_trial(
@@ -48,9 +52,9 @@ def run_trial(
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
 
-    `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error` is then an
-    `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about the configuration.
-    `per_gpu`: trials that share the GPU.
+    `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error`
+    is then an `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about
+    the configuration. `per_gpu`: trials that share the GPU.
     """
     try:
         outcome = train()
@@ -63,7 +67,9 @@ def run_trial(
         if disk_fault and (folder is None or _names_disk_of(folder, error)):
             return TrialResult(None, error=error)  # no end could be written either
         if folder is not None and _is_passing_fault(error, folder):
-            return TrialResult(None, error=error)  # an end would remove the checkpoint, which may be intact
+            return TrialResult(
+                None, error=error
+            )  # an end would remove the checkpoint, which may be intact
         # Not everything that fails to write a file says so by its class.
         if folder is not None and (why := environment.unwritable(folder)) is not None:
             full = OSError(why)
@@ -72,11 +78,14 @@ def run_trial(
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world, per_gpu), error=error)
     status = "ok" if outcome.finished else "pruned"
-    return TrialResult(End(status, outcome.reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
+    return TrialResult(
+        End(status, outcome.reason, outcome.seconds, outcome.steps, outcome.peak), outcome
+    )
 
 
 def _is_passing_fault(error: Exception, folder: Path) -> bool:
-    """Return whether the disk failed at a file of the trial's own: the next attempt may find it in order."""
+    """Return whether the disk failed at a file of the trial's own: the next attempt may find it in
+    order."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return False
     path = Path(os.fsdecode(error.filename))
@@ -85,9 +94,11 @@ def _is_passing_fault(error: Exception, folder: Path) -> bool:
 
 
 def _names_disk_of(folder: Path, error: Exception) -> bool:
-    """Return whether the file of an error lies on the disk of the trial's folder, and not on that of a cache.
+    """Return whether the file of an error lies on the disk of the trial's folder, and not on that
+    of a cache.
 
-    False for an error that names no file: what tunediff writes there names its own; see `files.naming_file`.
+    False for an error that names no file: what tunediff writes there names its own; see
+    `files.naming_file`.
     """
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return False
@@ -99,7 +110,8 @@ def _names_disk_of(folder: Path, error: Exception) -> bool:
 
 
 def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:
-    """Return the end of a trial whose training raised `error`: `nan`, `oom` or `error`, with its reason.
+    """Return the end of a trial whose training raised `error`: `nan`, `oom` or `error`, with its
+    reason.
 
     Call it where the error is handled: of a `world` it measures the memory that the training holds.
     """
@@ -109,15 +121,22 @@ def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -
     reason = code.described(error)
     if not memory.is_oom(error):
         return End("error", reason, peak=peak)
-    shares = memory.shares_mib(error, world.device, world.size, per_gpu) if world is not None else {}
+    shares = (
+        memory.shares_mib(error, world.device, world.size, per_gpu) if world is not None else {}
+    )
     return End("oom", reason, peak=peak, memory=shares).explained
 
 
 def lost_a_process(error: Exception, ranks: int) -> bool:
-    """Return whether a collective failed because another rank is gone, or loading because its process was killed."""
+    """Return whether a collective failed because another rank is gone, or loading because its
+    process was killed."""
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         # The rank that owns the process and torch's signal handler word it differently.
         return "killed by signal" in str(error) or "exited unexpectedly" in str(error)
     if memory.is_oom(error):  # NCCL reports its own buffers with the signs of a lost peer
         return False
-    return ranks > 1 and isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in LOST_PEER_SIGNS)
+    return (
+        ranks > 1
+        and isinstance(error, RuntimeError)
+        and any(sign in str(error).lower() for sign in LOST_PEER_SIGNS)
+    )

@@ -1,4 +1,5 @@
-"""Everything that one training has: its parts, its model, how far it is; and the program, what is done with it."""
+"""Everything that one training has: its parts, its model, how far it is; and the program, what is
+done with it."""
 
 from __future__ import annotations
 
@@ -65,12 +66,22 @@ class Session:
         """Set up the parts, and seed all generators for equal initial weights on all ranks."""
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.program = program or Program()
-        self.observer, self.folder, self.evaluates, self.initial = observer, folder, evaluates, initial
-        self.shown_config, self.read_knobs = watched(config) if config.schema.version else (config, Reads(()))
+        self.observer, self.folder, self.evaluates, self.initial = (
+            observer,
+            folder,
+            evaluates,
+            initial,
+        )
+        self.shown_config, self.read_knobs = (
+            watched(config) if config.schema.version else (config, Reads(()))
+        )
         self.knobs = self.shown_config.knobs
         self.clock, self.phases = clock or Clock(budget, world.synchronize), Phases(world.device)
         self.pace, self.state = Pace(budget, self.clock, world), state.State(world)
-        self.strategy, self.amp = strategies.build(config, world), Amp(config.precision, world.device)
+        self.strategy, self.amp = (
+            strategies.build(config, world),
+            Amp(config.precision, world.device),
+        )
         self.compilation = Compilation(config.compile)
 
         # ---- what the workload hands over
@@ -79,7 +90,8 @@ class Session:
         self.result: nn.Module | None = None
         """The model that is judged and saved."""
         self.judged: Mapping[str, torch.Tensor] | None = None
-        """A copy, in host memory, of the weights that the last point has judged: what is exported. Whole on rank 0."""
+        """A copy, in host memory, of the weights that the last point has judged: what is exported.
+        Whole on rank 0."""
         self.judged_digest: str | None = None
         """Digest of the weights that the latest evaluation has judged, on rank 0."""
         self.evaluation: Facts | None = None
@@ -114,7 +126,8 @@ class Session:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Leave nothing of an earlier training in this process: neither memory nor the state of generators."""
+        """Leave nothing of an earlier training in this process: neither memory nor the state of
+        generators."""
         memory.reset(self.device)
         memory.keep_freed(self.config.memory.keep_freed, self.device)
         torch.manual_seed(self.config.seed)
@@ -123,10 +136,12 @@ class Session:
 
     @property
     def user_folder(self) -> Path:
-        """Return where the workload writes files of its own; without `folder`, one of this rank that goes with the
-        run."""
+        """Return where the workload writes files of its own; without `folder`, one of this rank
+        that goes with the run."""
         if self.folder is None:
-            self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="tunediff-files-")
+            self._temporary = self._temporary or tempfile.TemporaryDirectory(
+                prefix="tunediff-files-"
+            )
             return Path(self._temporary.name)
         path = self.folder.absolute() / "files"
         path.mkdir(parents=True, exist_ok=True)
@@ -155,7 +170,8 @@ class Session:
 class Program:
     """Train to the end of the budget, and watch nothing: the program of every trial of a search.
 
-    Others look at a training, judge or measure it: they override some of these methods. All ranks run the same one.
+    Others look at a training, judge or measure it: they override some of these methods. All ranks
+    run the same one.
     """
 
     def before_prepare(self, session: Session, model: nn.Module) -> None:
@@ -165,7 +181,9 @@ class Program:
         """Return what the workload gets as its prepared model; `model` is the plain one inside."""
         return prepared
 
-    def on_source(self, session: Session, source: loader.Source | None, options: Mapping[str, Any]) -> None:
+    def on_source(
+        self, session: Session, source: loader.Source | None, options: Mapping[str, Any]
+    ) -> None:
         """Called when the workload requests batches of `source`, None: its own loader.
 
         `options`: prepare, collate and samples_each of `trial.batches`.
@@ -182,7 +200,9 @@ class Program:
     def on_passes(self, session: Session) -> None:
         """Called when the strategy has run a forward and a backward pass of its own."""
 
-    def judge(self, session: Session, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def judge(
+        self, session: Session, evaluate: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """Return what `evaluate()` finds of the model, in plain numbers and words."""
         return evaluate()
 
@@ -193,6 +213,7 @@ class Program:
         """Called before a checkpoint is written."""
 
     def object_to(self, session: Session, message: str) -> None:
-        """Called with what may be a mistake of the workload. Prints a warning: the budget is spent already."""
+        """Called with what may be a mistake of the workload. Prints a warning: the budget is spent
+        already."""
         if session.world.main:
             print(f"WARNING: {session.mistake(message)}", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""What a training has learned, listed once: what is saved, restored, and put back after the warm-up follows from it."""
+"""What a training has learned, listed once: what is saved, restored, and put back after the warm-up
+follows from it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tunediff.training import memory
 class Stateful(Protocol):
     """Anything that a training can keep: modules, optimizers, or an object of one's own.
 
-    `state_dict` holds tensors, numbers, strings, lists and dictionaries; all ranks call it together.
+    `state_dict` holds tensors, numbers, strings, lists and dictionaries; all ranks call it
+    together.
     """
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -43,11 +45,19 @@ class State:
         """Of equal state on all ranks."""
 
     def keep(self, objects: Mapping[str, Stateful]) -> None:
-        """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name given twice."""
+        """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name
+        given twice."""
         for name, stateful in objects.items():
-            # A wrapper may pass its attributes on, which isinstance of a protocol does not see from Python 3.12 on.
-            if not all(callable(getattr(stateful, method, None)) for method in ("state_dict", "load_state_dict")):
-                raise TypeError(f"keep({name}=…): {type(stateful).__name__} has no state_dict and load_state_dict")
+            # A wrapper may pass its attributes on, which isinstance of a protocol does not see from
+            # Python 3.12 on.
+            if not all(
+                callable(getattr(stateful, method, None))
+                for method in ("state_dict", "load_state_dict")
+            ):
+                raise TypeError(
+                    f"keep({name}=…): {type(stateful).__name__} has no state_dict and"
+                    " load_state_dict"
+                )
             if name in self.stateful:
                 raise ValueError(f"keep({name}=…): the name is taken")
             self.stateful[name] = plain(stateful) if isinstance(stateful, nn.Module) else stateful
@@ -66,9 +76,11 @@ class State:
         }  # fmt: skip
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Put everything back as it was when `state` was taken. Raises what the parts raise for a foreign state.
+        """Put everything back as it was when `state` was taken. Raises what the parts raise for a
+        foreign state.
 
-        Another number of ranks draws other numbers from there on, which follow from what rank 0 had drawn.
+        Another number of ranks draws other numbers from there on, which follow from what rank 0 had
+        drawn.
         """
         for name, stateful in self.stateful.items():
             try:
@@ -101,18 +113,29 @@ class State:
     def _own_rng(self) -> list[Tensor]:
         """Return the states of the global generators, which dropout uses."""
         device = self._world.device
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return [
+            torch.get_rng_state(),
+            *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
+        ]
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of torch.compile, DistributedDataParallel and DataParallel."""
+    """Return the module inside the wrappers of torch.compile, DistributedDataParallel and
+    DataParallel."""
     module = getattr(module, "_orig_mod", module)
-    return module.module if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) else module
+    return (
+        module.module
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        else module
+    )
 
 
 def copied(state: Any) -> Any:
-    """Return a copy of a state that shares nothing with it: containers of the same types, tensors in host memory."""
-    return _mapped(state, lambda leaf: _on_host(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
+    """Return a copy of a state that shares nothing with it: containers of the same types, tensors
+    in host memory."""
+    return _mapped(
+        state, lambda leaf: _on_host(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+    )
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -120,11 +143,14 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a state with `change(leaf)` for all that is no container, in new containers of the same types."""
+    """Return a state with `change(leaf)` for all that is no container, in new containers of the
+    same types."""
     if isinstance(state, Mapping):
         return with_values(state, lambda value: _mapped(value, change))
     if isinstance(state, list | tuple):
-        return getattr(type(state), "_make", type(state))([_mapped(value, change) for value in state])
+        return getattr(type(state), "_make", type(state))(
+            [_mapped(value, change) for value in state]
+        )
     return change(state)
 
 
@@ -139,7 +165,8 @@ class _TensorSpec:
 def broadcast(state: Any, world: World) -> Any:
     """Return rank 0's state on every rank, its tensors in host memory.
 
-    They are sent one by one: `World.tell` would hold the bytes of all of them at once on the device of each rank.
+    They are sent one by one: `World.tell` would hold the bytes of all of them at once on the device
+    of each rank.
     """
     if world.size == 1:
         return state
@@ -155,7 +182,11 @@ def broadcast(state: Any, world: World) -> Any:
     own = iter(tensors)
 
     def put_in(leaf: Any) -> Any:
-        return _broadcast_tensor(next(own, None), leaf, world) if isinstance(leaf, _TensorSpec) else leaf
+        return (
+            _broadcast_tensor(next(own, None), leaf, world)
+            if isinstance(leaf, _TensorSpec)
+            else leaf
+        )
 
     return _mapped(outline, put_in)
 
@@ -169,7 +200,7 @@ def _broadcast_tensor(own: Tensor | None, spec: _TensorSpec, world: World) -> Te
     return on_device.cpu() if own is None else own
 
 
-# -------------------------------------------------------------------------------------------------------------- files
+# ---- files
 def save(state: Mapping[str, Any], folder: Path) -> None:
     """Write a checkpoint. Raises `OSError` when the disk is full; the previous one then stays."""
     content = without_numpy_scalars(state)
@@ -177,19 +208,28 @@ def save(state: Mapping[str, Any], folder: Path) -> None:
 
 
 def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, Any] | None:
-    """Return the checkpoint in `folder`; None without one, and after `explain` was called with why it is of no use.
+    """Return the checkpoint in `folder`; None without one, and after `explain` was called with why
+    it is of no use.
 
-    Such a file is set aside as `.damaged`, and the training starts from the beginning. Tensors are on the CPU: whoever
-    loads them copies them to the device, and RNG states and the optimizer's step counts must not be on one.
+    Such a file is set aside as `.damaged`, and the training starts from the beginning. Tensors are
+    on the CPU: whoever loads them copies them to the device, and RNG states and the optimizer's
+    step counts must not be on one.
 
-    Raises `OSError` with its path where the disk cannot read it now or memory runs out; it need not be damaged.
+    Raises `OSError` with its path where the disk cannot read it now or memory runs out; it need not
+    be damaged.
     """
     path = folder / CHECKPOINT
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # never runs code from a file
-        reason = "" if isinstance(state, dict) else f"{CHECKPOINT} holds {type(state).__name__}, not a training"
+        state = torch.load(
+            path, map_location="cpu", weights_only=True
+        )  # never runs code from a file
+        reason = (
+            ""
+            if isinstance(state, dict)
+            else f"{CHECKPOINT} holds {type(state).__name__}, not a training"
+        )
     except Exception as error:  # a damaged archive raises many things; each means the same
         if memory.is_oom(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from error
@@ -203,7 +243,8 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
 
 
 def _read_through(path: Path) -> None:
-    """Raise `OSError` if a file cannot be read. torch raises that for a damaged one as well, which reads well here."""
+    """Raise `OSError` if a file cannot be read. torch raises that for a damaged one as well, which
+    reads well here."""
     try:
         with open(path, "rb") as file:
             while file.read(2**24):
@@ -221,13 +262,20 @@ def set_aside(folder: Path) -> None:
 def without_numpy_scalars(state: Any) -> Any:
     """Return `state` with Python numbers for numpy's scalars, which `weights_only` refuses to read.
 
-    `lr * np.cos(…)` puts them into an optimizer's state. Containers without any are returned as they are.
+    `lr * np.cos(…)` puts them into an optimizer's state. Containers without any are returned as
+    they are.
     """
     if isinstance(state, np.generic) or (isinstance(state, np.ndarray) and state.ndim == 0):
         return state.item()
     if type(state) in (dict, collections.OrderedDict):
-        items = [(without_numpy_scalars(key), without_numpy_scalars(value)) for key, value in state.items()]
-        same = all(key is old and value is state[old] for (key, value), old in zip(items, state, strict=True))
+        items = [
+            (without_numpy_scalars(key), without_numpy_scalars(value))
+            for key, value in state.items()
+        ]
+        same = all(
+            key is old and value is state[old]
+            for (key, value), old in zip(items, state, strict=True)
+        )
         return state if same else type(state)(items)
     if type(state) in (list, tuple):
         values = [without_numpy_scalars(value) for value in state]
@@ -236,7 +284,8 @@ def without_numpy_scalars(state: Any) -> Any:
 
 
 def unreadable_part(state: Any) -> str:
-    """Return where something lies in `state` that a checkpoint cannot hold, `["history"][0] is a deque`; "" if nowhere.
+    """Return where something lies in `state` that a checkpoint cannot hold, `["history"][0] is a
+    deque`; "" if nowhere.
 
     Example: `unreadable_part({"seen": [Path("a")]})` is `["seen"][0] is a PosixPath`.
     """
@@ -251,13 +300,17 @@ def unreadable_part(state: Any) -> str:
 def _parts(state: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values of a dictionary, list or tuple with their keys as one writes them."""
     if type(state) in (dict, collections.OrderedDict):
-        yield from ((f'"{key}"' if isinstance(key, str) else repr(key), value) for key, value in state.items())
+        yield from (
+            (f'"{key}"' if isinstance(key, str) else repr(key), value)
+            for key, value in state.items()
+        )
     elif type(state) in (list, tuple):
         yield from ((str(index), value) for index, value in enumerate(state))
 
 
 def _is_readable(state: Any) -> bool:
-    """Whether what is written of it can be read with `weights_only`. A part that cannot be written is none."""
+    """Whether what is written of it can be read with `weights_only`. A part that cannot be written
+    is none."""
     file = io.BytesIO()
     try:
         torch.save(state, file)

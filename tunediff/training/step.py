@@ -1,4 +1,5 @@
-"""One optimizer step: the backward passes and updates that a workload asks for, in whichever of the ways it can."""
+"""One optimizer step: the backward passes and updates that a workload asks for, in whichever of the
+ways it can."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LossOf = Callable[..., Tensor]
 
 
 class OptimizerStep:
-    """Backward passes and updates between two optimizer steps, under loss scaling and accumulation."""
+    """Backward passes and updates between two optimizer steps, under loss scaling and
+    accumulation."""
 
     def __init__(self, session: Session, on_update: Callable[[], None]) -> None:
         """`on_update` is called after every update that is not undone."""
@@ -41,15 +43,19 @@ class OptimizerStep:
 
     @property
     def sync_gradients(self) -> bool:
-        """Return whether this batch is the last of its step: gradients are complete after it, and weights change."""
+        """Return whether this batch is the last of its step: gradients are complete after it, and
+        weights change."""
         return self.pass_index == self.accumulation - 1
 
-    # ------------------------------------------------------------------------------------------------ backward passes
+    # ---- backward passes
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of one pass's mean loss."""
         session = self.session
         if session.strategy.owns_passes:
-            needs = "parallel.strategy = pipeline needs trial.forward_backward(…) in place of trial.step"
+            needs = (
+                "parallel.strategy = pipeline needs trial.forward_backward(…) in place of"
+                " trial.step"
+            )
             raise session.mistake(needs)
         session.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
@@ -58,20 +64,29 @@ class OptimizerStep:
         session.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
-        """Add the gradients of parameters outside the prepared model, which learn from a loss of their own."""
+        """Add the gradients of parameters outside the prepared model, which learn from a loss of
+        their own."""
         self.session.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
 
     def forward_backward(
-        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_of: LossOf, weights: Tensor | None
+        self,
+        inputs: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
+        loss_of: LossOf,
+        weights: Tensor | None,
     ) -> Tensor:
         """Forward and backward pass in one; returns the items' losses [b], detached."""
         session = self.session
         assert session.model is not None, "trial.prepare(model) comes first"
         if session.strategy.owns_passes:
             count = len(inputs[0]) * self.accumulation
-            factors = (torch.ones(len(inputs[0]), device=session.device) if weights is None else weights) / count
+            factors = (
+                torch.ones(len(inputs[0]), device=session.device) if weights is None else weights
+            ) / count
             session.program.on_passes(session)
-            item_losses = session.strategy.passes(inputs, targets, loss_of, factors, session.autocast)
+            item_losses = session.strategy.passes(
+                inputs, targets, loss_of, factors, session.autocast
+            )
             self._add_loss((factors * item_losses).sum())
             session.phases.switch(None)
             return item_losses
@@ -86,12 +101,14 @@ class OptimizerStep:
         session = self.session
         if not session.strategy.separate_losses:
             raise session.mistake(
-                f"parallel.strategy: {session.config.parallel.strategy} is not allowed with several losses: it "
-                "averages gradients in one backward pass; allowed: ddp, dp, single"
+                f"parallel.strategy: {session.config.parallel.strategy} is not allowed with several"
+                " losses: it averages gradients in one backward pass; allowed: ddp, dp, single"
             )
         session.phases.switch("backward")
         try:
-            losses.backward(by_optimizer, lambda loss: session.amp.scaler.scale(loss / self.accumulation))
+            losses.backward(
+                by_optimizer, lambda loss: session.amp.scaler.scale(loss / self.accumulation)
+            )
         except ValueError as error:
             raise session.mistake(str(error)) from None
         for loss in by_optimizer.values():
@@ -102,9 +119,12 @@ class OptimizerStep:
         self.session.read_knobs.add("loader.accumulation")
         self.loss = share if self.loss is None else self.loss + share
 
-    # -------------------------------------------------------------------------------------------------------- updates
+    # ---- updates
     def update(
-        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, beside: Iterable[nn.Parameter] = ()
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        beside: Iterable[nn.Parameter] = (),
     ) -> None:
         """Update the weights after the last pass; see `Trial.update`."""
         self._mark_updated("update")
@@ -120,7 +140,8 @@ class OptimizerStep:
         self._finish(optimizer.param_groups[0]["lr"])
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the model's parameters, listed once: in every step the host would walk over its modules."""
+        """Return the model's parameters, listed once: in every step the host would walk over its
+        modules."""
         if self._listed is None or self._listed[0] is not model:
             self._listed = model, list(model.parameters())
         return self._listed[1]
@@ -143,7 +164,10 @@ class OptimizerStep:
         self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
 
     def step(
-        self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None, clip_norm: float | None
+        self,
+        loss: Tensor | losses.Losses,
+        optimizer: torch.optim.Optimizer | None,
+        clip_norm: float | None,
     ) -> None:
         """Do the backward pass, and after the last pass the update; see `Trial.step`."""
         try:
@@ -165,7 +189,10 @@ class OptimizerStep:
     def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         """Count a step that the workload has made by itself; see `Trial.record_step`."""
         if self.accumulation > 1:
-            needs = "loader.accumulation needs trial.step(loss, optimizer) instead of trial.record_step(loss)"
+            needs = (
+                "loader.accumulation needs trial.step(loss, optimizer) instead of"
+                " trial.record_step(loss)"
+            )
             raise self.session.mistake(needs)
         self._mark_updated("record_step")
         self.loss = self.session.compilation.detach(loss)
@@ -180,13 +207,14 @@ class OptimizerStep:
         self.on_update()
 
     def _mark_updated(self, call: str) -> None:
-        """Note that the step of these batches was made. Raises `WorkloadError` if it was already."""
+        """Note that the step of these batches was made. Raises `WorkloadError` if it was
+        already."""
         self._refuse_second(call, self.updated)
         self.updated = True
 
     def _refuse_second(self, call: str, done: bool) -> None:
         if done:
             raise self.session.mistake(
-                f"trial.{call} was called twice for one batch; several losses and optimizers go into one call: "
-                "trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
+                f"trial.{call} was called twice for one batch; several losses and optimizers go"
+                " into one call: trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
             )

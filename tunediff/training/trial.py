@@ -1,4 +1,5 @@
-"""The seam between a workload and everything that makes its training fair, distributed, resumable and measured.
+"""The seam between a workload and everything that makes its training fair, distributed, resumable
+and measured.
 
 A workload is `train(trial)`, called on every rank:
 
@@ -55,7 +56,8 @@ class Shard:
 
 
 class Trial:
-    """One training of one configuration, as a workload sees it. All ranks make the same calls in the same order."""
+    """One training of one configuration, as a workload sees it. All ranks make the same calls in
+    the same order."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -69,24 +71,26 @@ class Trial:
         self.evaluates: bool = engine.evaluates
         """Whether the model will be judged; where it is not, nothing for that need be built."""
 
-    # ---------------------------------------------------------------------------------------------------- what it has
+    # ---- what it has
     @property
     def folder(self) -> Path:
-        """Return the folder for files that the workload writes: no other run has it, and it stays with the run."""
+        """Return the folder for files that the workload writes: no other run has it, and it stays
+        with the run."""
         return self.engine.user_folder
 
     @property
     def rng(self) -> torch.Generator:
         """Return a generator on the device, of equal state on all ranks.
 
-        Draw for the whole batch and use this rank's part, so that the number of workers changes the speed and not what
-        is learned.
+        Draw for the whole batch and use this rank's part, so that the number of workers changes the
+        speed and not what is learned.
         """
         return self.engine.state.rng
 
     @property
     def progress(self) -> float:
-        """Return the fraction of the training that there is time for, for schedules: 0 to 1, also without a budget."""
+        """Return the fraction of the training that there is time for, for schedules: 0 to 1, also
+        without a budget."""
         return min(1.0, self.engine.pace.schedule)
 
     @property
@@ -101,12 +105,14 @@ class Trial:
 
     @property
     def warming_up(self) -> bool:
-        """Return whether this step will be undone: the first steps load kernels and compile, outside the budget."""
+        """Return whether this step will be undone: the first steps load kernels and compile,
+        outside the budget."""
         return self.engine.warming_up
 
     @property
     def sync_gradients(self) -> bool:
-        """Return whether this batch is the last of its optimizer step: gradients are complete and weights change."""
+        """Return whether this batch is the last of its optimizer step: gradients are complete and
+        weights change."""
         return self.engine.step.sync_gradients
 
     @property
@@ -121,28 +127,31 @@ class Trial:
 
     @property
     def replicas(self) -> World:
-        """Return the ranks that divide every batch: `world`, except with `pipeline`, whose ranks all see the whole."""
+        """Return the ranks that divide every batch: `world`, except with `pipeline`, whose ranks
+        all see the whole."""
         return self.engine.strategy.replicas
 
     def should_stop(self) -> bool:
         """Return whether this rank was asked to stop.
 
-        A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike:
-        `if trial.world.any(trial.should_stop()): raise …`. The evaluation comes again when the training goes on.
+        A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike: `if
+        trial.world.any(trial.should_stop()): raise …`. The evaluation comes again when the training
+        goes on.
         """
         return self.engine.observer.asks_to_stop()
 
-    # ------------------------------------------------------------------------------------------------- before training
+    # ---- before training
     def prepare(
         self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None,
         export: nn.Module | None = None, **kept: state.Stateful,
     ) -> nn.Module:  # fmt: skip
-        """Return the model on its device, under the parallel strategy and torch.compile; make the optimizer after this.
+        """Return the model on its device, under the parallel strategy and torch.compile; make the
+        optimizer after this.
 
-        `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in it, for
-        `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for the share of the
-        device's peak. `kept`: an optimizer and what else was made before, which `keep` takes with the model;
-        `export`: averaged weights, kept as well, for `export_model`.
+        `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in
+        it, for `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for
+        the share of the device's peak. `kept`: an optimizer and what else was made before, which
+        `keep` takes with the model; `export`: averaged weights, kept as well, for `export_model`.
         """
         engine = self.engine
         self._begin(model, blocks)
@@ -160,25 +169,32 @@ class Trial:
         strategy = self.engine.config.parallel.strategy
         if self.world.size > 1 and strategy in ("fsdp", "pipeline"):
             raise self.engine.mistake(
-                f"parallel.strategy: {strategy} is not allowed with an optimizer made before trial.prepare, which "
-                "replaces the parameters; allowed: ddp, or make the optimizer of net.parameters() after it"
+                f"parallel.strategy: {strategy} is not allowed with an optimizer made before"
+                " trial.prepare, which replaces the parameters; allowed: ddp, or make the"
+                " optimizer of net.parameters() after it"
             )
         self.keep(**({} if "net" in kept else {"net": model}), **kept)
 
     def adopt(self, model: nn.Module) -> None:
-        """Take a model that a framework wraps, compiles and calls by itself, instead of `prepare`."""
+        """Take a model that a framework wraps, compiles and calls by itself, instead of
+        `prepare`."""
         engine = self.engine
         self._begin(model, None)
         engine.program.after_prepare(engine, model, model)
         engine.model, engine.adopted = model, True
 
     def _begin(self, model: nn.Module, blocks: type[nn.Module] | None) -> None:
-        """Move the model to its device, in its memory format, with the weights that it starts from."""
+        """Move the model to its device, in its memory format, with the weights that it starts
+        from."""
         engine = self.engine
         if not isinstance(model, nn.Module):
-            raise engine.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
+            raise engine.mistake(
+                f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}"
+            )
         if engine.model is not None:
-            raise engine.mistake("trial.prepare was called twice; put the models into one nn.ModuleDict")
+            raise engine.mistake(
+                "trial.prepare was called twice; put the models into one nn.ModuleDict"
+            )
         engine.program.before_prepare(engine, model)
         engine.seeded = torch.initial_seed() == self.config.seed
         model.to(self.device)
@@ -195,40 +211,48 @@ class Trial:
         setting = self.config.memory.channels_last
         if setting != "auto":
             return setting
-        divided = self.config.parallel.strategy == "fsdp" and self.world.size > 1  # takes weights in their usual order
+        divided = (
+            self.config.parallel.strategy == "fsdp" and self.world.size > 1
+        )  # takes weights in their usual order
         faster = not divided and hardware.faster_in_nhwc(model, setting, self.engine.amp.dtype)
         faster = bool(self.world.agree(faster))
         self.about(channels_last=faster)
         return faster
 
     def keep(self, **objects: state.Stateful) -> None:
-        """Register what is learned for checkpoints: anything with `state_dict` and `load_state_dict`."""
+        """Register what is learned for checkpoints: anything with `state_dict` and
+        `load_state_dict`."""
         self.engine.state.keep(objects)
         for stateful in objects.values():
             self.engine.strategy.keeps(stateful)
 
     def export_model(self, model: nn.Module) -> None:
-        """Set the model that is the result if it is not the prepared one, such as averaged weights."""
+        """Set the model that is the result if it is not the prepared one, such as averaged
+        weights."""
         self.engine.result = model
 
     def evaluate_with(self, judge: Facts) -> Facts:
         """Call `judge` at every point, while the budget's clock stands still.
 
-        The prepared model and the exported one are in evaluation mode, no gradients are kept, and everything is
-        computed in IEEE float32, whatever number format the training has. `judge` returns a dictionary of numbers, the
-        objective among them. Also a decorator: returns `judge`.
+        The prepared model and the exported one are in evaluation mode, no gradients are kept, and
+        everything is computed in IEEE float32, whatever number format the training has. `judge`
+        returns a dictionary of numbers, the objective among them. Also a decorator: returns
+        `judge`.
         """
         self.engine.evaluation = judge
         return judge
 
     def describe_with(self, describe: Facts) -> None:
-        """Call `describe` at every point, also where nothing is evaluated, for facts that cost next to nothing."""
+        """Call `describe` at every point, also where nothing is evaluated, for facts that cost next
+        to nothing."""
         self.engine.description = describe
 
     def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write what `tensors` returns to `folder`/INDEX.safetensors beside the weights, at 16 points at most.
+        """Write what `tensors` returns to `folder`/INDEX.safetensors beside the weights, at 16
+        points at most.
 
-        All ranks call it; rank 0 writes, with `progress` in the metadata. Nothing is written without a folder.
+        All ranks call it; rank 0 writes, with `progress` in the metadata. Nothing is written
+        without a folder.
         """
         self.engine.files_of_points[folder] = tensors
 
@@ -238,7 +262,8 @@ class Trial:
             self.engine.observer.about(facts)
 
     def show(self, name: str, what: Shown) -> None:
-        """Show images uint8 [n, C, H, W], or a table, columns by name. The latest one of a name is kept."""
+        """Show images uint8 [n, C, H, W], or a table, columns by name. The latest one of a name is
+        kept."""
         if self.world.main:
             self.engine.observer.show(name, what)
 
@@ -246,7 +271,7 @@ class Trial:
         """Measure a part of the step by itself and show it by its name."""
         return self.engine.phases(name)
 
-    # ----------------------------------------------------------------------------------------------------- every batch
+    # ---- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward passes in the number format of `precision.amp`.
 
@@ -259,7 +284,8 @@ class Trial:
         self.engine.step.backward(loss)
 
     def backward_beside(self, loss: Tensor) -> None:
-        """Compute gradients of parameters outside the prepared model, which have a loss of their own."""
+        """Compute gradients of parameters outside the prepared model, which have a loss of their
+        own."""
         self.engine.step.backward_beside(loss)
 
     def forward_backward(
@@ -268,19 +294,24 @@ class Trial:
     ) -> Tensor:  # fmt: skip
         """Forward and backward pass in one call, for strategies that must own both.
 
-        `loss_of(output, *targets)` gives the loss of each item [b], float32, outside autocast; their mean, weighted by
-        `weights` [b], is what is minimised. Returns the items' losses, detached. A strategy that owns the passes takes
-        all three tensors from rank 0; the batches of a loader of one's own must then have one length.
+        `loss_of(output, *targets)` gives the loss of each item [b], float32, outside autocast;
+        their mean, weighted by `weights` [b], is what is minimised. Returns the items' losses,
+        detached. A strategy that owns the passes takes all three tensors from rank 0; the batches
+        of a loader of one's own must then have one length.
         """
         return self.engine.step.forward_backward(inputs, targets, loss_of, weights)
 
     def update(
-        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, beside: Iterable[nn.Parameter] = ()
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+        beside: Iterable[nn.Parameter] = (),
     ) -> None:
         """Make the optimizer's step, after the last pass.
 
-        `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters outside it, whose
-        gradients are averaged over ranks here.
+        `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters
+        outside it, whose gradients are averaged over ranks here.
         """
         self.engine.step.update(optimizer, clip_norm, beside)
 
@@ -290,48 +321,58 @@ class Trial:
     ) -> None:  # fmt: skip
         """Call `backward`, and `update` after the last pass; one call for each batch.
 
-        Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss, d_optimizer: d_loss})`. Each
-        loss reaches the parameters of its own optimizer alone, `clip_norm` bounds the gradients of each optimizer by
-        themselves, and all are updated at once, after the last backward pass. It is one step; its recorded loss is the
-        sum and its learning rate that of the first optimizer.
+        Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss,
+        d_optimizer: d_loss})`. Each loss reaches the parameters of its own optimizer alone,
+        `clip_norm` bounds the gradients of each optimizer by themselves, and all are updated at
+        once, after the last backward pass. It is one step; its recorded loss is the sum and its
+        learning rate that of the first optimizer.
         """
         self.engine.step.step(loss, optimizer, clip_norm)
 
     def record_step(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a step whose `loss.backward()` and optimizer step the workload has called itself, instead of `step`.
+        """Count a step whose `loss.backward()` and optimizer step the workload has called itself,
+        instead of `step`.
 
-        `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises `WorkloadError` with
-        accumulation, which needs `step`.
+        `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises
+        `WorkloadError` with accumulation, which needs `step`.
         """
-        self.engine.own_step.watch(losses=False)  # from the warm-up's step on, whose time does not count
+        self.engine.own_step.watch(
+            losses=False
+        )  # from the warm-up's step on, whose time does not count
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
-        """Return standard normal numbers of the shape of this rank's part of a batch, which may be shorter than others.
+        """Return standard normal numbers of the shape of this rank's part of a batch, which may be
+        shorter than others.
 
-        They are drawn for the whole batch from `rng`, so that the number of ranks does not change them. Raises
-        `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a rank.
+        They are drawn for the whole batch from `rng`, so that the number of ranks does not change
+        them. Raises `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a
+        rank.
         """
         shard = self._shard(self.engine.config)  # what a workload reads itself counts as read
         if len(mine) > shard.count:
             many, part = text.pluralize(len(mine), "row"), "this rank's part of loader.batch_size"
             loader = "a loader of your own takes trial.loader_options"
-            raise self.engine.mistake(f"trial.randn_like: {many}, and {part} is {shard.count}; {loader}")
+            raise self.engine.mistake(
+                f"trial.randn_like: {many}, and {part} is {shard.count}; {loader}"
+            )
         whole = torch.randn((shard.total, *mine.shape[1:]), generator=self.rng, device=mine.device)
         return whole[shard.mine][: len(mine)]
 
-    # ------------------------------------------------------------------------------------------------------ the loop
+    # ---- the loop
     def batches(
         self, source: loader.Source, prepare: loader.Prepare | None = None, *,
         collate: Callable[[list[Any]], Any] | None = None, samples_each: int = 1,
     ) -> Iterator[Any]:  # fmt: skip
-        """Yield batches of `source` on the device until the budget is spent, as the knobs of `loader` say.
+        """Yield batches of `source` on the device until the budget is spent, as the knobs of
+        `loader` say.
 
-        `source`: a tensor, a tuple or dictionary of tensors, a list of items, or any dataset, iterable ones too.
-        The items of an iterable are dealt out to ranks and loader processes by their place, and begin anew at a resume.
-        `collate` makes a batch of items, as DataLoader has it; `prepare(batch, uniform)` makes of a batch on the device
-        what the loop gets, with random numbers that no way of dividing the batch changes. `samples_each`: what one item
-        counts as in `UNIT`, such as the tokens of a sequence.
+        `source`: a tensor, a tuple or dictionary of tensors, a list of items, or any dataset,
+        iterable ones too. The items of an iterable are dealt out to ranks and loader processes by
+        their place, and begin anew at a resume. `collate` makes a batch of items, as DataLoader has
+        it; `prepare(batch, uniform)` makes of a batch on the device what the loop gets, with random
+        numbers that no way of dividing the batch changes. `samples_each`: what one item counts as
+        in `UNIT`, such as the tokens of a sequence.
         """
         engine, section, world = self.engine, self.engine.config.loader, self.replicas
         about = {"prepare": prepare, "collate": collate, "samples_each": samples_each}
@@ -340,18 +381,27 @@ class Trial:
         if (length := loader.length(source)) == 0:
             raise engine.mistake("trial.batches: the data set is empty")
         order = loader.Order(
-            length or 1, section.batch_size, section.accumulation, world.rank, world.size, self.config.seed
+            length or 1,
+            section.batch_size,
+            section.accumulation,
+            world.rank,
+            world.size,
+            self.config.seed,
         )
         return engine.batches(
-            lambda start, _: loader.build(source, section, order, self.device, start, prepare, collate)
+            lambda start, _: loader.build(
+                source, section, order, self.device, start, prepare, collate
+            )
         )
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
-        """Yield the batches of a loader of one's own, over and over until the budget is spent; restarted at a resume.
+        """Yield the batches of a loader of one's own, over and over until the budget is spent;
+        restarted at a resume.
 
-        `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the first batch has
-        rows. A shorter last batch counts as much, so that a budget of samples is one of steps, equal on all ranks.
-        The knobs of `loader` have no effect but where the loader is made of them.
+        `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the
+        first batch has rows. A shorter last batch counts as much, so that a budget of samples is
+        one of steps, equal on all ranks. The knobs of `loader` have no effect but where the loader
+        is made of them.
         """
         engine = self.engine
         engine.program.on_source(engine, None, {})
@@ -359,17 +409,22 @@ class Trial:
         def build(start: int, position: Position | None) -> RepeatingLoader:
             feed = RepeatingLoader(batches, self.device, position=position)
             batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
-            engine.samples_per_step = batch_samples * self.replicas.size * engine.config.loader.accumulation
+            engine.samples_per_step = (
+                batch_samples * self.replicas.size * engine.config.loader.accumulation
+            )
             return feed
 
         engine.own_loader = True
         return engine.batches(build)
 
-    def epochs(self, loader: Iterable[Any], *, samples: int | None = None) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield the number of each pass over a loader of one's own, and its batches, until the budget is spent.
+    def epochs(
+        self, loader: Iterable[Any], *, samples: int | None = None
+    ) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Yield the number of each pass over a loader of one's own, and its batches, until the
+        budget is spent.
 
-        A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its own.
-        `samples`: of one of its batches, as `steps` has it.
+        A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its
+        own. `samples`: of one of its batches, as `steps` has it.
         """
         reseed = self.world.size > 1  # else the loop draws what it would draw alone
         loader = divided(loader, self.replicas, self.config.seed)
@@ -377,22 +432,33 @@ class Trial:
 
     @property
     def loader_options(self) -> dict[str, Any]:
-        """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is that of one rank."""
+        """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is
+        that of one rank."""
         section = self.config.loader
-        of_processes = {"prefetch_factor": section.prefetch_factor, "persistent_workers": section.persistent_workers}
+        of_processes = {
+            "prefetch_factor": section.prefetch_factor,
+            "persistent_workers": section.persistent_workers,
+        }
         pin_memory = section.pin_memory and self.device.type == "cuda"
-        options = {"batch_size": self.shard.count, "num_workers": section.workers, "pin_memory": pin_memory}
+        options = {
+            "batch_size": self.shard.count,
+            "num_workers": section.workers,
+            "pin_memory": pin_memory,
+        }
         return options | (of_processes if section.workers else {})
 
 
 def run(engine: Engine) -> Outcome:
     """Train as the workload says. All ranks call it.
 
-    Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same
-    step.
+    Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all
+    ranks at the same step.
     """
     workload = of(engine.config)
-    path, seed = workload.file.file if workload.file is not None else Path(workload.title), engine.config.seed
+    path, seed = (
+        workload.file.file if workload.file is not None else Path(workload.title),
+        engine.config.seed,
+    )
     try:
         with (
             described_in_environment(engine.world),

@@ -1,4 +1,5 @@
-"""Files of weights: written as safetensors, read from what holds plain data, compared with their model."""
+"""Files of weights: written as safetensors, read from what holds plain data, compared with their
+model."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ NAME = "weights.safetensors"
 def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Write weights as safetensors, contiguous and on the CPU. Raises `OSError`."""
     # Copied: weights that are tied to each other share their memory, which such a file cannot say.
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+    tensors = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()
+    }
     content = to_safetensors(tensors, metadata=metadata)
     write_atomically(path, lambda file: file.write(content), durable=True)
 
@@ -72,8 +75,9 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 
 def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
-    """Return a file's metadata on its training, by name: `config`, `environment` and `result`, its last evaluation,
-    as JSON. `folder`: that of its journal; `steps`: those of the weights, without whose evaluation there is no result.
+    """Return a file's metadata on its training, by name: `config`, `environment` and `result`, its
+    last evaluation, as JSON. `folder`: that of its journal; `steps`: those of the weights, without
+    whose evaluation there is no result.
     """
     trial = record.read_trial(folder)
     metadata: dict[str, Any] = {"config": cfg.flat(cfg.with_relative_paths(config))}
@@ -86,26 +90,31 @@ def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file of weights, on the CPU: safetensors, or torch's format with nothing in it but plain data.
+    """Read a file of weights, on the CPU: safetensors, or torch's format with nothing in it but
+    plain data.
 
     Raises `ConfigError` if it cannot be read.
     """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Mapped, not read: of a checkpoint only the weights are wanted. weights_only: never runs code from a file.
+        # Mapped, not read: of a checkpoint only the weights are wanted. weights_only: never runs
+        # code from a file.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a damaged archive raises many things; each means the same
-        raise ConfigError(f"{path}: is damaged or holds no plain weights ({type(error).__name__})") from None
+        raise ConfigError(
+            f"{path}: is damaged or holds no plain weights ({type(error).__name__})"
+        ) from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds no weights by name, but {type(content).__name__}")
     return content
 
 
 def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
-    """Raise `ConfigError` with the first weight that is missing, too many or of another shape than the model's."""
+    """Raise `ConfigError` with the first weight that is missing, too many or of another shape than
+    the model's."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:

@@ -1,4 +1,5 @@
-"""What a training writes outside its folder: nothing that was there is written over while somebody watches."""
+"""What a training writes outside its folder: nothing that was there is written over while somebody
+watches."""
 
 from __future__ import annotations
 
@@ -18,11 +19,19 @@ from tunediff.config.code import WorkloadError
 from tunediff.core import text
 
 _ELSEWHERE = ("/dev", "/proc", "/sys", sys.prefix, sys.base_prefix, tempfile.gettempdir())
-_CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+_CACHES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "TORCH_HOME",
+    "XDG_CACHE_HOME",
+    "MPLCONFIGDIR",
+)
 """Variables of the environment with folders that libraries write as they please."""
 _WRITING = os.O_WRONLY | os.O_RDWR
 _UNAUDITED = ((torch, "save", 1, "f"), (safetensors.torch, "serialize_file", 1, "filename"))
-"""Functions that write files without `open`, with the position and the name of the argument that is the path."""
+"""Functions that write files without `open`, with the position and the name of the argument that is
+the path."""
 SHOWN = 3
 """Most files that are named."""
 
@@ -47,14 +56,15 @@ class WriteWatch:
             self._is_running = False
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note an event of `sys.audit`. Raises `WorkloadError` where a file that was there would be lost."""
+        """Note an event of `sys.audit`. Raises `WorkloadError` where a file that was there would be
+        lost."""
         path, destroys = _written(event, args)
         if path is None or not self._is_running or not self._is_watched(path):
             return
         if destroys and self._would_lose(path):
             raise WorkloadError(
-                f"{_shown(path)}: train(trial) would write over it or remove it, and it was there before; write to "
-                "trial.folder, of which each run has its own, or move it away"
+                f"{_shown(path)}: train(trial) would write over it or remove it, and it was there"
+                " before; write to trial.folder, of which each run has its own, or move it away"
             )
         if not path.exists():
             self._created.add(path)
@@ -66,17 +76,23 @@ class WriteWatch:
         return path not in self._created and path.is_file() and path.stat().st_size > 0
 
     def _is_watched(self, path: Path) -> bool:
-        if path.name.endswith(".lock") or (self._folder is not None and path.is_relative_to(self._folder)):
+        if path.name.endswith(".lock") or (
+            self._folder is not None and path.is_relative_to(self._folder)
+        ):
             return False
         here = Path.cwd()
         if path.is_relative_to(here):
             path = path.relative_to(here)
-        elif any(path.is_relative_to(root) for root in (*_ELSEWHERE, *filter(None, map(os.environ.get, _CACHES)))):
+        elif any(
+            path.is_relative_to(root)
+            for root in (*_ELSEWHERE, *filter(None, map(os.environ.get, _CACHES)))
+        ):
             return False
         return not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
     def clean(self) -> list[str]:
-        """Remove the files that later runs have made again, as the first one may fill a cache; returns a warning."""
+        """Remove the files that later runs have made again, as the first one may fill a cache;
+        returns a warning."""
         repeated = set().union(*(self._runs[1:] or self._runs))
         files = sorted(path for path in repeated if not path.is_dir())
         for path in self._created & set(files) if len(self._runs) > 1 else ():
@@ -87,9 +103,14 @@ class WriteWatch:
         if not files:
             return []
         names = [_shown(path) for path in files]
-        more = f" and {text.pluralize(len(names) - SHOWN, 'other file')}" if len(names) > SHOWN else ""
+        more = (
+            f" and {text.pluralize(len(names) - SHOWN, 'other file')}" if len(names) > SHOWN else ""
+        )
         where = f"train(trial) writes {', '.join(names[:SHOWN])}{more} outside trial.folder"
-        return [f"{where}: runs may write over each other's files; give trial.folder to what writes them"]
+        return [
+            f"{where}: runs may write over each other's files; give trial.folder to what writes"
+            " them"
+        ]
 
 
 def _shown(path: Path) -> str:
@@ -107,7 +128,11 @@ def _written(event: str, args: tuple[Any, ...]) -> tuple[Path | None, bool]:
         path, destroys = args[1] if args[3] == -1 else None, True
     else:
         return None, False
-    return (Path(os.path.abspath(os.fsdecode(path))) if isinstance(path, str | bytes | os.PathLike) else None), destroys
+    return (
+        Path(os.path.abspath(os.fsdecode(path)))
+        if isinstance(path, str | bytes | os.PathLike)
+        else None
+    ), destroys
 
 
 def _audited(function: Callable[..., Any], place: int, name: str) -> Callable[..., Any]:

@@ -1,4 +1,5 @@
-"""A Ray cluster that was there before us: what its nodes have, and whether they can do what a search needs of them."""
+"""A Ray cluster that was there before us: what its nodes have, and whether they can do what a
+search needs of them."""
 
 from __future__ import annotations
 
@@ -28,13 +29,16 @@ from tunediff.tuning.resources import Machine, Placement
 ANSWER_S = 180.0
 """That a node has to answer in: the first time it unpacks our package and imports Ray's workers."""
 HEAD_S = 45.0
-"""Without a word from the head, after which a search ends. Ray ends its processes after 60 s, without any of ours."""
+"""Without a word from the head, after which a search ends. Ray ends its processes after 60 s,
+without any of ours."""
 NOTICE_S = 2.0
-"""Between two looks for a notice that a node will be taken away; clouds give one 30 to 120 s before."""
+"""Between two looks for a notice that a node will be taken away; clouds give one 30 to 120 s
+before."""
 
 
 def runtime_env() -> dict[str, Any]:
-    """Return what Ray ships to nodes without our checkout: this package, and the settings of Ray that it relies on.
+    """Return what Ray ships to nodes without our checkout: this package, and the settings of Ray
+    that it relies on.
 
     A user's workload lies in the folder of its search, on the shared storage.
     """
@@ -46,22 +50,24 @@ def runtime_env() -> dict[str, Any]:
 
 
 def beside() -> dict[str, str]:
-    """Return Ray's label selector of this node: the one of the search itself, whose end ends everything else."""
+    """Return Ray's label selector of this node: the one of the search itself, whose end ends
+    everything else."""
     return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
 
 def own_cluster() -> dict[str, str]:
     """Return environment variables by which a process in this cluster finds it.
 
-    Ray Train's cleaner of placement groups reads them, and else a file that another cluster may have left: it must not
-    ask that cluster whether its controller is alive.
+    Ray Train's cleaner of placement groups reads them, and else a file that another cluster may
+    have left: it must not ask that cluster whether its controller is alive.
     """
     return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @contextlib.contextmanager
 def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[None]:
-    """Call `look` again and again, in a thread of its own, until it returns True or the block ends."""
+    """Call `look` again and again, in a thread of its own, until it returns True or the block
+    ends."""
     over = threading.Event()
 
     def watch() -> None:
@@ -77,7 +83,8 @@ def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[N
 
 @contextlib.contextmanager
 def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
-    """Call `lost`, in a thread of its own, when the cluster's head has not answered for `HEAD_S`."""
+    """Call `lost`, in a thread of its own, when the cluster's head has not answered for
+    `HEAD_S`."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     last_answer = time.monotonic()
 
@@ -96,7 +103,7 @@ def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[Non
         yield
 
 
-# ------------------------------------------------------------------------------------------------------- what there is
+# ---- what there is
 def nodes() -> list[Machine]:
     """Return the nodes that are alive and stay, with the resources that Ray has on each."""
     alive = [_machine(node) for node in ray.nodes() if node["Alive"]]
@@ -112,12 +119,15 @@ def _machine(node: dict[str, Any]) -> Machine:
 
 def gone(ids: Iterable[str]) -> list[str]:
     """Return those of these nodes that are not alive any more."""
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
+    alive = (
+        {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
+    )
     return [node for node in ids if node not in alive]
 
 
 def draining(ids: Iterable[str]) -> list[str]:
-    """Return those of these nodes that will be removed soon, by an autoscaler or `ray drain-node`."""
+    """Return those of these nodes that will be removed soon, by an autoscaler or `ray
+    drain-node`."""
     draining_nodes = (
         ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
     )  # as Ray Train's own watcher
@@ -128,8 +138,9 @@ def draining(ids: Iterable[str]) -> list[str]:
 def watched(ids: Sequence[str]) -> Iterator[list[str]]:
     """Yield a list to which a thread adds those of these nodes that begin to drain meanwhile.
 
-    In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info` is a barrier of all
-    workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its watcher a process more for each group.
+    In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info`
+    is a barrier of all workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its
+    watcher a process more for each group.
     """
     draining_nodes = list[str]()
 
@@ -143,7 +154,8 @@ def watched(ids: Sequence[str]) -> Iterator[list[str]]:
 
 
 def lacks(place: Placement) -> str:
-    """Return in words what workers that have not started wait for: room on their nodes, or only the start."""
+    """Return in words what workers that have not started wait for: room on their nodes, or only the
+    start."""
     if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
         return "they have their place and start"
     resources = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
@@ -162,15 +174,15 @@ def _free(ids: Sequence[str]) -> str:
 
 
 class Nodes:
-    """The usable nodes of now: without those that drain, and those that came later and lack what trials need, or are
-    being checked."""
+    """The usable nodes of now: without those that drain, and those that came later and lack what
+    trials need, or are being checked."""
 
     def __init__(
         self, machines: Iterable[Machine], checks: Sequence[Callable[[list[Machine]], None]],
         environment: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`machines`: have been checked; `checks`: each raises `ConfigError` for what one of these nodes lacks;
-        `environment`: of one that trains, see `describe`."""
+        """`machines`: have been checked; `checks`: each raises `ConfigError` for what one of these
+        nodes lacks; `environment`: of one that trains, see `describe`."""
         self.environment = environment or {}
         self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
         self._checks, self._checked = checks, queue.SimpleQueue[tuple[Machine, str]]()
@@ -179,25 +191,36 @@ class Nodes:
 
     def __call__(self) -> list[Machine]:
         for node in draining(node for node, machine in self._fit.items() if machine is not None):
-            self.say(f"a node is draining: {self._fit[node]}; no trial starts there, and those there go on elsewhere")
+            self.say(
+                f"a node is draining: {self._fit[node]}; no trial starts there, and those there go"
+                " on elsewhere"
+            )
             self._fit[node] = None
         machines = nodes()
-        # In threads: a check takes seconds to minutes, in which the trials of other nodes would stand still.
+        # In threads: a check takes seconds to minutes, in which the trials of other nodes would
+        # stand still.
         for machine in machines:
             if machine.id not in self._fit:
                 self._fit[machine.id] = None  # until its check has ended
                 self._threads.append(
-                    threading.Thread(target=self._look_at, args=(machine,), daemon=True, name="node check")
+                    threading.Thread(
+                        target=self._look_at, args=(machine,), daemon=True, name="node check"
+                    )
                 )
                 self._threads[-1].start()
         while not self._checked.empty():
             machine, lacks = self._checked.get()
             self._fit[machine.id] = None if lacks else machine
-            self.say(f"WARNING: a node has come and is not used: {lacks}" if lacks else f"a node has come: {machine}")
+            self.say(
+                f"WARNING: a node has come and is not used: {lacks}"
+                if lacks
+                else f"a node has come: {machine}"
+            )
         return [machine for machine in machines if self._fit[machine.id] is not None]
 
     def close(self) -> None:
-        """End the checks before Ray is shut down: a call of Ray after that would start a cluster on this machine."""
+        """End the checks before Ray is shut down: a call of Ray after that would start a cluster on
+        this machine."""
         self._over.set()
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -214,47 +237,59 @@ class Nodes:
             self._checked.put((machine, str(error) or type(error).__name__))
 
 
-# ---------------------------------------------------------------------------------------------------- what each can do
+# ---- what each can do
 def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
-    """Check that all nodes see the folder: each reads what was just written here. Raises `ConfigError`."""
+    """Check that all nodes see the folder: each reads what was just written here. Raises
+    `ConfigError`."""
     nonce, proof = uuid.uuid4().hex, folder / f".shared-{uuid.uuid4().hex[:8]}"
     proof.write_text(nonce)
     try:
         answers = _on_each(machines, _read, str(proof))
     finally:
         proof.unlink(missing_ok=True)
-    refuse_unshared(folder, {machine: answer for machine, answer in answers.items() if answer != nonce})
+    refuse_unshared(
+        folder, {machine: answer for machine, answer in answers.items() if answer != nonce}
+    )
 
 
 def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
-    """Raise `ConfigError` if there are `answers`: what each node said that did not read the proof."""
+    """Raise `ConfigError` if there are `answers`: what each node said that did not read the
+    proof."""
     if answers:
         listed = "; ".join(f"{machine.name}: {answer}" for machine, answer in answers.items())
         raise ConfigError(
-            f"--storage: {folder.parent} is not shared by all nodes ({listed}); put it on a disk that all nodes have "
-            "at this path (NFS, Lustre, a volume), or leave these nodes out of the cluster"
+            f"--storage: {folder.parent} is not shared by all nodes ({listed}); put it on a disk"
+            " that all nodes have at this path (NFS, Lustre, a volume), or leave these nodes out"
+            " of the cluster"
         )
 
 
 def check_packages(machines: Iterable[Machine]) -> None:
-    """Check that each node can import what trains, with the torch of this one. Raises `ConfigError`."""
+    """Check that each node can import what trains, with the torch of this one. Raises
+    `ConfigError`."""
     expected = _torch_version()
     answers = _on_each(machines, _import_packages)
     if differing := {machine: answer for machine, answer in answers.items() if answer != expected}:
-        listed = "; ".join(f"node {machine.name}: {answer}" for machine, answer in differing.items())
+        listed = "; ".join(
+            f"node {machine.name}: {answer}" for machine, answer in differing.items()
+        )
         allowed = f"nodes with all dependencies of tunediff, and {expected} as here"
         raise ConfigError(f"--address: {listed} is not allowed; allowed: {allowed}")
 
 
 def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
-    """Check that each node has the data and weights that a trial reads. Raises `ConfigError` with what is missing."""
+    """Check that each node has the data and weights that a trial reads. Raises `ConfigError` with
+    what is missing."""
     answers = _on_each(machines, _check_files, config, evaluates)
     if lacking := {machine: answer for machine, answer in answers.items() if answer != ""}:
-        raise ConfigError("; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items()))
+        raise ConfigError(
+            "; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items())
+        )
 
 
 def describe(machines: Sequence[Machine]) -> dict[str, Any]:
-    """Return what `environment.describe` says on the first of these nodes; {} without any, or without an answer."""
+    """Return what `environment.describe` says on the first of these nodes; {} without any, or
+    without an answer."""
     for answer in _on_each(machines[:1], _describe).values():
         with contextlib.suppress(ValueError):
             return dict(json.loads(answer))
@@ -265,11 +300,14 @@ def _describe() -> str:
     return json.dumps(environment.describe())
 
 
-def _on_each(machines: Iterable[Machine], function: Callable[..., str], *args: Any) -> dict[Machine, str]:
+def _on_each(
+    machines: Iterable[Machine], function: Callable[..., str], *args: Any
+) -> dict[Machine, str]:
     """Return what a function returns on each node, or why it did not."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
     answers = {
-        machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args) for machine in machines
+        machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args)
+        for machine in machines
     }
     return {machine: _answer(answer) for machine, answer in answers.items()}
 
@@ -291,7 +329,8 @@ def _read(path: str) -> str:
 
 
 def _import_packages() -> str:
-    """Import what a worker imports, and return its torch. A package that is missing raises its error."""
+    """Import what a worker imports, and return its torch. A package that is missing raises its
+    error."""
     import torchvision  # noqa: F401
 
     import tunediff.tuning.worker  # noqa: F401

@@ -1,4 +1,5 @@
-"""Run the finalists of a search again: make the folder of their runs, or find it on a resume, and run them."""
+"""Run the finalists of a search again: make the folder of their runs, or find it on a resume, and
+run them."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 
 def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
-    """Return folder and space of the runs that confirm `results`, made if new; None if the search has no finalist.
+    """Return folder and space of the runs that confirm `results`, made if new; None if the search
+    has no finalist.
 
-    The folder is `confirm` inside that of the search; when a raised limit has brought other finalists, `confirm-2`, and
-    so on, with seeds of its own, so that the results of the first ones stay and have no part in those.
+    The folder is `confirm` inside that of the search; when a raised limit has brought other
+    finalists, `confirm-2`, and so on, with seeds of its own, so that the results of the first ones
+    stay and have no part in those.
     """
     settings = results.space.confirm
     assert settings is not None
@@ -39,14 +42,18 @@ def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
     if (same := confirmation.of_finalists(results.folder, content["trials"])) is not None:
         return same, spaces.load(spaces.of_search(same))
     number = 1 + len(confirmation.folders(results.folder))
-    folder, seed = results.folder / confirmation.folder_name(number), results.space.baseline.seed + number * SEED_OFFSET
+    folder, seed = (
+        results.folder / confirmation.folder_name(number),
+        results.space.baseline.seed + number * SEED_OFFSET,
+    )
     content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 
 
 def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
-    """Return folders and spaces of the same runs with longer budgets, inside the `folder` of the confirming runs."""
+    """Return folders and spaces of the same runs with longer budgets, inside the `folder` of the
+    confirming runs."""
     assert results.space.confirm is not None
     prepared = []
     for times in results.space.confirm.budgets[1:]:
@@ -56,7 +63,9 @@ def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
             before = spaces.load(spaces.of_search(folder)).budget
             limits |= {"per_trial": text.format_exact(budget_s)}
             if before.deadline_s is not None:
-                limits["deadline"] = text.format_exact(before.deadline_s + 4 * (budget_s - before.per_trial_s))
+                limits["deadline"] = text.format_exact(
+                    before.deadline_s + 4 * (budget_s - before.per_trial_s)
+                )
             content |= {
                 "seeds": LONGER_SEEDS,
                 "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
@@ -81,29 +90,39 @@ def pending(folder: Path, space: SearchSpace) -> bool:
 
 
 def left(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Return whether runs in `folder` are left to run, and another round is expected to end within `budget: total`.
+    """Return whether runs in `folder` are left to run, and another round is expected to end within
+    `budget: total`.
 
-    Runs that have failed for a reason outside of them are left, too, unless the comparison is decided without them.
+    Runs that have failed for a reason outside of them are left, too, unless the comparison is
+    decided without them.
     """
     runs = analysis.read(folder)
     if runs.trials:
         confirmed = confirmation.confirm(results, runs)
-        if confirmed.decided or (confirmed.over and confirmation.confirm(results, _without_lost(runs)).over):
+        if confirmed.decided or (
+            confirmed.over and confirmation.confirm(results, _without_lost(runs)).over
+        ):
             return False
     return has_time(results, folder, space)
 
 
 def _without_lost(runs: Results) -> Results:
-    """Return confirming runs as they are once `journal.repeat_lost` has made the lost ones unfinished."""
+    """Return confirming runs as they are once `journal.repeat_lost` has made the lost ones
+    unfinished."""
     trials = [
-        dataclasses.replace(trial, end=None) if trial.end is not None and trial.end.external_cause else trial
+        (
+            dataclasses.replace(trial, end=None)
+            if trial.end is not None and trial.end.external_cause
+            else trial
+        )
         for trial in runs.trials
     ]
     return dataclasses.replace(runs, trials=trials)
 
 
 def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Return whether another round of the confirming runs in `folder` is expected to end within `budget: total`."""
+    """Return whether another round of the confirming runs in `folder` is expected to end within
+    `budget: total`."""
     if (total_s := results.space.budget.total_s) is None:
         return True
     ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials
@@ -122,7 +141,8 @@ def run(
     results: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
     tell: Callable[[Confirmation], None],
 ) -> None:  # fmt: skip
-    """Run seed after seed until the comparison is decided or time is up; call `tell` with its state after each look.
+    """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
+    after each look.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -149,7 +169,9 @@ def run(
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
     with sessions.noted(folder, resume):
         listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
-        rounds.run(folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners)
+        rounds.run(
+            folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners
+        )
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

@@ -1,8 +1,8 @@
 """Show a search on Ray's dashboard.
 
-Its open version has pages for jobs, tasks, actors and logs, none for Tune or Train. So an event of a trial becomes a
-task of the slot's actor, whose name describes it, and a line of that actor's log; numbers also become gauges, for users
-of Prometheus and Grafana.
+Its open version has pages for jobs, tasks, actors and logs, none for Tune or Train. So an event of
+a trial becomes a task of the slot's actor, whose name describes it, and a line of that actor's log;
+numbers also become gauges, for users of Prometheus and Grafana.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 
 Listener = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray Tune has them."""
+"""Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray
+Tune has them."""
 
 
-def tell_all(listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]) -> None:
+def tell_all(
+    listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]
+) -> None:
     """Call every listener and log what it raises: what is only shown must not end a search."""
     for listener in listeners:
         log_exceptions(f"{event} of {name}", listener, event, name, content)
@@ -41,22 +44,36 @@ class RayDashboardReporter:
         self._folder, self._space, self._slots = folder, space, slots
         keys = ("search", "trial")
         self._gauges = {
-            "objective": Gauge("tunediff_objective", "objective at the last evaluation of a trial", keys),
-            "samples_per_s": Gauge("tunediff_samples_per_s", "samples trained per second by a trial", keys),
+            "objective": Gauge(
+                "tunediff_objective", "objective at the last evaluation of a trial", keys
+            ),
+            "samples_per_s": Gauge(
+                "tunediff_samples_per_s", "samples trained per second by a trial", keys
+            ),
             "train_s": Gauge("tunediff_train_s", "training seconds of a trial", keys),
         }
 
     def tell(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Show one event; a `Listener`."""
         trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
-        drawn = trial.drawn if trial is not None else {k: v for k, v in content.items() if k in schema.knobs}
+        drawn = (
+            trial.drawn
+            if trial is not None
+            else {k: v for k, v in content.items() if k in schema.knobs}
+        )
         knobs = text.knobs(self._space.changed(drawn))
         words = [name, event if event == "start" else ""]
         if trial is not None and event != "start" and trial.points:
             last = trial.points[-1]
             if self._space.evaluates and self._space.metric in last:
-                words.append(f"{last.get('label', self._space.label)} {text.number(last[self._space.metric])}")
-            words.append(f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f} {self._space.workload.unit}/s")
+                words.append(
+                    f"{last.get('label', self._space.label)}"
+                    f" {text.number(last[self._space.metric])}"
+                )
+            words.append(
+                f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f}"
+                f" {self._space.workload.unit}/s"
+            )
         if trial is not None and event == "end":
             words.insert(1, trial.status or "ended")
             words.append(trial.reason)
@@ -68,4 +85,6 @@ class RayDashboardReporter:
         if event == "point":
             for key, gauge in self._gauges.items():
                 if key in content:
-                    gauge.set(float(content[key]), {"search": plain(self._folder.name), "trial": name})
+                    gauge.set(
+                        float(content[key]), {"search": plain(self._folder.name), "trial": name}
+                    )

@@ -1,12 +1,11 @@
-"""One search from its folder: start or resume it, run it through Ray Tune, and leave everything on disk.
+"""One search from its folder: start or resume it, run it through Ray Tune, and leave everything on
+disk.
 
-ray_results/NAME/
-  search.yaml  baseline.yaml   what was asked for, as checked
-  workload/                    the user's file with what it imports from its folder, where one is searched
-  sessions.jsonl               when it ran, with which command, on what
-  trials/t0000/                journal.jsonl, weights.safetensors, and what its workload shows
-  study.db                     the Optuna study; optuna-dashboard opens it
-  tune/  train/                Ray's own files
+ray_results/NAME/ search.yaml  baseline.yaml   what was asked for, as checked workload/
+  the user's file with what it imports from its folder, where one is searched sessions.jsonl
+  when it ran, with which command, on what trials/t0000/                journal.jsonl,
+  weights.safetensors, and what its workload shows study.db                     the Optuna study;
+  optuna-dashboard opens it tune/  train/                Ray's own files
 """
 
 from __future__ import annotations
@@ -43,7 +42,9 @@ if TYPE_CHECKING:
     from tunediff.tuning.slots import Slots
 
 
-def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()) -> str:
+def why_stopped(
+    why: KeyboardInterrupt | StoppedError, module: str, folder: Path, where: Sequence[str] = ()
+) -> str:
     """Return why what runs in `folder` ended early, and how to resume it.
 
     `where`: the command's options that choose the machine or cluster.
@@ -57,7 +58,8 @@ def why_stopped(why: KeyboardInterrupt | StoppedError, module: str, folder: Path
 
 @contextlib.contextmanager
 def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[None]:
-    """Give a `KeyboardInterrupt` or `StoppedError` from inside the message that says how to resume what ran.
+    """Give a `KeyboardInterrupt` or `StoppedError` from inside the message that says how to resume
+    what ran.
 
     `module`: the command that resumes; `options`: the machine or cluster that was chosen.
     """
@@ -68,9 +70,10 @@ def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[No
         raise kind(why_stopped(error, module, folder, machine_options.words(options))) from error
 
 
-# ---------------------------------------------------------------------------------------------------------- the folder
+# ---- the folder
 def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
-    """Make the folder of a new search; return its space, with the copy of a user's workload that lies there.
+    """Make the folder of a new search; return its space, with the copy of a user's workload that
+    lies there.
 
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
@@ -81,8 +84,12 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         in_baseline = ("workload", "base", "fixed", "baseline")
         settings = {key: value for key, value in content.items() if key not in in_baseline}
         settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
-        baseline = cfg.take_along(space.baseline, new)  # edits of the original do not reach the trials
-        write_text(new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new))
+        baseline = cfg.take_along(
+            space.baseline, new
+        )  # edits of the original do not reach the trials
+        write_text(
+            new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new)
+        )
         write_text(new / "search.yaml", cfg.to_yaml(settings))
         new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:
@@ -93,7 +100,8 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
 
 @contextlib.contextmanager
 def start_of(folder: Path, new: bool) -> Iterator[None]:
-    """Remove the folder of a new search when its start fails before the first trial: its name is free again."""
+    """Remove the folder of a new search when its start fails before the first trial: its name is
+    free again."""
     try:
         yield
     except (ConfigError, OSError, NotStartedError):
@@ -103,12 +111,15 @@ def start_of(folder: Path, new: bool) -> Iterator[None]:
 
 
 def reopen(
-    folder: Path, limits: Mapping[str, Any] | None = None, keep: bool = True, others: Mapping[str, Any] | None = None
+    folder: Path,
+    limits: Mapping[str, Any] | None = None,
+    keep: bool = True,
+    others: Mapping[str, Any] | None = None,
 ) -> SearchSpace:
     """Return the space of an existing search.
 
-    `limits` (`trials`, `total`) and `others` (keys of `RunOptions`) replace its own; `keep` writes them to its
-    search.yaml. Raises `ConfigError`.
+    `limits` (`trials`, `total`) and `others` (keys of `RunOptions`) replace its own; `keep` writes
+    them to its search.yaml. Raises `ConfigError`.
     """
     limits, others = dict(limits or {}), dict(others or {})
     space = dataclasses.replace(spaces.load(spaces.of_search(folder), budget=limits), **others)
@@ -123,7 +134,8 @@ def reopen(
 
 
 def foreign(folder: Path, slots: Slots | None = None) -> str:
-    """Return a warning that trials of the search, or confirming runs, were measured on another machine; '' if not.
+    """Return a warning that trials of the search, or confirming runs, were measured on another
+    machine; '' if not.
 
     `slots`: those that will train, on a cluster; None: this machine trains.
     """
@@ -134,14 +146,19 @@ def foreign(folder: Path, slots: Slots | None = None) -> str:
     trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
     device = resources.local().device if slots is None else slots.device
     environments = [trial.environment for trial in trials]
-    differences = [why for there in environments if (why := environment.differences(there, device, here))]
+    differences = [
+        why for there in environments if (why := environment.differences(there, device, here))
+    ]
     if not differences:
         return ""
-    where = f"{len(differences)} of its {len(trials)} trials were measured elsewhere ({'; '.join(differences[0])})"
+    where = (
+        f"{len(differences)} of its {len(trials)} trials were measured elsewhere"
+        f" ({'; '.join(differences[0])})"
+    )
     return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
 
 
-# ------------------------------------------------------------------------------------------------------------- running
+# ---- running
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
     """Connect to the Ray cluster at `address`, or start one on this machine; yield Ray's context.
@@ -162,7 +179,11 @@ def _connected(address: str | None) -> Iterator[Any]:
 
     from tunediff.tuning import local_ray
 
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": True,
+    }
     options |= _ray_options(address)
     level = (log := logging.getLogger("ray")).level
     with warnings.catch_warnings():
@@ -173,9 +194,16 @@ def _connected(address: str | None) -> Iterator[Any]:
             raise KeyboardInterrupt from None
         except ConnectionError as error:
             # Ray sends its token to a cluster at an address only in this mode.
-            token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: RAY_AUTH_MODE=token"
-            raise ConfigError(f"--address: {address}: {str(error).strip().splitlines()[0]}{token}") from None
-        except Exception as error:  # its processes came too late, or not at all: Ray has no class of error for that
+            token = (
+                ""
+                if "RAY_AUTH_MODE" in os.environ
+                else "; one that asks for a token: RAY_AUTH_MODE=token"
+            )
+            raise ConfigError(
+                f"--address: {address}: {str(error).strip().splitlines()[0]}{token}"
+            ) from None
+        # its processes came too late, or not at all: Ray has no class of error for that
+        except Exception as error:
             if address is not None:
                 raise
             why = " ".join(str(error).split()) or type(error).__name__
@@ -192,15 +220,17 @@ def _connected(address: str | None) -> Iterator[Any]:
 def _init(**options: Any) -> Any:
     """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
 
-    On a busy machine its first start takes longest, since all its files are read from disk; the second one finds them
-    in memory.
+    On a busy machine its first start takes longest, since all its files are read from disk; the
+    second one finds them in memory.
     """
     import ray
 
     from tunediff.tuning import local_ray
 
     def start() -> Any:
-        with local_ray.longer_start() if options["address"] == "local" else contextlib.nullcontext():
+        with (
+            local_ray.longer_start() if options["address"] == "local" else contextlib.nullcontext()
+        ):
             return ray.init(**options)
 
     try:
@@ -214,30 +244,41 @@ def _init(**options: Any) -> Any:
 
 
 def _ray_options(address: str | None) -> dict[str, Any]:
-    """Return options of `ray.init`: a local cluster gets our count of cores and GPUs, a remote one our code."""
+    """Return options of `ray.init`: a local cluster gets our count of cores and GPUs, a remote one
+    our code."""
     if address is not None:
         from tunediff.tuning import cluster as there
 
         return {"runtime_env": there.runtime_env()}
-    here = resources.local()  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
-    # The dashboard also frees the placement groups of trials that were stopped early: without it a search can hang.
+    here = (
+        resources.local()
+    )  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+    # The dashboard also frees the placement groups of trials that were stopped early: without it a
+    # search can hang.
     dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
     return {"num_cpus": here.cores, "num_gpus": here.gpus, **dashboard}
 
 
 def _of_cluster(
-    folder: Path, share: Callable[..., resources.ResourcePartition], configs: Sequence[Systems], evaluates: bool
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    configs: Sequence[Systems],
+    evaluates: bool,
 ) -> tuple[resources.ResourcePartition, Nodes]:
     """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
 
-    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks packages, data or weights.
+    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks packages,
+    data or weights.
     """
     from tunediff.tuning import cluster as there
 
     checks: list[Callable[[list[resources.Machine]], None]] = [
         there.check_packages,
         functools.partial(there.check_shared, folder),
-        *(functools.partial(there.check_files, cfg.to_dict(config), evaluates) for config in configs),
+        *(
+            functools.partial(there.check_files, cfg.to_dict(config), evaluates)
+            for config in configs
+        ),
     ]
     machines = there.nodes()
     partition = share(*machines)
@@ -253,9 +294,10 @@ def workers(
 ) -> Iterator[Slots]:  # fmt: skip
     """Yield the slots of a cluster for what runs in `folder`.
 
-    `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines; `warm`: what the first
-    trials train, if their workers may start now; every node of a cluster checks the files of `configs`. Raises
-    `KeyboardInterrupt` on Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
+    `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
+    `warm`: what the first trials train, if their workers may start now; every node of a cluster
+    checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
+    `ConfigError` before anything starts.
     """
     here = share(resources.local()) if address is None else None
     with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
@@ -268,7 +310,9 @@ def workers(
             if partition is None:
                 from tunediff.tuning import cluster as there
 
-                stack.enter_context(there.head_watched(functools.partial(_headless, folder, str(address))))
+                stack.enter_context(
+                    there.head_watched(functools.partial(_headless, folder, str(address)))
+                )
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
             yield stack.enter_context(slots.opened(folder, partition, warm, nodes))
 
@@ -277,18 +321,24 @@ def _headless(folder: Path, address: str) -> None:
     """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
     why = StoppedError("the head of the cluster does not answer any more")
-    print(f"error: {why_stopped(why, module, folder, ['--address', address])}", file=sys.stderr, flush=True)
+    print(
+        f"error: {why_stopped(why, module, folder, ['--address', address])}",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(cli.FAILED)
 
 
 def warm(space: SearchSpace) -> Systems | None:
-    """Return the configuration to start workers for in advance; None: the first trials need processes of their own."""
+    """Return the configuration to start workers for in advance; None: the first trials need
+    processes of their own."""
     own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
     return None if own else space.baseline
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:
-    """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be written."""
+    """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be
+    written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
     alive(folder)  # what this session has spent until here counts, too: Ray has started

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, here: str) -> None:
-    """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files; `here`: that
-    the workers work in. Raises when a worker fails.
+    """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files;
+    `here`: that the workers work in. Raises when a worker fails.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -20,8 +20,9 @@ def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, h
     from tunediff.training import memory
 
     def serve(setup: Setup) -> None:
-        # Imported here, in the training's own thread: where an import fails while Ray unpickles the function, Ray keeps
-        # the place of the workers for ever. The slot does without torch, which this imports.
+        # Imported here, in the training's own thread: where an import fails while Ray unpickles the
+        # function, Ray keeps the place of the workers for ever. The slot does without torch, which
+        # this imports.
         from tunediff.tuning.worker import serve
 
         serve(setup)

@@ -12,30 +12,46 @@ from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 
 UNKNOWN = 1e9
-"""Penalty without any result: worse than any objective is likely to be (a perplexity may be thousands)."""
+"""Penalty without any result: worse than any objective is likely to be (a perplexity may be
+thousands)."""
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 """Bytes of an activation, by `precision.amp`."""
 _MEMORY_FREE = (
-    *("seed", "loader.batch_size", "loader.accumulation", "loader.workers", "loader.prefetch_factor"),
-    *("loader.persistent_workers", "loader.pin_memory", "loader.non_blocking", "loader.transfer", "loader.resident"),
+    *(
+        "seed",
+        "loader.batch_size",
+        "loader.accumulation",
+        "loader.workers",
+        "loader.prefetch_factor",
+    ),
+    *(
+        "loader.persistent_workers",
+        "loader.pin_memory",
+        "loader.non_blocking",
+        "loader.transfer",
+        "loader.resident",
+    ),
     *("precision.amp", "precision.matmul", "precision.conv_tf32"),
     *("parallel.workers", "parallel.bucket_mib", "parallel.gradients", "evaluation."),
 )
-"""Knobs of every workload that `needs_at_least` compares by itself, or that change no more than a few MiB of device
-memory. A workload names its own; a name that ends in a dot stands for a section."""
+"""Knobs of every workload that `needs_at_least` compares by itself, or that change no more than a
+few MiB of device memory. A workload names its own; a name that ends in a dot stands for a
+section."""
 
 
 def samples_at_once(config: Mapping[str, Any]) -> int:
     """Return the samples of one forward pass on one worker."""
-    return int(config["loader.batch_size"]) // (int(config["loader.accumulation"]) * int(config["parallel.workers"]))
+    return int(config["loader.batch_size"]) // (
+        int(config["loader.accumulation"]) * int(config["parallel.workers"])
+    )
 
 
 def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether `config` certainly needs as much device memory as `other` on each worker.
 
-    Both are by dotted knob names. A partial order: at least as many samples at once, of at least as many bytes, with no
-    memory-saving option that the other lacks, with the data set on the device if the other has it there; all other
-    knobs that matter must be equal.
+    Both are by dotted knob names. A partial order: at least as many samples at once, of at least as
+    many bytes, with no memory-saving option that the other lacks, with the data set on the device
+    if the other has it there; all other knobs that matter must be equal.
     """
     # ---- knobs with a known direction
     if config["workload"] != other["workload"] or samples_at_once(config) < samples_at_once(other):
@@ -44,12 +60,20 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     own = cfg.find(config["workload"]).declared
     saving = getattr(own, "MEMORY_SAVING", ())
-    if any(not set(config[name]) <= set(other[name]) for name in saving if name in config and name in other):
+    if any(
+        not set(config[name]) <= set(other[name])
+        for name in saving
+        if name in config and name in other
+    ):
         return False
     if other["loader.resident"] and not config["loader.resident"]:
         return False
-    more = config["parallel.workers"] - other["parallel.workers"]  # gradient buckets; on a CPU all share one memory
-    if more < 0 or (more > 0 and config.get("parallel.strategy", "ddp") != "ddp"):  # others divide the model
+    more = (
+        config["parallel.workers"] - other["parallel.workers"]
+    )  # gradient buckets; on a CPU all share one memory
+    if more < 0 or (
+        more > 0 and config.get("parallel.strategy", "ddp") != "ddp"
+    ):  # others divide the model
         return False
 
     # ---- all other knobs that matter
@@ -67,16 +91,20 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> float | None:
-    """Estimate the peak device memory of `config` in MiB; None: no trial differs in batch and precision only.
+    """Estimate the peak device memory of `config` in MiB; None: no trial differs in batch and
+    precision only.
 
-    A straight line through the smallest and the largest such trial: activations grow with samples at once times bytes.
-    Only for messages: nothing is ruled out by it.
+    A straight line through the smallest and the largest such trial: activations grow with samples
+    at once times bytes. Only for messages: nothing is ruled out by it.
     """
     measured: list[tuple[float, float]] = []
     for record in records:
         if not record.points or not math.isfinite(record.points[-1].peak_memory_mib or math.nan):
             continue
-        alike, mine = ({**knobs, "loader.batch_size": 1, "loader.accumulation": 1} for knobs in (record.config, config))
+        alike, mine = (
+            {**knobs, "loader.batch_size": 1, "loader.accumulation": 1}
+            for knobs in (record.config, config)
+        )
         for knobs in (alike, mine):
             knobs["precision.amp"] = "none"
             if knobs.get("parallel.strategy", "ddp") == "ddp":
@@ -95,7 +123,8 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
 
 
 def used(trial: TrialRecord, cost: str) -> list[float]:
-    """Return what a trial has used of a cost (`space.cost`), by all that was recorded of it; empty: nothing was."""
+    """Return what a trial has used of a cost (`space.cost`), by all that was recorded of it; empty:
+    nothing was."""
     end = trial.end or End("error")
     seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
     values = [point.get(cost) for point in trial.points] + [end.peak.get(cost)]
@@ -103,13 +132,24 @@ def used(trial: TrialRecord, cost: str) -> list[float]:
     return [float(value) for value in values if value is not None and 0 < value < math.inf]
 
 
-def smaller_oom_trial(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Return a trial that ran out of memory by its own needs, which were no larger than those of `config`; or None."""
-    return next((trial for trial in records if teaches_memory(trial) and needs_at_least(config, trial.config)), None)
+def smaller_oom_trial(
+    config: Mapping[str, Any], records: Iterable[TrialRecord]
+) -> TrialRecord | None:
+    """Return a trial that ran out of memory by its own needs, which were no larger than those of
+    `config`; or None."""
+    return next(
+        (
+            trial
+            for trial in records
+            if teaches_memory(trial) and needs_at_least(config, trial.config)
+        ),
+        None,
+    )
 
 
 def teaches_memory(record: TrialRecord) -> bool:
-    """Return whether a trial ran out of memory by its own needs, and not because other processes held it."""
+    """Return whether a trial ran out of memory by its own needs, and not because other processes
+    held it."""
     return record.end is not None and record.end.status == "oom" and not record.end.crowded_out
 
 
@@ -121,13 +161,14 @@ def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
     estimate_mib, unit = predicted_mib(config, records), cfg.find(config["workload"]).unit
     words = f", about {estimate_mib:,.0f} MiB" if estimate_mib is not None else ""
     return (
-        f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision need at "
-        f"least as much memory{words} as {trial.name}, which ran out of it"
+        f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision"
+        f" need at least as much memory{words} as {trial.name}, which ran out of it"
     )
 
 
 def penalty(results: Sequence[float], mode: str) -> float:
-    """Return the value that Optuna gets for a failure: finite, and worse than the worst of `results` by its own size.
+    """Return the value that Optuna gets for a failure: finite, and worse than the worst of
+    `results` by its own size.
 
     Without any results it is `UNKNOWN`; `mode`: "min" or "max".
     """

@@ -1,4 +1,5 @@
-"""A Ray cluster on this machine for one search: what it needs to start, and what it would leave behind."""
+"""A Ray cluster on this machine for one search: what it needs to start, and what it would leave
+behind."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tunediff.core.files import private_temporary
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
 START_S = 120.0
-"""Seconds that Ray's processes have to start in. Alone Ray waits 30 s, too few beside other work on all cores."""
+"""Seconds that Ray's processes have to start in. Alone Ray waits 30 s, too few beside other work on
+all cores."""
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _files: list[Path] = []
 """The file with the random token of the cluster that runs, if it has one."""
@@ -24,9 +26,11 @@ _files: list[Path] = []
 
 @contextlib.contextmanager
 def random_token() -> Iterator[None]:
-    """Give the cluster that starts inside a random token, and its user a file with it that nobody else can read.
+    """Give the cluster that starts inside a random token, and its user a file with it that nobody
+    else can read.
 
-    Ray's own token is for all clusters of a user, in a file that others may read. A token of the user's stays.
+    Ray's own token is for all clusters of a user, in a file that others may read. A token of the
+    user's stays.
     """
     if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
         yield
@@ -57,8 +61,8 @@ def _forget_token() -> None:
 def longer_start() -> Iterator[None]:
     """Let a `ray.init` inside wait `START_S` for the processes that it starts.
 
-    Ray has no setting for that: its 30 s stand in the middle of a function, which asks `get_node` whether they are up.
-    A Ray without this function keeps its own limit.
+    Ray has no setting for that: its 30 s stand in the middle of a function, which asks `get_node`
+    whether they are up. A Ray without this function keeps its own limit.
     """
     from ray._private import services
 
@@ -86,11 +90,15 @@ def longer_start() -> Iterator[None]:
 def dashboard(url: str, address: str | None = None) -> str:
     """Return the line that says where Ray's pages are, and how to open them.
 
-    `address`: of a cluster that was there before; who reaches its pages, and with which token, is its own matter.
+    `address`: of a cluster that was there before; who reaches its pages, and with which token, is
+    its own matter.
     """
     if address is not None:
         return f"dashboard http://{url} (of the cluster at {address})"
-    return f"dashboard http://{url} (loopback; Ray's other ports: all interfaces; {_described_token()})"
+    return (
+        f"dashboard http://{url} (loopback; Ray's other ports: all interfaces;"
+        f" {_described_token()})"
+    )
 
 
 def _described_token() -> str:
@@ -104,7 +112,8 @@ def _described_token() -> str:
 
 
 def remove_session(context: Any) -> None:
-    """Delete the folder of logs and sockets of the cluster that `ray.init` started, unless `KEEP` is set.
+    """Delete the folder of logs and sockets of the cluster that `ray.init` started, unless `KEEP`
+    is set.
 
     Ray never deletes it, and refuses work once its disk is 95 % full.
     """

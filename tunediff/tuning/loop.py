@@ -1,7 +1,8 @@
-"""The loop of searches, confirming runs and comparisons: ask for a trial, run it on a slot, tell how it ended.
+"""The loop of searches, confirming runs and comparisons: ask for a trial, run it on a slot, tell
+how it ended.
 
-`run` goes through it by itself. In a search Ray Tune does, through its hooks, with a scheduler that stops trials early;
-`Searcher` adapts these hooks.
+`run` goes through it by itself. In a search Ray Tune does, through its hooks, with a scheduler that
+stops trials early; `Searcher` adapts these hooks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Proposer(Protocol):
 
 
 class Dispatcher:
-    """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node, goes before others."""
+    """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node,
+    goes before others."""
 
     def __init__(self, proposer: Proposer, pool: Pool, reconsiders: bool = False) -> None:
         """`reconsiders`: what runs now decides whether the proposer has more to propose."""
@@ -51,11 +53,14 @@ class Dispatcher:
     def over(self) -> bool:
         """Return whether no further trial will come; one that runs may yet lose its node."""
         return (
-            self._exhausted and not self._waiting and not (self._began and (self._pool.unsteady or self._reconsiders))
+            self._exhausted
+            and not self._waiting
+            and not (self._began and (self._pool.unsteady or self._reconsiders))
         )
 
     def start(self) -> TrialSpec | None:
-        """Return the next trial, with its place; None: there is no room now, or no trial (any more)."""
+        """Return the next trial, with its place; None: there is no room now, or no trial (any
+        more)."""
         if not self._pool.room():
             return None
         spec = self._waiting.pop(0) if self._waiting else None
@@ -71,10 +76,14 @@ class Dispatcher:
         self._began[spec.name] = time.monotonic()
         return spec.on(allocation)
 
-    def finish(self, spec: TrialSpec, settle: Callable[[TrialSpec], object] = lambda spec: None) -> bool:
-        """Free the devices of a trial and tell its proposer what its journal says; return whether the trial is over.
+    def finish(
+        self, spec: TrialSpec, settle: Callable[[TrialSpec], object] = lambda spec: None
+    ) -> bool:
+        """Free the devices of a trial and tell its proposer what its journal says; return whether
+        the trial is over.
 
-        It is not if it has lost its node: then it starts again. `settle` writes an end that the journal may lack.
+        It is not if it has lost its node: then it starts again. `settle` writes an end that the
+        journal may lack.
         """
         self._pool.give(spec.slot)
         wall_s = time.monotonic() - self._began.pop(spec.name)
@@ -104,7 +113,8 @@ def run(proposer: Proposer, pool: Pool, listeners: Sequence[Listener]) -> None:
 
 
 class Searcher(RaySearcher):  # type: ignore[misc]
-    """The loop as Ray Tune drives it: suggests trials with their slots, and takes note of their ends.
+    """The loop as Ray Tune drives it: suggests trials with their slots, and takes note of their
+    ends.
 
     It writes the end of a trial that Tune stopped or whose driver died.
     """
@@ -118,13 +128,16 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
 
     def __getstate__(self) -> dict[str, object]:
-        return {}  # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on disk
+        # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on
+        # disk
+        return {}
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: journals and study are on disk."""
 
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
-        """Return the next trial as Tune's parameters; FINISHED when none will come. None: Tune asks again."""
+        """Return the next trial as Tune's parameters; FINISHED when none will come. None: Tune asks
+        again."""
         spec = None
         if self.broken is None:
             try:
@@ -142,23 +155,40 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if (spec := self._running.get(trial_id)) is not None:
             self.proposer.report(spec, result)
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
         """Report to Optuna what the journal says; `error`: the driver died."""
-        if (spec := self._running.pop(trial_id, None)) is None:  # Tune reports an end again when that failed
+        if (
+            spec := self._running.pop(trial_id, None)
+        ) is None:  # Tune reports an end again when that failed
             return
         try:
             self._dispatcher.finish(spec, lambda spec: self._settle(spec, error))
-        except self.proposer.FAULTS as fault:  # a resumed search brings the study up to the journals
+        except (
+            self.proposer.FAULTS
+        ) as fault:  # a resumed search brings the study up to the journals
             self.broken = fault
 
     def _settle(self, spec: TrialSpec, error: bool) -> None:
-        """Write the end of a trial where its workers neither did nor will: it was stopped early, or lost its driver."""
+        """Write the end of a trial where its workers neither did nor will: it was stopped early, or
+        lost its driver."""
         trial_record = settled(spec.folder, self.proposer.space.baseline.evaluation.points)
-        if record.was_lost(spec.folder) or (trial_record is not None and trial_record.status is not None):
+        if record.was_lost(spec.folder) or (
+            trial_record is not None and trial_record.status is not None
+        ):
             return
         # The probe is small: a disk that is too full for a checkpoint may have room for it.
         experiment = self.proposer.experiment
-        if error and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder)) is not None:
-            raise OSError(why)  # no fault of the trial: it stays without an end, and a resumed search takes it up
+        if (
+            error
+            and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder))
+            is not None
+        ):
+            raise OSError(
+                why
+            )  # no fault of the trial: it stays without an end, and a resumed search takes it up
         died = End("error", "its driver died", process_died=True)
-        Journal(spec.folder).end_trial(died if error else ended_early(self.proposer.space, trial_record))
+        Journal(spec.folder).end_trial(
+            died if error else ended_early(self.proposer.space, trial_record)
+        )

@@ -1,4 +1,5 @@
-"""Messages between trial drivers, slots and workers, and how these find each other. Imports no torch."""
+"""Messages between trial drivers, slots and workers, and how these find each other. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """The group died or leaves a node that drains, or the slot was restarted and knows nothing of the job."""
+    """The group died or leaves a node that drains, or the slot was restarted and knows nothing of
+    the job."""
 
     reason: str
 

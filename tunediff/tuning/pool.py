@@ -25,9 +25,11 @@ class Allocation(NamedTuple):
 
 
 class Pool:
-    """Allocate as many devices as a trial has workers: of one machine if any is large enough, else of several.
+    """Allocate as many devices as a trial has workers: of one machine if any is large enough, else
+    of several.
 
-    A trial that finds no room waits, and so do all later ones: smaller trials must not overtake it for ever.
+    A trial that finds no room waits, and so do all later ones: smaller trials must not overtake it
+    for ever.
     """
 
     def __init__(
@@ -35,15 +37,19 @@ class Pool:
         taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
         prefix: str = "",
     ) -> None:  # fmt: skip
-        """`look` returns the nodes of a cluster as of now; `taken` and `freed` are called with every slot that gets a
-        trial and whose trial is over; `prefix`: of the names of the slots' actors, which end in their numbers."""
+        """`look` returns the nodes of a cluster as of now; `taken` and `freed` are called with
+        every slot that gets a trial and whose trial is over; `prefix`: of the names of the slots'
+        actors, which end in their numbers.
+        """
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look = share, share.machines, look
         self._on_taken, self._on_freed, self._prefix = taken, freed, prefix
         self._looked = time.monotonic()
         self._said = set(share.notes)
         self._taken: dict[int, dict[Machine, int]] = {}
-        self._last: dict[int, tuple[Placement, int]] = {}  # what a slot's workers were started for: they are still warm
+        self._last: dict[
+            int, tuple[Placement, int]
+        ] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
         self._due = 0.0
 
@@ -63,7 +69,8 @@ class Pool:
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
     def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
-        """Allocate devices to a trial of `size` workers, or of one worker with their devices (`together`).
+        """Allocate devices to a trial of `size` workers, or of one worker with their devices
+        (`together`).
 
         None: there is no room now; if the trial `waits`, the wait is reported.
         """
@@ -75,7 +82,14 @@ class Pool:
         self._waits = None
         place = self._share.place(list(workers), size, together)
         free = [slot for slot in range(len(self._taken) + 1) if slot not in self._taken]
-        slot = next((one for one in self._last if one not in self._taken and self._last[one] == (place, size)), free[0])
+        slot = next(
+            (
+                one
+                for one in self._last
+                if one not in self._taken and self._last[one] == (place, size)
+            ),
+            free[0],
+        )
         self._taken[slot], self._last[slot] = workers, (place, size)
         self._on_taken(slot)
         return Allocation(slot, place, f"{self._prefix}{slot}")
@@ -98,19 +112,26 @@ class Pool:
                     self.say(note)
 
     def _free(self, machine: Machine) -> int:
-        return self._share.units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
+        return self._share.units(machine) - sum(
+            taken.get(machine, 0) for taken in self._taken.values()
+        )
 
     def _find(self, size: int) -> dict[Machine, int] | None:
         """Return the units of each machine for a trial of `size` workers; None: there is no room.
 
         Takes the machine that the trial fills best, so that larger trials find room later.
         """
-        units, free = self._share.units, {machine: self._free(machine) for machine in self._machines}
+        units, free = (
+            self._share.units,
+            {machine: self._free(machine) for machine in self._machines},
+        )
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
             if not fitting:
                 return None
-            best = fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
+            best = (
+                fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
+            )
             return {best: units(best) if self._share.whole else size}
         workers: dict[Machine, int] = {}
         for machine in sorted(free, key=lambda machine: -free[machine]):
@@ -126,7 +147,13 @@ class Pool:
         if now >= self._due:
             self._due = now + 2 * (self._due - self._waits)
             unit = "GPU" if self._share.gpu else "CPU core"
-            machines = [f"{machine.name or 'this machine'}: {self._free(machine)}" for machine in self._machines]
+            machines = [
+                f"{machine.name or 'this machine'}: {self._free(machine)}"
+                for machine in self._machines
+            ]
             free = "; ".join(machines) or "no nodes"
             waited = text.seconds(now - self._waits)
-            self.say(f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free: {free}")
+            self.say(
+                f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free:"
+                f" {free}"
+            )

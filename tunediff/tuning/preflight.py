@@ -24,10 +24,11 @@ MOST_OTHERS = 4
 def create(
     folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:  # fmt: skip
-    """Call `experiment.create` and check the copy of the workload there; return the space and the check's report.
+    """Call `experiment.create` and check the copy of the workload there; return the space and the
+    check's report.
 
-    The space loses the knobs that the training never reads. Raises `ConfigError` with what is wrong with the workload,
-    or where nothing is left to search; the folder is gone then.
+    The space loses the knobs that the training never reads. Raises `ConfigError` with what is wrong
+    with the workload, or where nothing is left to search; the folder is gone then.
     """
     created = experiment.create(folder, space, content)
     copy, original = created.workload.file, space.workload.file
@@ -42,7 +43,10 @@ def create(
             raise ConfigError(str(error).replace(str(copy.root), str(original.root))) from None
         raise
     title, searched = created.workload.title, {dimension.name for dimension in created.dimensions}
-    say(f"{title}: passed; {created.workload.objective.name} {number(report['value'])} after {check.STEPS} steps")
+    say(
+        f"{title}: passed; {created.workload.objective.name} {number(report['value'])} after"
+        f" {check.STEPS} steps"
+    )
     for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
     fields = {field.name for field in dataclasses.fields(created.schema.own)}
@@ -60,31 +64,45 @@ def create(
 
 
 def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None]) -> set[str]:
-    """Return the searched knobs that the training never reads; those that it reads after all leave the report.
+    """Return the searched knobs that the training never reads; those that it reads after all leave
+    the report.
 
     Raises `ConfigError` where nothing else is searched.
     """
     searched = {dimension.name for dimension in space.dimensions} - {"seed"}
-    title, own = space.workload.title, {field.name for field in dataclasses.fields(space.schema.own)}
-    if doubtful := {knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in own}:
-        say(f"{title}: looking whether {', '.join(sorted(doubtful))} are read in other configurations")
-        others = [cfg.override(one, {"parallel.workers": 1}, check=False) for one in _others(space, own)]
+    title, own = (
+        space.workload.title,
+        {field.name for field in dataclasses.fields(space.schema.own)},
+    )
+    if doubtful := {
+        knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in own
+    }:
+        say(
+            f"{title}: looking whether {', '.join(sorted(doubtful))} are read in other"
+            " configurations"
+        )
+        others = [
+            cfg.override(one, {"parallel.workers": 1}, check=False) for one in _others(space, own)
+        ]
         doubtful &= read_probe.knobs_read(others)
         report["unread"] = [knob for knob in report["unread"] if knob not in doubtful]
     useless = searched & set(report["unread"])
     if useless and useless == searched:
         raise ConfigError(
-            f"{title}: nothing to search: train(trial) never reads {', '.join(sorted(useless))}; use trial.knobs, "
-            "trial.loader_options and trial.autocast() where they should act (of command line parsers, argparse and "
-            "absl get the knobs; others, such as tyro, keep their defaults)"
+            f"{title}: nothing to search: train(trial) never reads {', '.join(sorted(useless))};"
+            " use trial.knobs, trial.loader_options and trial.autocast() where they should act (of"
+            " command line parsers, argparse and absl get the knobs; others, such as tyro, keep"
+            " their defaults)"
         )
     return useless if space.kind in ("search", "grid") else set()
 
 
 def _others(space: SearchSpace, own: set[str]) -> Iterator[Systems]:
-    """Yield configurations in which knobs of the workload's sections `own` have other values than the baseline's.
+    """Yield configurations in which knobs of the workload's sections `own` have other values than
+    the baseline's.
 
-    Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has a certain value.
+    Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has
+    a certain value.
     """
     baseline = cfg.flat(space.baseline)
     dimensions = [one for one in space.dimensions if one.name.partition(".")[0] in own]
@@ -94,7 +112,9 @@ def _others(space: SearchSpace, own: set[str]) -> Iterator[Systems]:
         for dimension in dimensions:
             name = dimension.name
             if dimension.active(baseline | changed):
-                changed[name] = _other_value(dimension, baseline.get(name), index / (count + 1), index)
+                changed[name] = _other_value(
+                    dimension, baseline.get(name), index / (count + 1), index
+                )
         with contextlib.suppress(ConfigError):  # knobs that contradict each other
             yield space.config(changed)
 
@@ -113,7 +133,11 @@ def _tried(space: SearchSpace) -> Systems:
     """Return the baseline, with as few ranks and loader processes as show whether several work."""
     tried: Systems = space.baseline
     for dimension in space.dimensions:
-        most = max(dimension.choices) if dimension.choices and dimension.name.endswith(".workers") else dimension.high
+        most = (
+            max(dimension.choices)
+            if dimension.choices and dimension.name.endswith(".workers")
+            else dimension.high
+        )
         if dimension.name == "loader.workers" and most > 0 and not tried.loader.resident:
             tried = cfg.override(tried, {dimension.name: 1}, check=False)
         if dimension.name == "parallel.workers" and most > 1 and not tried.loader.batch_size % 2:

@@ -1,7 +1,8 @@
-"""Decide which configurations of a search run again on further seeds before its finalists are chosen.
+"""Decide which configurations of a search run again on further seeds before its finalists are
+chosen.
 
-Of many runs the best is partly the luckiest. The last trials of a search therefore run what leads again, and
-configurations are compared by their means. Imports no Ray.
+Of many runs the best is partly the luckiest. The last trials of a search therefore run what leads
+again, and configurations are compared by their means. Imports no Ray.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def is_rerun(space: SearchSpace, drawn: Values) -> bool:
 
 
 def next_rerun(results: Results, reruns: Sequence[Values]) -> Values | None:
-    """Return the point to run next: what leads and has fewer than `MOST_RUNS` runs, on its next seed.
+    """Return the point to run next: what leads and has fewer than `MOST_RUNS` runs, on its next
+    seed.
 
-    `reruns`: all that were begun, whether they have ended or not. None: no configuration but the baseline has a result
-    and runs left. Compared with other rules in `benchmarks/believe`.
+    `reruns`: all that were begun, whether they have ended or not. None: no configuration but the
+    baseline has a result and runs left. Compared with other rules in `benchmarks/believe`.
     """
     for outcome in results.ranked:
         own = without_seed((trial := outcome.trial).drawn)
@@ -57,16 +59,20 @@ class Reruns:
 
     def add(self, point: Values) -> None:
         """Take note of a trial if it is a rerun."""
-        if is_rerun(self._space, point) and point not in self._begun:  # the study may have it twice, see `SearchStudy`
+        if (
+            is_rerun(self._space, point) and point not in self._begun
+        ):  # the study may have it twice, see `SearchStudy`
             self._begun.append(point)
 
     def left(self, draws: int) -> int:
-        """Return how many may begin after so many trials of new configurations: their share is that of the search."""
+        """Return how many may begin after so many trials of new configurations: their share is that
+        of the search."""
         share = draws * self._space.reruns // (self._space.budget.trials - self._space.reruns)
         return min(share, self._space.budget.trials - draws) - len(self)
 
     def next_point(self) -> Values | None:
-        """Return the point to run next, by all trials that have ended; None: none has a result and runs left."""
+        """Return the point to run next, by all trials that have ended; None: none has a result and
+        runs left."""
         self._following.read()
         results = Results(self._experiment, self._space, self._following.trials)
         return next_rerun(results, self._begun)

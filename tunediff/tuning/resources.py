@@ -1,4 +1,5 @@
-"""What trials get of one machine or of a cluster's nodes. Imports no ray: used before anything starts."""
+"""What trials get of one machine or of a cluster's nodes. Imports no ray: used before anything
+starts."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class ResourcePartition:
     """World sizes of its trials, the largest last."""
     gpu: bool
     whole: bool
-    """Whether a trial has its machine to itself. So it is without GPUs: two would disturb each other's clocks."""
+    """Whether a trial has its machine to itself. So it is without GPUs: two would disturb each
+    other's clocks."""
     per_gpu: int = 1
     """Trials that share each GPU."""
     notes: tuple[str, ...] = ()
@@ -89,27 +91,42 @@ class ResourcePartition:
     def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
         """Return the machines that workers fit on, the largest first."""
         fitting = filter(self.units, machines)
-        return tuple(sorted(fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)))
+        return tuple(
+            sorted(
+                fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)
+            )
+        )
 
     def why_unused(self, machine: Machine) -> str:
         """Return a line on why a machine is not used; '' if it is."""
-        return "" if self.units(machine) else f"{machine}: not used, {'without GPUs' if self.gpu else 'no CPU cores'}"
+        return (
+            ""
+            if self.units(machine)
+            else f"{machine}: not used, {'without GPUs' if self.gpu else 'no CPU cores'}"
+        )
 
     def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
         """Return the placement of a trial of `size` workers on these machines.
 
-        Each worker gets the ratio of cores to GPUs that its machine has; on several machines, the least of them.
-        `together`: one worker gets the devices of all.
+        Each worker gets the ratio of cores to GPUs that its machine has; on several machines, the
+        least of them. `together`: one worker gets the devices of all.
         """
         alone = self.whole and len(machines) == 1
         split = {machine: size if alone else self.units(machine) for machine in machines}
         # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
-        free = {machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine]) for machine in machines}
-        cpus = max(0.0, min(int(100 * free[machine] / split[machine]) / 100 for machine in machines))
+        free = {
+            machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine])
+            for machine in machines
+        }
+        cpus = max(
+            0.0, min(int(100 * free[machine] / split[machine]) / 100 for machine in machines)
+        )
         threads = max(1, min(round(machine.cores / split[machine]) for machine in machines))
         devices = size if together else 1
         ids = tuple(machine.id for machine in machines if machine.id)
-        return Placement(ids, round(devices * cpus, 2), self.gpu, devices * threads, devices, self.per_gpu)
+        return Placement(
+            ids, round(devices * cpus, 2), self.gpu, devices * threads, devices, self.per_gpu
+        )
 
     @property
     def slots(self) -> int:
@@ -146,19 +163,24 @@ def world_sizes(space: SearchSpace) -> list[int]:
     for dimension in space.dimensions:
         if dimension.name == "parallel.workers":
             step = int(dimension.step or 1)
-            sizes |= set(dimension.choices or range(int(dimension.low), int(dimension.high) + 1, step))
+            sizes |= set(
+                dimension.choices or range(int(dimension.low), int(dimension.high) + 1, step)
+            )
     return sorted(sizes)
 
 
 def values_of(space: SearchSpace, name: str) -> set[Any]:
     """Return every value of a knob with choices that a trial of this space may have."""
     drawn = [dimension.choices or () for dimension in space.dimensions if dimension.name == name]
-    named = [point[name] for point in space.candidates if name in point]  # of a ladder nothing is drawn
+    named = [
+        point[name] for point in space.candidates if name in point
+    ]  # of a ladder nothing is drawn
     return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
 
 
 def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
-    """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see `divided`."""
+    """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see
+    `divided`."""
     protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
     values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
@@ -167,8 +189,14 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
     if not partition.gpu or partition.sizes[-1] > 1:
-        why = "trials of several workers have GPUs of their own" if partition.gpu else "there are no GPUs"
-        raise ConfigError(f"{space.source}: trials_per_gpu: {per_gpu} is not allowed here: {why}; allowed: 1")
+        why = (
+            "trials of several workers have GPUs of their own"
+            if partition.gpu
+            else "there are no GPUs"
+        )
+        raise ConfigError(
+            f"{space.source}: trials_per_gpu: {per_gpu} is not allowed here: {why}; allowed: 1"
+        )
     return dataclasses.replace(partition, per_gpu=per_gpu)
 
 
@@ -186,8 +214,8 @@ def divided(
 ) -> ResourcePartition:  # fmt: skip
     """Return the machines for trials of these world sizes, the largest last.
 
-    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of `parallel.strategy`. Raises
-    `ConfigError` for what fits nowhere.
+    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of
+    `parallel.strategy`. Raises `ConfigError` for what fits nowhere.
     """
     gpu = any(machine.gpus for machine in machines)
     unit = "GPU" if gpu else "CPU core"
@@ -198,24 +226,34 @@ def divided(
     if sizes[-1] > limit:
         where = "on this machine" if machines and not machines[0].id else "on this cluster"
         raise ConfigError(
-            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one {unit} and there "
-            f"are {listed}; allowed: at most {limit}"
+            f"{source}: parallel.workers: {sizes[-1]} is not allowed {where}; each worker needs one"
+            f" {unit} and there are {listed}; allowed: at most {limit}"
         )
     for value in values:
         if not gpu and value in _GPU_ONLY:
-            raise ConfigError(f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}")
+            raise ConfigError(
+                f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}"
+            )
     notes = tuple(_notes(partition, machines))
     if sizes[-1] > 1 and "dp" in strategies:
         _check_dp(sizes[-1], max(map(partition.units, partition.machines)), gpu, listed, source)
-        notes += ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
+        notes += (
+            (
+                "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less"
+                " time"
+            ),
+        )
     return dataclasses.replace(partition, notes=notes)
 
 
 def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None:
-    """Raise `ConfigError` if there are no GPUs, or not as many on one node as `dp` gives to its one process."""
+    """Raise `ConfigError` if there are no GPUs, or not as many on one node as `dp` gives to its one
+    process."""
     if not gpu:
         why = "torch.nn.DataParallel needs GPUs, and would pass through without a word"
-        raise ConfigError(f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {listed}")
+        raise ConfigError(
+            f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {listed}"
+        )
     if size > most:
         why = f"needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most {most}"
         raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {listed}")
@@ -228,17 +266,26 @@ def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[st
             yield why
     places = {share.place([machine], 1).threads for machine in share.machines}
     if len(places) > 1:
-        each = "; ".join(f"{machine.name}: {share.place([machine], 1).threads}" for machine in share.machines)
-        yield f"WARNING: nodes differ in CPU cores per worker ({each}): what they measure cannot be compared strictly"
+        each = "; ".join(
+            f"{machine.name}: {share.place([machine], 1).threads}" for machine in share.machines
+        )
+        yield (
+            f"WARNING: nodes differ in CPU cores per worker ({each}): what they measure cannot be"
+            " compared strictly"
+        )
     most = max(map(share.units, share.machines), default=0)
     if (size := share.sizes[-1]) > most > 0:
         yield f"parallel.workers={size} spans nodes: one has room for {most}"
 
 
 def omp_notes(share: ResourcePartition) -> Iterable[str]:
-    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a worker."""
+    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a
+    worker."""
     chosen = os.environ.get(OMP, "")
     threads = {share.place([machine], 1).threads for machine in share.machines}
     if threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:
         has = text.pluralize(max(threads), "thread")
-        yield f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train obeys it"
+        yield (
+            f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train"
+            " obeys it"
+        )

@@ -1,4 +1,5 @@
-"""Propose configurations seed after seed until their difference is decided: confirming runs and comparisons.
+"""Propose configurations seed after seed until their difference is decided: confirming runs and
+comparisons.
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine.
 """
@@ -33,10 +34,12 @@ def name_of(place: int, number: int, candidates: int) -> str:
 
 
 class Rounds:
-    """Proposes the unfinished runs of at most `most` rounds, until `over()` before a round. The baseline comes first.
+    """Proposes the unfinished runs of at most `most` rounds, until `over()` before a round. The
+    baseline comes first.
 
-    Every other round runs in the opposite order, so that a machine that slows down favours no candidate. A candidate
-    whose run fails is out, and without the baseline there is nothing to compare with.
+    Every other round runs in the opposite order, so that a machine that slows down favours no
+    candidate. A candidate whose run fails is out, and without the baseline there is nothing to
+    compare with.
     """
 
     def __init__(
@@ -63,12 +66,18 @@ class Rounds:
             places = range(len(self._candidates))
             for turn, place in enumerate(reversed(places) if number % 2 else places):
                 # A failure in the middle of a round ends it there
-                if 0 in self._out or len(places) - len(self._out) < 2 or (turn == 0 and self._over()):
+                if (
+                    0 in self._out
+                    or len(places) - len(self._out) < 2
+                    or (turn == 0 and self._over())
+                ):
                     return
                 if place in self._out:
                     continue
                 spec = self._spec(place, number)
-                if (trial_record := record.read_trial(spec.folder)) is not None and trial_record.finished:
+                if (
+                    trial_record := record.read_trial(spec.folder)
+                ) is not None and trial_record.finished:
                     self.tell(spec, trial_record)
                 else:
                     yield spec
@@ -81,7 +90,8 @@ class Rounds:
 
 
 def run(folder: Path, rounds: Rounds, pool: Pool, listeners: Sequence[Listener]) -> None:
-    """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot be written."""
+    """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
+    be written."""
     try:
         loop.run(rounds, pool, listeners)
     except OSError as error:

@@ -13,31 +13,39 @@ from optuna.trial import FrozenTrial, TrialState
 HISTORY = 1000
 """Number of trials that TPE looks at: the newest ones."""
 GOOD = 25
-"""Number of best trials that it looks at however old they are: as many as Optuna's `default_gamma` counts as good."""
+"""Number of best trials that it looks at however old they are: as many as Optuna's `default_gamma`
+counts as good."""
 
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
     """Return the sampler that draws new points by default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return Recent(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5)
+        return Recent(
+            seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5
+        )
 
 
 class Recent(optuna.samplers.TPESampler):
-    """TPE over the best and the newest trials, so that a suggestion takes no longer after thousands.
+    """TPE over the best and the newest trials, so that a suggestion takes no longer after
+    thousands.
 
-    TPE draws where the density of good points is high relative to that of the others. Good are the best tenth, 25 at
-    most: with more than 250 trials these are the same 25 as without this class. The density of the others is estimated
-    from the newest trials.
+    TPE draws where the density of good points is high relative to that of the others. Good are the
+    best tenth, 25 at most: with more than 250 trials these are the same 25 as without this class.
+    The density of the others is estimated from the newest trials.
     """
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Any:
         return super().infer_relative_search_space(cast(Any, _Seen(study)), trial)
 
-    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: Any
+    ) -> dict[str, Any]:
         return super().sample_relative(cast(Any, _Seen(study)), trial, search_space)
 
-    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any
+    ) -> Any:
         return super().sample_independent(cast(Any, _Seen(study)), trial, name, distribution)
 
 
@@ -50,7 +58,9 @@ class _Seen:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._study, name)
 
-    def _get_trials(self, deepcopy: bool = True, states: Any = None, use_cache: bool = False) -> list[FrozenTrial]:
+    def _get_trials(
+        self, deepcopy: bool = True, states: Any = None, use_cache: bool = False
+    ) -> list[FrozenTrial]:
         """Return the trials in order of their numbers, as Optuna's samplers request them."""
         trials = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
         return trials if len(trials) <= HISTORY else _part(trials, self._study.directions)
@@ -63,5 +73,7 @@ def _part(trials: list[FrozenTrial], directions: list[StudyDirection]) -> list[F
     good = dict[int, FrozenTrial]()
     for place, direction in enumerate(directions):
         pick = heapq.nsmallest if direction == StudyDirection.MINIMIZE else heapq.nlargest
-        good |= {trial.number: trial for trial in pick(GOOD, done, key=lambda trial: trial.values[place])}
+        good |= {
+            trial.number: trial for trial in pick(GOOD, done, key=lambda trial: trial.values[place])
+        }
     return [*(good[number] for number in sorted(good)), *newest]

@@ -1,4 +1,5 @@
-"""The Optuna study of a search: its points as Optuna stores them, and how it learns the ends of trials."""
+"""The Optuna study of a search: its points as Optuna stores them, and how it learns the ends of
+trials."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ from tunediff.tuning.study_file import STUDY
 class SearchStudy:
     """Adds points and results to an Optuna study.
 
-    Attributes of its trials: `trial`, the name of the run; `candidate`, the number of a point in the search file;
-    `from`, a trial of an earlier search; `seed`, of a run that repeats another; `status`, `reason`, `penalty`, how it
-    ended; `refused`, `same_as`, `ruled_out`, why a point was not run.
+    Attributes of its trials: `trial`, the name of the run; `candidate`, the number of a point in
+    the search file; `from`, a trial of an earlier search; `seed`, of a run that repeats another;
+    `status`, `reason`, `penalty`, how it ended; `refused`, `same_as`, `ruled_out`, why a point was
+    not run.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class SearchStudy:
         """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
-        self._reported: dict[int, dict[int, float]] = {}  # points that the study has, by number of the trial and index
+        self._reported: dict[
+            int, dict[int, float]
+        ] = {}  # points that the study has, by number of the trial and index
         self.optuna = optuna.create_study(
             storage=storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes], sampler=sampler(seed),
@@ -61,7 +65,11 @@ class SearchStudy:
         self.optuna.enqueue_trial(params, user_attrs=attributes | beside)
 
     def add(
-        self, point: Values, state: TrialState, attributes: Mapping[str, object], values: list[float] | None = None
+        self,
+        point: Values,
+        state: TrialState,
+        attributes: Mapping[str, object],
+        values: list[float] | None = None,
     ) -> None:
         """Add a trial that Optuna did not suggest; its queue stays as it is."""
         params, beside = self._split(point)
@@ -73,16 +81,21 @@ class SearchStudy:
         self.optuna.add_trial(trial)
 
     def _split(self, point: Values) -> tuple[Values, Values]:
-        """Return the parameters that Optuna stores of a point, and apart from them the seed of a repeated run.
+        """Return the parameters that Optuna stores of a point, and apart from them the seed of a
+        repeated run.
 
         Optuna does not search that seed, so that it is an attribute of the trial.
         """
         beside = {"seed": point["seed"]} if "seed" in point and self.space.seeds == 1 else {}
-        return to_params({name: value for name, value in point.items() if name not in beside}), beside
+        return (
+            to_params({name: value for name, value in point.items() if name not in beside}),
+            beside,
+        )
 
     # ---- results
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """Keep a point of the curve, by its index; Optuna keeps none where there are two objectives."""
+        """Keep a point of the curve, by its index; Optuna keeps none where there are two
+        objectives."""
         index, reported = int(result["index"]), self._reported.setdefault(trial.number, {})
         # After a restart and at the end a point comes again, of which Optuna would warn.
         if self.space.cost is not None or index in reported:
@@ -103,14 +116,22 @@ class SearchStudy:
         self.optuna.tell(trial, self.penalty(failed))
 
     def tell(self, trial: Trial, trial_record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """Report the end of a trial: its result, or for a failure a penalty; `records`: of all trials that have ended.
+        """Report the end of a trial: its result, or for a failure a penalty; `records`: of all
+        trials that have ended.
 
         A failure without a value would be unknown to Optuna, which would draw its point again.
         """
-        # Tune does not pass on the point after which it stops a trial, by which TPE sorts pruned trials. A study that
-        # was rebuilt has no points at all.
-        points = {point.index: point[self.space.metric] for point in trial_record.points if self.space.metric in point}
-        if trial_record.status == "pruned" and not self._reported.get(trial.number, {}).items() <= points.items():
+        # Tune does not pass on the point after which it stops a trial, by which TPE sorts pruned
+        # trials. A study that was rebuilt has no points at all.
+        points = {
+            point.index: point[self.space.metric]
+            for point in trial_record.points
+            if self.space.metric in point
+        }
+        if (
+            trial_record.status == "pruned"
+            and not self._reported.get(trial.number, {}).items() <= points.items()
+        ):
             trial = self._replaced(trial)
         for index, value in points.items():
             self.report(trial, {"index": index, "objective": value})
@@ -127,28 +148,45 @@ class SearchStudy:
         else:
             trial.set_user_attr("penalty", True)
             skipped = trial_record.status == "skipped"
-            failed = knowledge.smaller_oom_trial(trial_record.config, records) if skipped else trial_record
+            failed = (
+                knowledge.smaller_oom_trial(trial_record.config, records)
+                if skipped
+                else trial_record
+            )
             self.optuna.tell(trial, self.penalty(failed))
 
     def _replaced(self, trial: Trial) -> Trial:
-        """End a trial that began again and return a new one without its void points, which Optuna cannot remove."""
+        """End a trial that began again and return a new one without its void points, which Optuna
+        cannot remove."""
         self.add(self.point(trial), TrialState.RUNNING, trial.user_attrs)
         self.drop(trial)
         return self.running(self.trials()[-1])
 
     def values(self, trial_record: TrialRecord) -> list[float] | None:
         """Return the objectives of a trial that ended ok; None for any other end."""
-        values = [trial_record.value(metric) for metric in (self.space.metric, self.space.cost) if metric is not None]
+        values = [
+            trial_record.value(metric)
+            for metric in (self.space.metric, self.space.cost)
+            if metric is not None
+        ]
         return [value for value in values if value is not None] if None not in values else None
 
     def penalty(self, failed: TrialRecord | None) -> list[float]:
-        """Return values that are worse than every result so far in every objective, and than the cost of `failed`.
+        """Return values that are worse than every result so far in every objective, and than the
+        cost of `failed`.
 
         Earlier penalties are no results: else each one would double the next.
         """
-        done = [trial for trial in self.trials(TrialState.COMPLETE) if trial.user_attrs.get("status") == "ok"]
+        done = [
+            trial
+            for trial in self.trials(TrialState.COMPLETE)
+            if trial.user_attrs.get("status") == "ok"
+        ]
         done = [trial for trial in done if "penalty" not in trial.user_attrs]
         results = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
         if self.space.cost is not None and failed is not None:
             results[1] += knowledge.used(failed, self.space.cost)
-        return [knowledge.penalty(values, mode) for values, mode in zip(results, self._modes, strict=True)]
+        return [
+            knowledge.penalty(values, mode)
+            for values, mode in zip(results, self._modes, strict=True)
+        ]

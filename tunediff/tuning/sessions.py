@@ -1,4 +1,5 @@
-"""Sessions of a search: when each ran (`sessions.jsonl`) and why one had to stop (`StoppedError`)."""
+"""Sessions of a search: when each ran (`sessions.jsonl`) and why one had to stop
+(`StoppedError`)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ASKED = "tunediff.open_study"
 
 
 class StoppedError(TunediffError, RuntimeError):
-    """The search had to stop for a reason outside of it, such as a full disk; it can be resumed once that is gone."""
+    """The search had to stop for a reason outside of it, such as a full disk; it can be resumed
+    once that is gone."""
 
 
 class NotStartedError(StoppedError):
@@ -29,14 +31,21 @@ class NotStartedError(StoppedError):
 
 
 def spent_s(folder: Path) -> float:
-    """Return the wall-clock of the commands so far, in seconds; a session that was killed lasted until its last line.
+    """Return the wall-clock of the commands so far, in seconds; a session that was killed lasted
+    until its last line.
 
     Where a session has no line but its first, the last line of the trials' journals counts.
     """
     periods = journals.sessions(folder)
-    times = (event.get("time") for trial in (folder / "trials").glob("t*") for event in record.events(trial))
+    times = (
+        event.get("time")
+        for trial in (folder / "trials").glob("t*")
+        for event in record.events(trial)
+    )
     stamps = [time for time in times if is_number(time)]
-    outside = (line for line in journals.lines(folder / SESSIONS) if line.get("event") == journals.OUTSIDE)
+    outside = (
+        line for line in journals.lines(folder / SESSIONS) if line.get("event") == journals.OUTSIDE
+    )
     total: float = sum(line["seconds"] for line in outside if is_number(line.get("seconds")))
     ends = [*(period.begin for period in periods[1:]), math.inf]
     for period, until in zip(periods, ends, strict=False):
@@ -47,7 +56,11 @@ def spent_s(folder: Path) -> float:
 
 def confirming_folders(folder: Path) -> list[Path]:
     """Return the folders of all confirming runs of a search, those with longer budgets included."""
-    files = (path for pattern in ("confirm*", "confirm*/*x") for path in folder.glob(f"{pattern}/search.yaml"))
+    files = (
+        path
+        for pattern in ("confirm*", "confirm*/*x")
+        for path in folder.glob(f"{pattern}/search.yaml")
+    )
     return sorted(path.parent for path in files)
 
 
@@ -95,10 +108,12 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 @contextlib.contextmanager
 def noted(folder: Path, command: str, over: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Note that a session begins, with the command that started it and the hardware, and that it ends.
+    """Note that a session begins, with the command that started it and the hardware, and that it
+    ends.
 
-    The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached, or nothing is left.
-    `over` returns whether that is so, for whoever can end a session earlier without an exception.
+    The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached,
+    or nothing is left. `over` returns whether that is so, for whoever can end a session earlier
+    without an exception.
     """
     _note(folder, "begin", command=command, environment=environment.describe())
     complete = False

@@ -1,9 +1,10 @@
 """A slot runs one trial at a time in a warm group of Ray Train workers.
 
-Starting workers takes longer than a short trial: a controller and every worker start Python and import torch, one after
-the other. So a group stays, and its workers take one job after the other from their slot. A job that needs another
-`WorkerGroupSpec`, that compiles, or that follows a fault gets a fresh group. The slot itself is an actor that imports
-no torch; trial drivers (Tune) and workers (Train) both call it, and each may die and be started again:
+Starting workers takes longer than a short trial: a controller and every worker start Python and
+import torch, one after the other. So a group stays, and its workers take one job after the other
+from their slot. A job that needs another `WorkerGroupSpec`, that compiles, or that follows a fault
+gets a fresh group. The slot itself is an actor that imports no torch; trial drivers (Tune) and
+workers (Train) both call it, and each may die and be started again:
 
     driver                       slot                        workers of the group
     submit(job)  ─────────────►  job, its serial
@@ -30,33 +31,43 @@ from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import Assignment, Decision, Event, Lost
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
-POLL_S = 10.0  # a long poll returns None after this long, so that no request of a lost caller stays for ever
+# a long poll returns None after this long, so that no request of a lost caller stays for ever
+POLL_S = 10.0
 T = TypeVar("T")
 
 
 class Slot:
-    """The actor that hands jobs of trial drivers to workers, and the workers' events to the drivers.
+    """The actor that hands jobs of trial drivers to workers, and the workers' events to the
+    drivers.
 
-    Methods are coroutines of one actor, so that code between two `await`s is not interrupted. `_turn` is held by what
-    starts or ends a group; `_changed` wakes the long polls.
+    Methods are coroutines of one actor, so that code between two `await`s is not interrupted.
+    `_turn` is held by what starts or ends a group; `_changed` wakes the long polls.
     """
 
     def __init__(self, name: str, storage: str, here: str) -> None:
-        """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work in."""
+        """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work
+        in."""
         self._name, self._storage, self._here = name, storage, here
         self._changed, self._turn = asyncio.Condition(), asyncio.Lock()
         self._job: TrialSpec | None = None
         self._serial = ""  # of the current job; random, so that a restarted slot never reuses one
-        self._submits = 0  # how often a driver came: one that was restarted keeps the serial of its trial
+        self._submits = (
+            0  # how often a driver came: one that was restarted keeps the serial of its trial
+        )
         self._events: list[Event] = []
         self._ended = True
         self._decisions: set[int] = set()  # indices of the points after which training may go on
         self._dropped: set[str] = set()
-        self._waiting_for: int | None = None  # index of the point whose decision the workers wait for
+        self._waiting_for: int | None = (
+            None  # index of the point whose decision the workers wait for
+        )
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
         self._group_spec, self._group_fresh = WorkerGroupSpec(0, False), False
-        self._arrived, self._started = False, 0.0  # whether its workers have started, and when they were requested
+        self._arrived, self._started = (
+            False,
+            0.0,
+        )  # whether its workers have started, and when they were requested
         self._retired: set[str] = set()  # generations of groups that were asked to leave
 
     def __repr__(self) -> str:
@@ -70,12 +81,14 @@ class Slot:
                 self._start(spec, fresh=False)
 
     async def note(self, line: str) -> None:
-        """Log a line. The dashboard's table of tasks shows the name that the caller gives to this call."""
+        """Log a line. The dashboard's table of tasks shows the name that the caller gives to this
+        call."""
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for trial drivers
     async def submit(self, job: TrialSpec) -> str:
-        """Take a job and return its serial. A driver that was restarted is attached to its running job."""
+        """Take a job and return its serial. A driver that was restarted is attached to its running
+        job."""
         async with self._turn:
             self._submits += 1
             # ---- the same job again, or an earlier one whose driver is gone
@@ -85,7 +98,12 @@ class Slot:
                 await self._abandon()
 
             # ---- a group that fits the job
-            if self._group is None or self._group_spec != job.group or job.fresh or self._group_fresh:
+            if (
+                self._group is None
+                or self._group_spec != job.group
+                or job.fresh
+                or self._group_fresh
+            ):
                 await self._retire()
                 self._start(job.group, job.fresh)
 
@@ -108,7 +126,8 @@ class Slot:
         return await self._wait(next_event)
 
     async def let_go_on(self, serial: str, index: int) -> None:
-        """Let the workers train on after point `index`. A scheduler that stops a trial ends its driver instead."""
+        """Let the workers train on after point `index`. A scheduler that stops a trial ends its
+        driver instead."""
         async with self._changed:
             if serial == self._serial:
                 self._decisions.add(index)
@@ -120,7 +139,8 @@ class Slot:
             await self._kill(reason)
 
     async def missing_s(self) -> float:
-        """Return for how many seconds the group's workers have been starting; 0: they have started."""
+        """Return for how many seconds the group's workers have been starting; 0: they have
+        started."""
         return 0.0 if self._arrived or self._group is None else time.monotonic() - self._started
 
     async def free(self, after_s: float) -> None:
@@ -146,7 +166,8 @@ class Slot:
 
     # ---- for workers
     async def take(self, generation: str, done: str) -> Assignment | None:
-        """Return the next job, or the order to leave for a group that was replaced; None after `POLL_S`: ask again.
+        """Return the next job, or the order to leave for a group that was replaced; None after
+        `POLL_S`: ask again.
 
         `done`: serial of the last job of these workers, which they do not get twice.
         """
@@ -162,7 +183,8 @@ class Slot:
         return await self._wait(next_assignment)
 
     async def renew(self, generation: str) -> None:
-        """Replace this group, whose workers leave by themselves: the current job and all later ones get others."""
+        """Replace this group, whose workers leave by themselves: the current job and all later ones
+        get others."""
 
         async def replaced() -> None:
             async with self._turn:
@@ -173,11 +195,14 @@ class Slot:
 
         async with self._changed:
             self._retired.add(generation)  # the end of this group does not lose a job
-        self._renewing = asyncio.ensure_future(replaced())  # not awaited: the group leaves once this call returns
+        self._renewing = asyncio.ensure_future(
+            replaced()
+        )  # not awaited: the group leaves once this call returns
 
     async def post(self, serial: str, event: Event, workers_end: bool = False) -> None:
-        """Pass an event to the driver: a point, after which the workers ask for the `decision`, the job's end, or a
-        loss. `workers_end`: whether a fault ends the workers right after it, so that the next job needs others.
+        """Pass an event to the driver: a point, after which the workers ask for the `decision`, the
+        job's end, or a loss. `workers_end`: whether a fault ends the workers right after it, so
+        that the next job needs others.
         """
         async with self._changed:
             if serial != self._serial or self._ended:
@@ -240,8 +265,8 @@ class Slot:
             self._ended = True
 
     async def _abandon(self) -> None:
-        """Drop the job, whose driver is gone. Workers of a trial that was stopped early wait for a decision and get
-        "stop"; busy ones are killed."""
+        """Drop the job, whose driver is gone. Workers of a trial that was stopped early wait for a
+        decision and get "stop"; busy ones are killed."""
         async with self._changed:
             waiting = self._waiting_for is not None
             self._dropped.add(self._serial)
@@ -251,7 +276,8 @@ class Slot:
             await self._kill("its trial was given up")
 
     async def _retire(self) -> None:
-        """Let the group leave when its workers ask for the next job, and wait until its resources are free.
+        """Let the group leave when its workers ask for the next job, and wait until its resources
+        are free.
 
         A group that has not left after a minute is killed.
         """
@@ -297,6 +323,7 @@ class Slot:
 
 
 def _reason(error: Exception) -> str:
-    """Return Ray's message, with the class and message of its controller's error, whose class Ray leaves out."""
+    """Return Ray's message, with the class and message of its controller's error, whose class Ray
+    leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"

@@ -27,8 +27,11 @@ WARM_S = 60.0  # the same for workers that were started before the first job
 class Slots:
     """The slots of a session: as many actors as trials have run at once."""
 
-    def __init__(self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None) -> None:
-        """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a cluster."""
+    def __init__(
+        self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None
+    ) -> None:
+        """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a
+        cluster."""
         # Several searches may share a cluster, where a name must be its own.
         self.prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
@@ -36,12 +39,15 @@ class Slots:
         """Of a cluster's node; {}: not known; None: trials run on this machine."""
         self._storage, self._here = str(folder / "train"), share.here
         self.actors: list[Any] = []
-        self._others = share.slots > 1 or nodes is not None  # slots or nodes that may need the devices of an idle slot
+        self._others = (
+            share.slots > 1 or nodes is not None
+        )  # slots or nodes that may need the devices of an idle slot
         self.pool = Pool(share, nodes, self._make, self._free, self.prefix)
         self._notes, self._nodes = (*share.notes, *omp_notes(share)), nodes
 
     def warm(self, config: Systems) -> None:
-        """Start the workers of the first trials, which train this configuration, while Tune starts up."""
+        """Start the workers of the first trials, which train this configuration, while Tune starts
+        up."""
         allocations = []
         while (allocation := self.pool.take(config.parallel.workers, waits=False)) is not None:
             allocations.append(allocation)
@@ -66,7 +72,9 @@ class Slots:
 
     def _make(self, slot: int) -> None:
         while len(self.actors) <= slot:
-            self.actors.append(_create(f"{self.prefix}{len(self.actors)}", self._storage, self._here))
+            self.actors.append(
+                _create(f"{self.prefix}{len(self.actors)}", self._storage, self._here)
+            )
 
     def _free(self, slot: int, after_s: float = IDLE_S) -> None:
         if self._others:

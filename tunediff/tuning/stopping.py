@@ -1,4 +1,5 @@
-"""Stop trials early by Tune's own rules, which never judge the baseline and keep what they know over a resume."""
+"""Stop trials early by Tune's own rules, which never judge the baseline and keep what they know
+over a resume."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from tunediff.tuning.trial import SPEC, reported
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
-"""Margins behind the best value at a point, as a share of it, within which no trial is stopped while the noise of one
-run is unknown because no configuration has run twice: for objectives compared by ratios, and for all others."""
+"""Margins behind the best value at a point, as a share of it, within which no trial is stopped
+while the noise of one run is unknown because no configuration has run twice: for objectives
+compared by ratios, and for all others."""
 
 
 class TrialName(NamedTuple):
-    """A trial for the rule: it reads `trial_id` only. Our name outlives a session; Tune's own id does not."""
+    """A trial for the rule: it reads `trial_id` only. Our name outlives a session; Tune's own id
+    does not."""
 
     trial_id: str
 
@@ -43,9 +46,11 @@ class PointValues:
         self._by_seed[configuration][seed] = value
 
     def within_noise(self, value: float, falls: bool, positive_ratios: bool) -> bool:
-        """Return whether `value` is behind the best one by no more than the noise of one run, or a margin if unknown.
+        """Return whether `value` is behind the best one by no more than the noise of one run, or a
+        margin if unknown.
 
-        `falls`: a smaller value is better; `positive_ratios`: positive values are compared by their ratios.
+        `falls`: a smaller value is better; `positive_ratios`: positive values are compared by their
+        ratios.
         """
         values = self._by_trial.values()
         if not values or not math.isfinite(value):
@@ -59,25 +64,32 @@ class PointValues:
 
 
 class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
-    """Stop trials by a rule of Tune that never judges the baseline, on any seed, although it compares with it.
+    """Stop trials by a rule of Tune that never judges the baseline, on any seed, although it
+    compares with it.
 
-    Every result of a search is compared with the finished baseline, which an early stop would remove. Not judged either
-    are trials that are behind the best one at the same point by no more than the noise, and trials at their last point,
-    which end by themselves after their weights are written. `earlier`: the trials of the sessions before this one,
-    whose curves the rule gets first.
+    Every result of a search is compared with the finished baseline, which an early stop would
+    remove. Not judged either are trials that are behind the best one at the same point by no more
+    than the noise, and trials at their last point, which end by themselves after their weights are
+    written. `earlier`: the trials of the sessions before this one, whose curves the rule gets
+    first.
     """
 
-    def __init__(self, rule: TrialScheduler, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
+    def __init__(
+        self, rule: TrialScheduler, space: SearchSpace, earlier: Iterable[TrialRecord] = ()
+    ) -> None:
         super().__init__()
         self._rule, self._space, self._earlier = rule, space, tuple(earlier)
-        self._judged_s = dict[TrialName, float]()  # training seconds of the last point that was not a repetition
+        self._judged_s = dict[
+            TrialName, float
+        ]()  # training seconds of the last point that was not a repetition
         self._values = defaultdict[int, PointValues](PointValues)  # by the index of the point
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune keeps a pickled copy of all it was given; nobody reads it
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Set what Tune optimizes, and feed the rule the earlier trials, which it can take only from then on."""
+        """Set what Tune optimizes, and feed the rule the earlier trials, which it can take only
+        from then on."""
         accepted = bool(self._rule.set_search_properties(metric, mode, **spec))
         for trial in self._earlier if accepted else ():
             for point in trial.points:
@@ -93,14 +105,19 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         self._rule.on_trial_add(tune_controller, _name_of(trial))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Return whether a trial goes on after this point; a point reported again after a resume was judged before."""
-        if (train_s := result.get("train_s", math.inf)) <= self._judged_s.get(_name_of(trial), -1.0):
+        """Return whether a trial goes on after this point; a point reported again after a resume
+        was judged before."""
+        if (train_s := result.get("train_s", math.inf)) <= self._judged_s.get(
+            _name_of(trial), -1.0
+        ):
             return str(TrialScheduler.CONTINUE)
         self._judged_s[_name_of(trial)] = train_s
         values = trial.config[SPEC].drawn
         self._note(_name_of(trial).trial_id, values, result)
         if self._is_judged(values, result):
-            self._rule.on_trial_add(tune_controller, _name_of(trial))  # ASHA has forgotten it since `_feed`
+            self._rule.on_trial_add(
+                tune_controller, _name_of(trial)
+            )  # ASHA has forgotten it since `_feed`
             return str(self._rule.on_trial_result(tune_controller, _name_of(trial), result))
         self._feed(tune_controller, _name_of(trial), result)
         return str(TrialScheduler.CONTINUE)
@@ -111,19 +128,27 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
             changes = self._space.changed(values)
             seed = changes.pop("seed", self._space.baseline.seed)
             configuration = repr(sorted(changes.items()))
-            self._values[int(result["index"])].add(trial, configuration, seed, float(result["objective"]))
+            self._values[int(result["index"])].add(
+                trial, configuration, seed, float(result["objective"])
+            )
 
     def _is_judged(self, values: Values, result: Mapping[str, Any]) -> bool:
         """Return whether the rule may stop a trial with these drawn knobs after this point."""
         if runs_through(self._space, values):
             return False
         index, points = int(result.get("index", 0)), self._space.baseline.evaluation.points
-        if index == points or result.get("fraction", 1.0) >= 1:  # whoever asks for trials may report more points
+        if (
+            index == points or result.get("fraction", 1.0) >= 1
+        ):  # whoever asks for trials may report more points
             return False
         falls, rate = self._space.mode == "min", self._space.metric == RATE
-        return not self._values[index].within_noise(float(result["objective"]), falls, falls or rate)
+        return not self._values[index].within_noise(
+            float(result["objective"]), falls, falls or rate
+        )
 
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
+    def on_trial_complete(
+        self, tune_controller: Any, trial: Any, result: Mapping[str, Any]
+    ) -> None:
         """Pass the end of a trial on."""
         self._feed(tune_controller, _name_of(trial), result)
 
@@ -136,14 +161,15 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         return str(self._rule.debug_string())
 
     def _feed(self, controller: Any, trial: TrialName, result: Mapping[str, Any]) -> None:
-        """Feed a result to the rule without a judgement, as rules take it when a trial completes."""
+        """Feed a result to the rule without a judgement, as rules take it when a trial
+        completes."""
         self._rule.on_trial_add(controller, trial)
         self._rule.on_trial_complete(controller, trial, result)
 
 
 def runs_through(space: SearchSpace, drawn: Values) -> bool:
-    """Return whether no rule stops a trial: others are compared with the baseline, and a configuration that runs
-    again is compared by the mean of whole runs."""
+    """Return whether no rule stops a trial: others are compared with the baseline, and a
+    configuration that runs again is compared by the mean of whole runs."""
     return "seed" in drawn or is_baseline(space, drawn)
 
 
@@ -152,11 +178,15 @@ def _name_of(trial: Any) -> TrialName:
 
 
 def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
-    """Return the end of a trial that the scheduler stopped; its reason says how long no trial is stopped."""
+    """Return the end of a trial that the scheduler stopped; its reason says how long no trial is
+    stopped."""
     budget_s = trial_record.budget_s if trial_record is not None else None
     points = trial_record.points if trial_record is not None else []
     after = f" after {points[-1].train_s:.1f} s" if points else ""
     grace_s = GRACE * (budget_s or space.longest_s)
-    why = f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s, while "
+    why = (
+        f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s,"
+        " while "
+    )
     why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
     return End("pruned", why)

@@ -22,24 +22,34 @@ STUDY = "tunediff"
 FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
 """What Optuna raises when the disk is full, read-only or gone."""
 LOCKED_S = 60.0
-"""Seconds for which another program, such as optuna-dashboard, may lock the study before the search stops."""
+"""Seconds for which another program, such as optuna-dashboard, may lock the study before the search
+stops."""
 DAMAGES = ("malformed", "not a database")
-"""SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not answer, will pass."""
+"""SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not
+answer, will pass."""
 
 
 def open_file(path: Path) -> optuna.storages.RDBStorage:
-    """Open the study file, which optuna-dashboard can read too. A damaged one is renamed: the journals hold all of it.
+    """Open the study file, which optuna-dashboard can read too. A damaged one is renamed: the
+    journals hold all of it.
 
     Raises `StoppedError` if it cannot be read for another reason: its locks or its disk.
 
-    SQLite does not wait for the disk: a kill loses nothing even so, a power cut at worst this file, and a draw takes
-    18 ms instead of 140.
+    SQLite does not wait for the disk: a kill loses nothing even so, a power cut at worst this file,
+    and a draw takes 18 ms instead of 140.
     """
     if path.exists() and (damage := _damage(path)):
         number = len(list(path.parent.glob(f"{path.name}.damaged*")))
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
-        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's, of the transaction cut short
-        log.warning("%s is damaged (%s): rebuilt from the journals; the old one is %s", path, damage, aside.name)
+        path.with_name(f"{path.name}-journal").unlink(
+            missing_ok=True
+        )  # SQLite's, of the transaction cut short
+        log.warning(
+            "%s is damaged (%s): rebuilt from the journals; the old one is %s",
+            path,
+            damage,
+            aside.name,
+        )
     engine_settings = {"connect_args": {"timeout": LOCKED_S}}
     storage = optuna.storages.RDBStorage(study_url(path), engine_kwargs=engine_settings)
 
@@ -52,7 +62,8 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _damage(path: Path) -> str | None:
-    """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be read now."""
+    """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be
+    read now."""
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
         with contextlib.closing(

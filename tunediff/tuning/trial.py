@@ -1,4 +1,5 @@
-"""The driver of one trial: what Ray Tune starts. It imports no torch: its slot's workers do the training."""
+"""The driver of one trial: what Ray Tune starts. It imports no torch: its slot's workers do the
+training."""
 
 from __future__ import annotations
 
@@ -33,16 +34,19 @@ from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
-"""Worker groups that a trial gets: the first loss is not the configuration's fault, the second one ends the trial."""
+"""Worker groups that a trial gets: the first loss is not the configuration's fault, the second one
+ends the trial."""
 
 LOSSES = 3
-"""The loss of a node without notice that counts like that of workers: before, it is not the configuration's fault."""
+"""The loss of a node without notice that counts like that of workers: before, it is not the
+configuration's fault."""
 
 STALLED_S = 900.0
-"""Seconds without progress after which an evaluation no longer postpones the deadline of its trial."""
+"""Seconds without progress after which an evaluation no longer postpones the deadline of its
+trial."""
 START_S = 600.0
-"""Seconds after which workers that have not started on this machine are killed and started again; on a cluster they may
-wait for a node."""
+"""Seconds after which workers that have not started on this machine are killed and started again;
+on a cluster they may wait for a node."""
 
 SPEC = "spec"
 """Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
@@ -52,10 +56,12 @@ Reported = dict[str, float]
 
 
 class Driver(tune.Trainable):  # type: ignore[misc]
-    """Run one trial after the other in one process, as starting a process takes seconds; each `step` is one point.
+    """Run one trial after the other in one process, as starting a process takes seconds; each
+    `step` is one point.
 
-    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or at the end. A driver
-    that is started again after a kill attaches to the running job, or finds in the journal that all is done.
+    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or
+    at the end. A driver that is started again after a kill attaches to the running job, or finds in
+    the journal that all is done.
     """
 
     def setup(self, config: Mapping[str, Any]) -> None:
@@ -66,14 +72,18 @@ class Driver(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> Reported:
-        return next(self._points, {"done": True, RESULT_DUPLICATE: True})  # the end brings no numbers of its own
+        return next(
+            self._points, {"done": True, RESULT_DUPLICATE: True}
+        )  # the end brings no numbers of its own
 
 
 def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
-    """Run one trial on its slot and yield every point that it reports. It trains on when the next one is requested.
+    """Run one trial on its slot and yield every point that it reports. It trains on when the next
+    one is requested.
 
-    The trial's journal stays without an `end` event if one of its nodes is lost; the caller then allocates other nodes
-    and calls this again (see `record.was_lost`). Raises `OSError` when the disk is full.
+    The trial's journal stays without an `end` event if one of its nodes is lost; the caller then
+    allocates other nodes and calls this again (see `record.was_lost`). Raises `OSError` when the
+    disk is full.
     """
     # ---- a trial that has ended before is only reported
     folder, place = spec.folder, spec.group.place
@@ -100,10 +110,13 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
-            journal.write("unwritable", reason=why)  # a disk too full for a checkpoint has room for a line
+            journal.write(
+                "unwritable", reason=why
+            )  # a disk too full for a checkpoint has room for a line
             raise OSError(why)  # the trial has no end, and the search stops
 
-        # ---- an end: of the workers, who may have written it before they were lost, or because they died too often
+        # ---- an end: of the workers, who may have written it before they were lost, or because
+        # they died too often
         end = ended if isinstance(ended, End) else _after_loss(ended, deaths, spec.group.size)
         if (written := record.read_trial(folder)) is None or not written.finished:
             if end is None:
@@ -114,7 +127,8 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
 
 
 def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
-    """Return the record of a trial, and wait up to `patience_s` for the end of one that has all of its `points`.
+    """Return the record of a trial, and wait up to `patience_s` for the end of one that has all of
+    its `points`.
 
     A scheduler may end a trial at its last point, a moment before its worker has written the end.
     """
@@ -126,8 +140,11 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
     return trial
 
 
-def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Generator[Reported, None, End | Lost]:
-    """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in seconds."""
+def _until_ended(
+    slot: Any, serial: str, deadline: float, spec: TrialSpec
+) -> Generator[Reported, None, End | Lost]:
+    """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in
+    seconds."""
     cursor, place, waiting_noted = 0, spec.group.place, False
     while True:
         event = ray.get(slot.event.remote(serial, cursor))
@@ -144,7 +161,9 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
                 if missing_s >= PATIENCE_S and not waiting_noted:
                     _note_waiting(spec.folder, place, missing_s)
                     waiting_noted = True
-                deadline = time.monotonic() + spec.deadline_s  # counts from the start of the workers
+                deadline = (
+                    time.monotonic() + spec.deadline_s
+                )  # counts from the start of the workers
 
         # ---- give up a trial that is past its deadline
         late_s = time.monotonic() - deadline
@@ -152,7 +171,10 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             ray.get(slot.kill.remote("past its deadline"))
-            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock{_beside_evaluations(spec)}")
+            return End(
+                "timeout",
+                f"not done after {spec.deadline_s:.0f} s of wall-clock{_beside_evaluations(spec)}",
+            )
 
         # ---- report a point; the workers train on once Tune asks for the next one
         if event is not None:
@@ -162,7 +184,8 @@ def _until_ended(slot: Any, serial: str, deadline: float, spec: TrialSpec) -> Ge
 
 
 def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
-    """Return whether a trial may go on `late_s` seconds past its deadline, since evaluations took or take as long.
+    """Return whether a trial may go on `late_s` seconds past its deadline, since evaluations took
+    or take as long.
 
     Evaluations that count towards the deadline may not, but for a final one that reports progress.
     """
@@ -177,17 +200,22 @@ def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
 
 
 def _beside_evaluations(spec: TrialSpec) -> str:
-    """Return what the wall-clock of a trial past its deadline leaves out, or why its evaluation counts all the same."""
+    """Return what the wall-clock of a trial past its deadline leaves out, or why its evaluation
+    counts all the same."""
     if spec.counts_evaluations:
         return ""
     part, _ = _doing(spec.folder)
     if part != "evaluation":
         return " beside its evaluations"
-    return f", and its evaluation has reported no progress for {STALLED_S:.0f} s: budget.deadline allows more"
+    return (
+        f", and its evaluation has reported no progress for {STALLED_S:.0f} s: budget.deadline"
+        " allows more"
+    )
 
 
 def _doing(folder: Path) -> tuple[str, float]:
-    """Return the part of its time in which a trial is, and the seconds since it last reported progress in it.
+    """Return the part of its time in which a trial is, and the seconds since it last reported
+    progress in it.
 
     Returns an empty part where that is unknown.
     """
@@ -198,10 +226,13 @@ def _doing(folder: Path) -> tuple[str, float]:
 
 
 def _unreachable(place: Placement, missing_s: float) -> str:
-    """Return why workers that have been starting for `missing_s` (0: they have started) will not work; '': they may."""
+    """Return why workers that have been starting for `missing_s` (0: they have started) will not
+    work; '': they may."""
     if gone := cluster.gone(place.nodes):
         return f"node {', '.join(gone)} is gone"
-    if missing_s > 0 and (leaving := cluster.draining(place.nodes)):  # workers that have started watch this themselves
+    if missing_s > 0 and (
+        leaving := cluster.draining(place.nodes)
+    ):  # workers that have started watch this themselves
         return f"node {', '.join(leaving)} is draining"
     late = missing_s > START_S and not place.nodes
     return f"its workers did not start within {START_S:.0f} s" if late else ""
@@ -217,18 +248,24 @@ def _note_waiting(folder: Path, place: Placement, waited_s: float) -> None:
 
 
 def _disk_fault(lost: Lost, folder: Path) -> str | None:
-    """Return the disk's error if the workers died of one in the trial's folder; None: they died of something else.
+    """Return the disk's error if the workers died of one in the trial's folder; None: they died of
+    something else.
 
     The full disk may be another one of their node, such as that of `/tmp`.
     """
     reason = _short(lost.reason)
     why = next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
     # A disk that is too full for a checkpoint may have room for the probe.
-    return why if why is not None and (str(folder) in lost.reason or unwritable(folder) is not None) else None
+    return (
+        why
+        if why is not None and (str(folder) in lost.reason or unwritable(folder) is not None)
+        else None
+    )
 
 
 def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
-    """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to `deaths`."""
+    """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to
+    `deaths`."""
     deaths.append(reason := _short(lost.reason))
     if "outofmemory" in reason.lower().replace(" ", ""):
         return End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)).explained
@@ -239,7 +276,8 @@ def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
 
 
 def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
-    """Return who held the memory of a node when Ray killed a worker for it, as `End.memory` has it; {}: unknown.
+    """Return who held the memory of a node when Ray killed a worker for it, as `End.memory` has it;
+    {}: unknown.
 
     Ray names the killed worker's memory only: the workers of a trial are taken to need the same.
     """
@@ -261,8 +299,13 @@ def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
 
 
 def _short(reason: str) -> str:
-    """Return the informative line of a Ray error, which has pages; with the next line if it ends in a colon."""
+    """Return the informative line of a Ray error, which has pages; with the next line if it ends in
+    a colon."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
-    telling = [i for i, line in enumerate(lines) if "Error" in line or re.search("died|killed", line.lower())]
+    telling = [
+        i
+        for i, line in enumerate(lines)
+        if "Error" in line or re.search("died|killed", line.lower())
+    ]
     at = telling[-1] if telling else len(lines) - 1
     return " ".join(lines[at : at + 1 + lines[at].endswith(":")])[:300]

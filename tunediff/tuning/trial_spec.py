@@ -1,4 +1,5 @@
-"""The job that travels: one trial, from whoever proposes it to the workers that train it. Imports no torch, no Ray."""
+"""The job that travels: one trial, from whoever proposes it to the workers that train it. Imports
+no torch, no Ray."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class WorkerGroupSpec:
     """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
     place: Placement = dataclasses.field(default_factory=Placement)
     cudnn_benchmark: bool = False
-    """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape, however the setting
-    changes. Without a GPU, where it changes nothing, always False."""
+    """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape,
+    however the setting changes. Without a GPU, where it changes nothing, always False."""
 
     def __post_init__(self) -> None:
         unused = "keep_freed" if self.place.gpu else "cudnn_benchmark"
@@ -37,15 +38,21 @@ class WorkerGroupSpec:
     @classmethod
     def of(cls, config: Systems, place: Placement) -> WorkerGroupSpec:
         """Return the group that the training of a configuration needs."""
-        return cls(config.parallel.workers, config.memory.keep_freed, place, config.precision.cudnn_benchmark)
+        return cls(
+            config.parallel.workers,
+            config.memory.keep_freed,
+            place,
+            config.precision.cudnn_benchmark,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """One trial that is to run. Its configuration was validated by whoever proposed it, and by nobody after that.
+    """One trial that is to run. Its configuration was validated by whoever proposed it, and by
+    nobody after that.
 
-    The configuration is pickled by itself: a slot, which passes the trial on, does not import what a user's workload
-    imports, such as torch.
+    The configuration is pickled by itself: a slot, which passes the trial on, does not import what
+    a user's workload imports, such as torch.
     """
 
     name: str
@@ -70,8 +77,8 @@ class TrialSpec:
     evaluates: bool = True
     """Whether the model is judged at every point."""
     keeps: bool = True
-    """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again rather than
-    continued, and its weights are worth nothing."""
+    """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again
+    rather than continued, and its weights are worth nothing."""
     fresh: bool = False
     """Whether it needs processes that have trained nothing, which then train nothing else."""
     profile_steps: int = 0
@@ -84,14 +91,16 @@ class TrialSpec:
     group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0, False))
     """The workers that it needs, and where they run, once the trial is placed."""
     attempt: str = ""
-    """Names the attempt at the trial: a driver that was restarted asks its slot for the same one."""
+    """Names the attempt at the trial: a driver that was restarted asks its slot for the same
+    one."""
 
     @classmethod
     def of(
         cls, experiment: Path, name: str, config: Systems, drawn: Values, budget: SearchBudget, fresh: bool = False,
         **settings: Any,
     ) -> TrialSpec:  # fmt: skip
-        """Return the trial of a validated configuration in the folder of its search; `settings`: further fields."""
+        """Return the trial of a validated configuration in the folder of its search; `settings`:
+        further fields."""
         return cls(
             name=name, folder=experiment / "trials" / name, drawn=drawn, pickled=pickle.dumps(config),
             budget=budget.of(config.devices), unit=budget.unit, deadline_s=budget.trial_deadline_s,
@@ -101,7 +110,9 @@ class TrialSpec:
         )  # fmt: skip
 
     @classmethod
-    def of_space(cls, space: SearchSpace, experiment: Path, name: str, config: Systems, drawn: Values) -> TrialSpec:
+    def of_space(
+        cls, space: SearchSpace, experiment: Path, name: str, config: Systems, drawn: Values
+    ) -> TrialSpec:
         """Return the trial of a configuration of a search space."""
         return cls.of(
             experiment, name, config, drawn, space.budget, space.fresh, metric=space.metric, mode=space.mode,

@@ -20,16 +20,21 @@ LISTED = 500
 class Tried:
     """The configurations that were tried, and by which trial.
 
-    Two may differ in knobs that change nothing on this machine: they train alike, which `_identity` says.
+    Two may differ in knobs that change nothing on this machine: they train alike, which `_identity`
+    says.
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
-        """`device`: "cpu" or "cuda", what trials train on; `records`: of the trials so far; one that failed for a
-        reason outside of it tried nothing.
+        """`device`: "cpu" or "cuda", what trials train on; `records`: of the trials so far; one
+        that failed for a reason outside of it tried nothing.
         """
         self._space, self._device = space, device
-        self._died: set[str] = set()  # `_identity` of the configurations whose processes died in this session
-        self._exact: dict[str, str] = {}  # names of trials by the fingerprints of their configurations
+        self._died: set[str] = (
+            set()
+        )  # `_identity` of the configurations whose processes died in this session
+        self._exact: dict[
+            str, str
+        ] = {}  # names of trials by the fingerprints of their configurations
         self._alike: dict[str, str] = {}  # names of trials by `_identity`
         for trial in records:
             if trial.end is not None and trial.end.external_cause:
@@ -44,17 +49,21 @@ class Tried:
         self._alike.setdefault(self._identity(config), name)
 
     def forget(self, config: Systems, name: str, process_died: bool) -> None:
-        """Forget what a trial tried that failed for a reason outside of it: its configuration may be drawn again.
+        """Forget what a trial tried that failed for a reason outside of it: its configuration may
+        be drawn again.
 
-        Where its processes died, that is once in a session: the second time is likely the configuration's fault, which
-        would be drawn until all trials are used up. Others that held the memory say nothing about it.
+        Where its processes died, that is once in a session: the second time is likely the
+        configuration's fault, which would be drawn until all trials are used up. Others that held
+        the memory say nothing about it.
         """
         if process_died:
             if (identity := self._identity(config)) in self._died:
                 return
             self._died.add(identity)
         for names in (self._exact, self._alike):
-            for fingerprint in [fingerprint for fingerprint, other in names.items() if other == name]:
+            for fingerprint in [
+                fingerprint for fingerprint, other in names.items() if other == name
+            ]:
                 del names[fingerprint]
 
     def exact(self, config: Systems) -> str | None:
@@ -70,22 +79,29 @@ class Tried:
         return self._identity(config) == self._identity(self._space.baseline)
 
     def used_up(self) -> bool:
-        """Return whether no draw can be new: all points were run, or equivalent ones. False for a large space."""
+        """Return whether no draw can be new: all points were run, or equivalent ones. False for a
+        large space."""
         if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):
             return True
         if self._identities is None or not self._identities <= self._alike.keys():
             return False
-        return all(self.exact(self._space.config(point)) is not None for point in self._space.candidates)
+        return all(
+            self.exact(self._space.config(point)) is not None for point in self._space.candidates
+        )
 
     def _identity(self, config: Systems) -> str:
-        """Return a fingerprint that is equal for configurations that train alike on this machine."""
+        """Return a fingerprint that is equal for configurations that train alike on this
+        machine."""
         return cfg.fingerprint(cfg.effective(config, self._device))
 
     @functools.cached_property
     def _identities(self) -> set[str] | None:
-        """Return the `_identity` of all points of a small space of choices; None for any other space."""
+        """Return the `_identity` of all points of a small space of choices; None for any other
+        space."""
         dimensions, identities = self._space.dimensions, set()
-        if spaces.size(self._space) > LISTED or any(dimension.choices is None for dimension in dimensions):
+        if spaces.size(self._space) > LISTED or any(
+            dimension.choices is None for dimension in dimensions
+        ):
             return None
         for point in combinations(dimensions):
             with contextlib.suppress(ConfigError):  # knobs that contradict each other

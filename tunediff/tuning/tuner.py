@@ -29,19 +29,28 @@ from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC, Driver
 
 
-def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener) -> str | None:
+def search(
+    folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener
+) -> str | None:
     """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
 
     Returns why the folder could not be written any more; None: it could.
     """
     with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna|ray")
-        proposer = OptunaProposer(space, folder, before_s, device=slots.device, here=slots.environment)
+        proposer = OptunaProposer(
+            space, folder, before_s, device=slots.device, here=slots.environment
+        )
         searcher = Searcher(proposer, slots.pool)
         reporter = RayDashboardReporter(folder, space, slots.actors)
         try:
             with disk_faults_dropped():
-                _tuner(folder, space, searcher, (listener, reporter.tell, lambda *_: sessions.alive(folder))).fit()
+                _tuner(
+                    folder,
+                    space,
+                    searcher,
+                    (listener, reporter.tell, lambda *_: sessions.alive(folder)),
+                ).fit()
         except Exception:
             if (why := unwritable(folder)) is None:
                 raise
@@ -50,7 +59,8 @@ def search(folder: Path, space: SearchSpace, slots: Slots, before_s: float, list
 
 
 class DiskFaults(logging.Filter):
-    """Drop what Ray logs from its first disk error on: pages of tracebacks; the search itself ends with its reason."""
+    """Drop what Ray logs from its first disk error on: pages of tracebacks; the search itself ends
+    with its reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +86,9 @@ def disk_faults_dropped() -> Iterator[None]:
             handler.removeFilter(dropped)
 
 
-def _tuner(folder: Path, space: SearchSpace, searcher: Searcher, listeners: tuple[Listener, ...]) -> tune.Tuner:
+def _tuner(
+    folder: Path, space: SearchSpace, searcher: Searcher, listeners: tuple[Listener, ...]
+) -> tune.Tuner:
     session = len(list((folder / "tune").glob("*")))
     return tune.Tuner(
         tune.with_resources(Driver, _of_driver()),
@@ -88,26 +100,38 @@ def _tuner(folder: Path, space: SearchSpace, searcher: Searcher, listeners: tupl
         ),
         run_config=tune.RunConfig(
             name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(*listeners)],
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the workers keep their own
-            failure_config=tune.FailureConfig(max_failures=1),  # a killed driver comes back and finds its workers busy
+            # the workers keep their own
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            # a killed driver comes back and finds its workers busy
+            failure_config=tune.FailureConfig(max_failures=1),
         ),
     )  # fmt: skip
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
-    """Return the resources of a trial's driver, on the search's node: a lost node then has no driver, only workers."""
+    """Return the resources of a trial's driver, on the search's node: a lost node then has no
+    driver, only workers."""
     here = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == here)
-    # A head that trains nothing has no CPUs; Ray gives every node one unit of a resource named after its address.
-    resources = {"CPU": 0.01} if node["Resources"].get("CPU") else {f"node:{node['NodeManagerAddress']}": 0.001}
+    # A head that trains nothing has no CPUs; Ray gives every node one unit of a resource named
+    # after its address.
+    resources = (
+        {"CPU": 0.01}
+        if node["Resources"].get("CPU")
+        else {f"node:{node['NodeManagerAddress']}": 0.001}
+    )
     return tune.PlacementGroupFactory([resources], bundle_label_selector=[beside()])
 
 
-def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> BaselineExemptScheduler | None:
-    """Return Tune's scheduler that stops hopeless trials by fractions of their budgets, or None; rungs are evaluations.
+def scheduler(
+    space: SearchSpace, earlier: Sequence[TrialRecord] = ()
+) -> BaselineExemptScheduler | None:
+    """Return Tune's scheduler that stops hopeless trials by fractions of their budgets, or None;
+    rungs are evaluations.
 
-    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first; no trial is judged
-    before `GRACE` of its budget, and the baseline never. `earlier`: the trials so far of a search that is resumed.
+    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first;
+    no trial is judged before `GRACE` of its budget, and the baseline never. `earlier`: the trials
+    so far of a search that is resumed.
     """
     if space.early_stopping == "none":
         return None
@@ -116,14 +140,17 @@ def scheduler(space: SearchSpace, earlier: Sequence[TrialRecord] = ()) -> Baseli
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
-    """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by keyword."""
+    """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by
+    keyword."""
 
     def __init__(self, *listeners: Listener) -> None:
         super().__init__()
         self._listeners = listeners
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_listeners": ()}  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
+        return {
+            "_listeners": ()
+        }  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
 
     def _tell(self, event: str, trial: Any, point: Mapping[str, Any] | None = None) -> None:
         spec = trial.config[SPEC]
@@ -132,7 +159,9 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self._tell("start", trial)
 
-    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any
+    ) -> None:
         self._tell("point", trial, result)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
@@ -145,7 +174,11 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
 def _readable(trial: Any) -> str:
     """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
     knobs = [
-        f"{name.rpartition('.')[2]}={value:.3g}" if isinstance(value, float) else f"{name.rpartition('.')[2]}={value}"
+        (
+            f"{name.rpartition('.')[2]}={value:.3g}"
+            if isinstance(value, float)
+            else f"{name.rpartition('.')[2]}={value}"
+        )
         for name, value in trial.config[SPEC].drawn.items()
     ]
     words = "_".join([trial.config[SPEC].name, ",".join(knobs)])

@@ -1,4 +1,5 @@
-"""Use the trials of an earlier search in a new one: their results where they are comparable, else their best points."""
+"""Use the trials of an earlier search in a new one: their results where they are comparable, else
+their best points."""
 
 from __future__ import annotations
 
@@ -38,13 +39,14 @@ class PriorTrial:
 def prior_trials(
     space: SearchSpace, folder: Path, device: str = "cpu", here: Mapping[str, Any] | None = None
 ) -> list[PriorTrial]:
-    """Return the trials of the search in `folder` that ended in a result, the best first, and then known failures.
+    """Return the trials of the search in `folder` that ended in a result, the best first, and then
+    known failures.
 
-    `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see `environment.differences`.
-    Raises `ConfigError` if the search cannot be read.
+    `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see
+    `environment.differences`. Raises `ConfigError` if the search cannot be read.
     """
-    # ---- candidates: results from best to worst, then failures that say something about their configuration. A value
-    # of a configuration that fails on a seed is no result.
+    # ---- candidates: results from best to worst, then failures that say something about their
+    # configuration. A value of a configuration that fails on a seed is no result.
     results, priors = analysis.read(folder), list[PriorTrial]()
     earlier = results.space
     stable = [outcome for outcome in results.ranked if not outcome.failures]
@@ -55,7 +57,11 @@ def prior_trials(
     for trial in [*done, *failures]:
         if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
             continue
-        doubts = [f"{quantity} {a} there, {b} here" for quantity, a, b in _compared(earlier, space) if a != b]
+        doubts = [
+            f"{quantity} {a} there, {b} here"
+            for quantity, a, b in _compared(earlier, space)
+            if a != b
+        ]
         if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
             doubts = ["knobs that are not searched have other values"]
         doubts += environment.differences(trial.environment, device, here)
@@ -64,34 +70,48 @@ def prior_trials(
 
 
 def _known_failures(outcome: Outcome) -> list[TrialRecord]:
-    """Return the planned runs of a configuration, as they ended where it failed for a reason that is its own."""
-    failures = [run for run in outcome.runs if run.status in ("nan", "timeout") or knowledge.teaches_memory(run)]
+    """Return the planned runs of a configuration, as they ended where it failed for a reason that
+    is its own."""
+    failures = [
+        run
+        for run in outcome.runs
+        if run.status in ("nan", "timeout") or knowledge.teaches_memory(run)
+    ]
     if failures and outcome.seeds == 1:  # it may have failed when it was repeated
         return [dataclasses.replace(outcome.runs[0], end=failures[0].end)]
     return failures
 
 
 def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> str:
-    """Return a line on how much of the earlier search is reused, or why nothing is; '' without an earlier search."""
+    """Return a line on how much of the earlier search is reused, or why nothing is; '' without an
+    earlier search."""
     if space.warm_start is None:
         return ""
-    priors, name = prior_trials(space, Path(space.warm_start), device, here), Path(space.warm_start).name
+    priors, name = (
+        prior_trials(space, Path(space.warm_start), device, here),
+        Path(space.warm_start).name,
+    )
     if not priors:
         return f"warm start: {name} has no trial that this search can express"
     if reused := sum(prior.counts for prior in priors):
         return f"warm start: {reused} of {len(priors)} results of {name} are reused"
     why = "; ".join(priors[0].doubts)
-    return f"warm start: none of the {len(priors)} results of {name} is reused ({why}); its best are tried first"
+    return (
+        f"warm start: none of the {len(priors)} results of {name} is reused ({why}); its best are"
+        " tried first"
+    )
 
 
 def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
-    """Return whether a trial trained the workload of this search; a user's workload is compared by its file's name."""
+    """Return whether a trial trained the workload of this search; a user's workload is compared by
+    its file's name."""
     theirs, ours = trial.config["workload"], space.workload.name
     return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
 def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name and both values of what two searches must have in common for their results to be comparable."""
+    """Yield name and both values of what two searches must have in common for their results to be
+    comparable."""
     a, b = two
     yield "objective", a.metric, b.metric
     yield "cost", a.cost, b.cost
@@ -103,7 +123,8 @@ def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
-    """Return the point of this space with the values of `config`, by dotted names; None: it lies outside."""
+    """Return the point of this space with the values of `config`, by dotted names; None: it lies
+    outside."""
     point: Values = {}
     for dimension in space.dimensions:
         if dimension.active(point):

@@ -1,6 +1,8 @@
-"""The worker processes of a search: a group of Ray Train workers that take one job after the other from their slot.
+"""The worker processes of a search: a group of Ray Train workers that take one job after the other
+from their slot.
 
-`serve` is the loop of one worker, `work` trains one job, and `ReportingObserver` reports its points to the driver.
+`serve` is the loop of one worker, `work` trains one job, and `ReportingObserver` reports its points
+to the driver.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class SlotLostError(RuntimeError):
 
 
 def serve(setup: Setup) -> None:
-    """Run one worker: take jobs from the slot until it says to leave. An exception ends the group."""
+    """Run one worker: take jobs from the slot until it says to leave. An exception ends the
+    group."""
     # ---- set up this process, so that no trial pays for it
     context = ray.train.get_context()
     world = World(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
@@ -86,16 +89,20 @@ def serve(setup: Setup) -> None:
 
 
 def _import_what_trials_need(device: torch.device) -> None:
-    """Import the modules that torch imports on first use: the first trial, the baseline, must not pay for it."""
+    """Import the modules that torch imports on first use: the first trial, the baseline, must not
+    pay for it."""
     parameter = torch.nn.Parameter(torch.zeros(1, device=device))
     torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
     import torchvision  # noqa: F401
 
 
 class ReportingObserver(Recorder):
-    """Write a job's points to its journal, report them to its driver, and wait for the driver's decision."""
+    """Write a job's points to its journal, report them to its driver, and wait for the driver's
+    decision."""
 
-    def __init__(self, job: TrialSpec, serial: str, slot: Any, points: int, stop_requests: Sequence[object]) -> None:
+    def __init__(
+        self, job: TrialSpec, serial: str, slot: Any, points: int, stop_requests: Sequence[object]
+    ) -> None:
         """`stop_requests`: a non-empty list stops the training, with a checkpoint."""
         super().__init__(job.folder, stop_requests)
         self._job, self._serial, self._slot, self._points = job, serial, slot, points
@@ -119,16 +126,18 @@ class ReportingObserver(Recorder):
 def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
     """Train one job and write its `end` event; then raise a fault that may have harmed the process.
 
-    Returns whether the training has changed settings of the process, on any rank. They are put back, but objects that
-    were made under them may live on: the next job needs other processes. Raises what says nothing about the
-    configuration (a lost rank, a full disk, a slot that is gone) without an `end`.
+    Returns whether the training has changed settings of the process, on any rank. They are put
+    back, but objects that were made under them may live on: the next job needs other processes.
+    Raises what says nothing about the configuration (a lost rank, a full disk, a slot that is gone)
+    without an `end`.
     """
     print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
 
     # ---- a trial that has ended meanwhile is only reported
     trial = record.read_trial(job.folder)
     if world.agree(float(trial is not None and trial.finished)):
-        # Workers whose slot was killed live on for seconds, and may end a trial that was handed out again meanwhile.
+        # Workers whose slot was killed live on for seconds, and may end a trial that was handed out
+        # again meanwhile.
         if world.main and trial is not None:
             ray.get(slot.post.remote(serial, trial.end))
         return False
@@ -136,7 +145,9 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
     settings, draining = dict[str, Any](), list[str]()
 
     def train() -> Outcome:
-        _ = cfg.of(job.config).code  # a file is imported once: what it sets meanwhile stays set for all its trials
+        _ = cfg.of(
+            job.config
+        ).code  # a file is imported once: what it sets meanwhile stays set for all its trials
         settings.update(process_settings.read())
         nodes = job.group.place.nodes if world.main else ()
         progress = ProgressFile(job.folder if world.main else None)
@@ -147,7 +158,9 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
     try:
         # The slot's or the cluster's fault says nothing about this trial.
-        result = run_trial(train, world, job.folder, (SlotLostError, RayError), job.group.place.per_gpu)
+        result = run_trial(
+            train, world, job.folder, (SlotLostError, RayError), job.group.place.per_gpu
+        )
         if job.profile_steps and result.end is not None and result.end.status == "ok":
             result = _profiled(result, job, world)
         _conclude(result, job, serial, slot, world, draining)
@@ -156,12 +169,17 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
         _reset(world.device)
     if changed:
         message = f"train(trial) has changed the process: {', '.join(changed)}"
-        print(f"{job.name}: {message}; put back, and the next trial gets other workers", file=sys.stderr, flush=True)
+        print(
+            f"{job.name}: {message}; put back, and the next trial gets other workers",
+            file=sys.stderr,
+            flush=True,
+        )
     return world.any(bool(changed))
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
-    """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its reason."""
+    """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its
+    reason."""
     from tunediff.profiling import trace
 
     memory.reset(world.device)
@@ -169,15 +187,23 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
         trace.write_operations(job.config, world, job.folder, job.profile_steps)
     except Exception as error:
         assert result.end is not None
-        end = dataclasses.replace(result.end, reason=f"its operations were not profiled: {code.described(error)}")
+        end = dataclasses.replace(
+            result.end, reason=f"its operations were not profiled: {code.described(error)}"
+        )
         return dataclasses.replace(result, end=end, error=error)  # the process may have been harmed
     return result
 
 
 def _conclude(
-    result: TrialResult, job: TrialSpec, serial: str, slot: Any, world: World, draining: Sequence[str]
+    result: TrialResult,
+    job: TrialSpec,
+    serial: str,
+    slot: Any,
+    world: World,
+    draining: Sequence[str],
 ) -> None:
-    """End the trial, unless it goes on elsewhere or its failure says nothing about it; raise what broke it."""
+    """End the trial, unless it goes on elsewhere or its failure says nothing about it; raise what
+    broke it."""
     if result.error is not None:
         if result.end is not None:
             _write_traceback(result.error, job.folder, world.rank)
@@ -192,9 +218,14 @@ def _conclude(
 
 
 def _with_reason_of_search(end: End, folder: Path) -> End:
-    """Return the end of a stopped trial with the reason that the search has written: this line replaces that one."""
+    """Return the end of a stopped trial with the reason that the search has written: this line
+    replaces that one."""
     before = record.read_trial(folder) if end.status == "pruned" else None
-    return end if before is None or before.status != "pruned" else dataclasses.replace(end, reason=before.reason)
+    return (
+        end
+        if before is None or before.status != "pruned"
+        else dataclasses.replace(end, reason=before.reason)
+    )
 
 
 def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
@@ -206,7 +237,8 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
 
 
 def _end(job: TrialSpec, serial: str, slot: Any, end: End, workers_end: bool = False) -> None:
-    """Write the end of the trial to its journal, then report it to its driver; `workers_end`: see `Slot.post`."""
+    """Write the end of the trial to its journal, then report it to its driver; `workers_end`: see
+    `Slot.post`."""
     with contextlib.suppress(OSError):  # the driver still gets it
         Journal(job.folder).end_trial(end)
         (job.folder / DOING).unlink(missing_ok=True)
@@ -229,8 +261,8 @@ def _train(
 ) -> Outcome:  # fmt: skip
     """Train, and run the job's final evaluation.
 
-    `on_part` is called with the name of each part of the time that begins; a non-empty list `stop_requests` stops the
-    training with a checkpoint.
+    `on_part` is called with the name of each part of the time that begins; a non-empty list
+    `stop_requests` stops the training with a checkpoint.
     """
     # ---- record who trains, on what
     config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
@@ -246,7 +278,17 @@ def _train(
     # ---- train
     with cold_cache(config.compile):
         folder = job.folder if job.keeps else None
-        outcome = run(Engine(config, job.budget, world, observer, folder=folder, evaluates=job.evaluates, clock=clock))
+        outcome = run(
+            Engine(
+                config,
+                job.budget,
+                world,
+                observer,
+                folder=folder,
+                evaluates=job.evaluates,
+                clock=clock,
+            )
+        )
     if world.main and outcome.unread:
         Journal(job.folder).write("unread", knobs=outcome.unread)
     return _after_training(job, outcome, clock, world) if outcome.finished else outcome
@@ -267,11 +309,14 @@ def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World
 def evaluate_finally(
     config: Systems, protocol: Mapping[str, Any], outcome: Outcome, world: World, folder: Path
 ) -> None:
-    """Judge the finished model once more with other `evaluation.` knobs and write the journal's `final` event.
+    """Judge the finished model once more with other `evaluation.` knobs and write the journal's
+    `final` event.
 
     Does nothing where an earlier attempt, which was killed later, has done so already.
     """
-    judged_steps = (event.get("steps") for event in record.events(folder) if event["event"] == "final")
+    judged_steps = (
+        event.get("steps") for event in record.events(folder) if event["event"] == "final"
+    )
     if world.agree(float(outcome.steps in judged_steps)):
         return
     whole = state.broadcast(outcome.weights, world)

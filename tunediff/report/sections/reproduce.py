@@ -1,4 +1,5 @@
-"""Show how to reproduce a search: commands, hardware, versions, protocol, and where the seconds went."""
+"""Show how to reproduce a search: commands, hardware, versions, protocol, and where the seconds
+went."""
 
 from __future__ import annotations
 
@@ -36,14 +37,23 @@ _DRAWN = {
 def reproduce(context: ReportContext, files: Files) -> Html:
     """Return the section with everything that is needed to reproduce the results."""
     winner, path = context.highlights.winner, context.results.folder / "search.yaml"
-    parts: list[object] = [lead("Commands, hardware and protocol that reproduce these results."), el("h3", "Commands")]
+    parts: list[object] = [
+        lead("Commands, hardware and protocol that reproduce these results."),
+        el("h3", "Commands"),
+    ]
     for words, lines in _commands(context):
         parts += [el("p", words), el("pre", "\n".join(lines))]
     parts += [el("h3", "Measured on"), _environment(context)]
-    parts += [el("h3", "How"), el("ul", *(el("li", line) for line in _protocol(context))), _seconds(context, files)]
+    parts += [
+        el("h3", "How"),
+        el("ul", *(el("li", line) for line in _protocol(context))),
+        _seconds(context, files),
+    ]
     parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:
-        content = yaml.safe_dump(cfg.nest(winner.config), sort_keys=False, allow_unicode=True, default_flow_style=None)
+        content = yaml.safe_dump(
+            cfg.nest(winner.config), sort_keys=False, allow_unicode=True, default_flow_style=None
+        )
         parts.append(folded(f"every knob of {winner.name}", el("pre", content)))
     return join(*parts)
 
@@ -56,9 +66,16 @@ def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
     name = f"{context.results.folder.name}-again"
     words_run = ran[-1].split() if ran else []
     pairs = itertools.pairwise(words_run)
-    machine = [word for pair in pairs if pair[0] in ("--address", "--cpus", "--gpus") for word in pair]
-    again = text.command("search", place / "search.yaml", "--name", name, *machine, storage=context.storage)
-    words = "To repeat it from its folder alone: search.yaml and baseline.yaml hold everything, seeds included"
+    machine = [
+        word for pair in pairs if pair[0] in ("--address", "--cpus", "--gpus") for word in pair
+    ]
+    again = text.command(
+        "search", place / "search.yaml", "--name", name, *machine, storage=context.storage
+    )
+    words = (
+        "To repeat it from its folder alone: search.yaml and baseline.yaml hold everything, seeds"
+        " included"
+    )
     commands.append((words, [again]))
     if winner is not None:
         out, budget = place / f"{winner.name}.yaml", repeating_budget(context.results, winner)
@@ -81,8 +98,16 @@ def _environment(context: ReportContext) -> Html:
         for name, words in _HARDWARE.items()
         if environment.get(name) not in (None, [])
     ]
-    rows += [[str(name), str(version)] for name, version in versions.items()] if isinstance(versions, dict) else []
-    return table(["", ""], rows, words=2) if rows else el("p", "Hardware and versions are not recorded in this folder.")
+    rows += (
+        [[str(name), str(version)] for name, version in versions.items()]
+        if isinstance(versions, dict)
+        else []
+    )
+    return (
+        table(["", ""], rows, words=2)
+        if rows
+        else el("p", "Hardware and versions are not recorded in this folder.")
+    )
 
 
 def _listed(value: object) -> str:
@@ -90,26 +115,42 @@ def _listed(value: object) -> str:
 
 
 def _protocol(context: ReportContext) -> list[str]:
-    """Return how the objective, the budget and the configurations are defined, one sentence each."""
+    """Return how the objective, the budget and the configurations are defined, one sentence
+    each."""
     space, budget = context.results.space, context.results.space.budget
-    lines = [f"{(unit := context.unit)}/s: {unit} trained per second, waiting for {unit} included and compilation not."]
+    lines = [
+        f"{(unit := context.unit)}/s: {unit} trained per second, waiting for {unit} included and"
+        " compilation not."
+    ]
     if not context.results.by_rate:
         quantity, better = (
             context.results.quantity(context.results.metric),
             "lower" if context.results.falls else "higher",
         )
         named = [quantity.label] * (quantity.label != context.label)
-        details = filter(None, [*named, protocol(context.results), f"{better} is better", quantity.meaning])
+        details = filter(
+            None, [*named, protocol(context.results), f"{better} is better", quantity.meaning]
+        )
         lines[0] = f"{context.label}: {'; '.join(details)}."
     shared = ", shared by its devices" if budget.unit == "device" else ""
     lines.append(
-        f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the worker{shared}, evaluation "
-        f"and checkpoints apart; compiling {'counts' if budget.compile_charged else 'does not count'}"
+        f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the"
+        f" worker{shared}, evaluation "
+        "and checkpoints apart; compiling"
+        f" {'counts' if budget.compile_charged else 'does not count'}"
         f"{', what a training does before its first batch counts' if budget.setup_charged else ''}."
     )
-    stopping = "" if space.early_stopping == "none" else f"; stopped early by {space.early_stopping}"
+    stopping = (
+        "" if space.early_stopping == "none" else f"; stopped early by {space.early_stopping}"
+    )
     repeats = f", {space.seeds} seeds each" if space.seeds > 1 else ""
-    return [*lines, f"Configurations: {_DRAWN[space.kind]}{repeats}; seed of the search {space.seed}{stopping}."]
+    return [
+        *lines,
+        (
+            f"Configurations: {_DRAWN[space.kind]}{repeats}; seed of the search"
+            f" {space.seed}{stopping}."
+        ),
+    ]
 
 
 def _seconds(context: ReportContext, files: Files) -> Html | None:
@@ -118,7 +159,9 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
     All totals include the confirming runs, as those of `summary.values` do.
     """
     counted = [context.results, *context.confirming_results]
-    parts = {name: spent for name, spent in totals([runs.seconds() for runs in counted]).items() if spent}
+    parts = {
+        name: spent for name, spent in totals([runs.seconds() for runs in counted]).items() if spent
+    }
     if not parts:
         return None
     confirming_s = sum(sessions.spent_s(runs.folder) for runs in context.confirming_results)
@@ -132,13 +175,21 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
     rows.append(["all workers together", duration(whole), ""])
     rows += [["wall-clock of the search", duration(wall_s), ""]] if wall_s else []
     if confirming_s:
-        rows.append(["of that, the confirming runs", duration(confirming_s), percent(confirming_s / wall_s)])
+        rows.append(
+            ["of that, the confirming runs", duration(confirming_s), percent(confirming_s / wall_s)]
+        )
     used = totals([runs.used() for runs in counted])
     energy = f"{number(used['energy_wh'])} Wh" if "energy_wh" in used else "not measured"
     device_s = used.get("device_s", 0.0)
-    rows += [["training seconds × devices", duration(device_s), ""], ["energy of training", energy, ""]]
+    rows += [
+        ["training seconds × devices", duration(device_s), ""],
+        ["energy of training", energy, ""],
+    ]
     if "price" in used:
-        rate = f"at {number(context.results.space.budget.price_per_device_hour)} per device-hour of training"
+        rate = (
+            f"at {number(context.results.space.budget.price_per_device_hour)} per device-hour of"
+            " training"
+        )
         rows.append(["price of training", number(used["price"]), rate])
     links = note(files.links("seconds"))
     return join(el("h3", "Where the seconds went"), table(["", "time", "share"], rows), links)

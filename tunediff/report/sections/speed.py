@@ -1,4 +1,5 @@
-"""Show trade-offs: Pareto fronts of the objective against speed, memory and cost; when torch.compile pays."""
+"""Show trade-offs: Pareto fronts of the objective against speed, memory and cost; when
+torch.compile pays."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tunediff.report.style import (
 )
 from tunediff.report.words import SPACE, duration, rounded, secs, times
 
-# ----------------------------------------------------------------------------------------------------------- trade-offs
+# ---- trade-offs
 AGAINST = {
     RATE: ("{unit}/s", "{unit}/s → faster"),
     "peak_memory_mib": ("memory", "memory (MiB) → more"),
@@ -35,7 +36,8 @@ AGAINST = {
     "energy_wh": ("energy", "energy of the training (Wh) → more"),
     "price": ("price", "price of the training → more"),
 }
-"""Quantities that the objective is compared with: name in a sentence, label of an axis; `{unit}`: of samples."""
+"""Quantities that the objective is compared with: name in a sentence, label of an axis; `{unit}`:
+of samples."""
 
 
 def trade_offs(context: ReportContext, files: Files) -> Html | None:
@@ -58,13 +60,20 @@ def trade_offs(context: ReportContext, files: Files) -> Html | None:
         if f"on_front_{name}" in frame:
             names = list(frame["trial"][frame[f"on_front_{name}"]])
             among = ", the baseline among them" if base is not None and base.name in names else ""
-            fronts.append(f"{len(names):,} in {context.label} and {words.format(unit=context.unit)}{among}")
-    return join(lead(f"Pareto-optimal among {pluralize(len(frame), 'trial')}: {'; '.join(fronts)}."), figure)
+            fronts.append(
+                f"{len(names):,} in {context.label} and {words.format(unit=context.unit)}{among}"
+            )
+    return join(
+        lead(f"Pareto-optimal among {pluralize(len(frame), 'trial')}: {'; '.join(fronts)}."), figure
+    )
 
 
 def _fronts(results: Results, frame: pd.DataFrame, highlights: Highlights) -> Figure | None:
-    """Draw one panel per quantity that at least two trials have, with its Pareto front; None without any."""
-    quantities = [name for name in AGAINST if f"on_front_{name}" in frame and frame[name].notna().sum() > 1]
+    """Draw one panel per quantity that at least two trials have, with its Pareto front; None
+    without any."""
+    quantities = [
+        name for name in AGAINST if f"on_front_{name}" in frame and frame[name].notna().sum() > 1
+    ]
     if not quantities:
         return None
     figure, panels = sheet(len(quantities), 3.9, sharey=True)
@@ -73,7 +82,8 @@ def _fronts(results: Results, frame: pd.DataFrame, highlights: Highlights) -> Fi
         many = len(measured) > style.MANY
         axes.scatter(measured[name], measured[results.metric], s=10 if many else 22, color=style.GREY, linewidths=0,
                      alpha=0.6 if many else 1.0, rasterized=many, zorder=1, label="other trials")  # fmt: skip
-        # The front has no line: between its points lie trials that were not run, and differences are often noise.
+        # The front has no line: between its points lie trials that were not run, and differences
+        # are often noise.
         best = measured[measured[f"on_front_{name}"]]
         axes.plot(best[name], best[results.metric], "o", color=style.INK, markerfacecolor="none", markersize=11,
                   markeredgewidth=1.1, zorder=4, label="Pareto-optimal")  # fmt: skip
@@ -90,13 +100,14 @@ def _fronts(results: Results, frame: pd.DataFrame, highlights: Highlights) -> Fi
     return figure
 
 
-# -------------------------------------------------------------------------------------------------------- torch.compile
+# ---- torch.compile
 ROWS = 20
 """Maximum number of rows in the table."""
 
 
 def compiling(context: ReportContext, files: Files) -> Html | None:
-    """Return the section about torch.compile: its cost and when it pays; None if no trial compiled."""
+    """Return the section about torch.compile: its cost and when it pays; None if no trial
+    compiled."""
     if not (runs := compiled(context.results)):
         return None
     files.csv("compile", pd.DataFrame(map(dataclasses.asdict, runs)))
@@ -106,7 +117,11 @@ def compiling(context: ReportContext, files: Files) -> Html | None:
     costs = [run.compile_s for run in runs if run.compile_s is not None]
     cost = "its cost was not recorded"
     if costs:
-        span = number(min(costs)) if min(costs) == max(costs) else f"{number(min(costs))} to {number(max(costs))}"
+        span = (
+            number(min(costs))
+            if min(costs) == max(costs)
+            else f"{number(min(costs))} to {number(max(costs))}"
+        )
         of = " to ".join(dict.fromkeys([duration(min(budgets)), duration(max(budgets))]))
         cost = f"compiling took {span}{SPACE}s of a budget of {of}"
     if pairs:
@@ -122,29 +137,49 @@ def compiling(context: ReportContext, files: Files) -> Html | None:
             f"{best.trial} and {best.uncompiled}, which are equal but for compilation.",
         )
     else:
-        ran = f"{pluralize(len(runs), 'configuration')} ran under torch.compile, and none of them without it as well"
+        ran = (
+            f"{pluralize(len(runs), 'configuration')} ran under torch.compile, and none of them"
+            " without it as well"
+        )
         sentence = f"{ran}: the break-even point is unknown; {cost}."
     # The table, and remarks about the number of compiled graphs.
-    rows = [_row(run) for run in sorted(runs, key=lambda run: -(run.versus_uncompiled or 0.0))[:ROWS]]
+    rows = [
+        _row(run) for run in sorted(runs, key=lambda run: -(run.versus_uncompiled or 0.0))[:ROWS]
+    ]
     more = f"The first {ROWS} of {len(runs):,}. " if len(runs) > ROWS else ""
     charged = "count as" if context.results.space.budget.compile_charged else "do not count as"
-    notes = note(f"{more}Compile seconds {charged} training seconds in this search. ", files.links("compile"))
+    notes = note(
+        f"{more}Compile seconds {charged} training seconds in this search. ", files.links("compile")
+    )
     rates = [f"{context.unit}/s", "not compiled", "ratio", "pays after", f"or {context.unit}"]
     odd = [
-        f"{run.trial} made {graphs_made}" for run in runs if (graphs_made := graphs(run.graphs, run.expected_graphs))
+        f"{run.trial} made {graphs_made}"
+        for run in runs
+        if (graphs_made := graphs(run.graphs, run.expected_graphs))
     ]
     notes = join(el("p", f"{'; '.join(odd[:ROWS])}.") if odd else None, notes)
     return join(
-        lead(sentence), figure, table(["trial", "mode", "not compiled", "compile s", *rates], rows, words=3), notes
+        lead(sentence),
+        figure,
+        table(["trial", "mode", "not compiled", "compile s", *rates], rows, words=3),
+        notes,
     )
 
 
 def _row(run: Compiled) -> list[object]:
     pays = secs(run.break_even_s) if run.break_even_s is not None else "never"
-    measured = [rounded(value) for value in (run.compile_s, run.samples_per_s, run.uncompiled_samples_per_s)]
+    measured = [
+        rounded(value) for value in (run.compile_s, run.samples_per_s, run.uncompiled_samples_per_s)
+    ]
     pays = "not known" if run.versus_uncompiled is None else pays
     words = [run.trial, run.mode, run.uncompiled or "–"]
-    return [*words, *measured, times(run.versus_uncompiled), pays, rounded(run.samples_to_break_even)]
+    return [
+        *words,
+        *measured,
+        times(run.versus_uncompiled),
+        pays,
+        rounded(run.samples_to_break_even),
+    ]
 
 
 def _break_even(run: Compiled, unit: str) -> Figure | None:
@@ -157,7 +192,8 @@ def _break_even(run: Compiled, unit: str) -> Figure | None:
     )  # fmt: skip
     if plain is None or fast is None or cost is None:
         return None
-    # The axis ends behind the budget, the compilation and, unless it is far away, the break-even point.
+    # The axis ends behind the budget, the compilation and, unless it is far away, the break-even
+    # point.
     end = max(budget_s, cost * 1.5, min(1.3 * (paid or 0.0), 20 * budget_s))
     trained = fast * max(0.0, end - cost)
     figure, (axes,) = sheet(1, 3.3)
@@ -170,7 +206,14 @@ def _break_even(run: Compiled, unit: str) -> Figure | None:
              ha="right", color=style.SOFT)  # fmt: skip
     if paid is not None and paid <= end:
         ring(axes, (paid, plain * paid), style.INK)
-        annotate(axes, f"pays from {secs(paid)} on", (paid, plain * paid), (10, -10), va="top", fontsize=9)
+        annotate(
+            axes,
+            f"pays from {secs(paid)} on",
+            (paid, plain * paid),
+            (10, -10),
+            va="top",
+            fontsize=9,
+        )
     axes.set_xlabel("training seconds, compilation included")
     axes.set_ylabel(unit)
     axes.set_xlim(left=0)

@@ -1,4 +1,5 @@
-"""Show every trial in a table that can be sorted and filtered, the failures, and the table of a study."""
+"""Show every trial in a table that can be sorted and filtered, the failures, and the table of a
+study."""
 
 from __future__ import annotations
 
@@ -20,19 +21,28 @@ from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, n
 from tunediff.report.words import beside, has_value, noted, rounded
 
 
-# ---------------------------------------------------------------------------------------------------------- all of them
+# ---- all of them
 def trials(context: ReportContext, files: Files) -> Html | None:
-    """Return the table of all trials: the best first, repeats below their baseline, then trials without a result."""
+    """Return the table of all trials: the best first, repeats below their baseline, then trials
+    without a result."""
     results = context.results
     if not results.trials:
         return None
     frame = context.evidence.table()
-    # New seeds decide: the speed-up of one run is no result for a trial that they did not show to be better.
+    # New seeds decide: the speed-up of one run is no result for a trial that they did not show to
+    # be better.
     if "speedup" in frame:
-        frame.loc[[not _is_better(context, trial) for trial in results.trials], ["speedup", "speedup_at_least"]] = None
+        frame.loc[
+            [not _is_better(context, trial) for trial in results.trials],
+            ["speedup", "speedup_at_least"],
+        ] = None
     files.csv("trials", frame)
     names = [
-        *(["seed"] if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials) else []),
+        *(
+            ["seed"]
+            if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials)
+            else []
+        ),
         *(d.name for d in results.space.dimensions),
     ]
     reasons = any(trial.remarks for trial in results.trials)
@@ -53,7 +63,13 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     spent = "train s" if results.clock.along == "train_s" else results.clock.short
     reached = ["trial", "status", context.label, results.versus_heading, *near, *fast, spent, "MiB"]
     header = [*reached, *map(_on_two_lines, names)]
-    search = el("input", id="trials-filter", type="search", placeholder="for example: bf16 ok", autocomplete="off")
+    search = el(
+        "input",
+        id="trials-filter",
+        type="search",
+        placeholder="for example: bf16 ok",
+        autocomplete="off",
+    )
     count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
     # The box is hidden until the script, which does the filtering, shows it.
     box = el("div", el("label", "Show only", search), count, class_="filter", hidden="hidden")
@@ -62,11 +78,16 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     if frame["disturbed"].any():
         empty = f"{DISTURBED}: {OTHERS}. {empty}"
     if context.evidence.noise is not None:
-        empty = f"{NEAR}: within the noise of the best, {noise_words(context.evidence.noise, context.label)}. {empty}"
+        empty = (
+            f"{NEAR}: within the noise of the best,"
+            f" {noise_words(context.evidence.noise, context.label)}. {empty}"
+        )
     return join(
         lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
         box,
-        table([*header, *(["reason"] if reasons else [])], rows, marks, words=2, id_="trials-table"),
+        table(
+            [*header, *(["reason"] if reasons else [])], rows, marks, words=2, id_="trials-table"
+        ),
         note(empty, files.links("trials")),
     )
 
@@ -92,7 +113,8 @@ def _reached(context: ReportContext, trial: TrialRecord, row: dict[Any, Any]) ->
 
 
 def _is_better(context: ReportContext, trial: TrialRecord) -> bool:
-    """Whether a trial is significantly better than the baseline: on new seeds if the confirming runs have ended."""
+    """Whether a trial is significantly better than the baseline: on new seeds if the confirming
+    runs have ended."""
     confirmation = context.evidence.confirmation
     if confirmation is not None and confirmation.settled:
         runs = confirmation.of(trial)
@@ -111,16 +133,21 @@ def _on_two_lines(name: str) -> Html:
     return join(section, dot, el("br") if dot else "", breakable(leaf))
 
 
-# ------------------------------------------------------------------------------------------------------------- failures
+# ---- failures
 def failures(context: ReportContext, files: Files) -> Html | None:
-    """Return the section about failed, stopped and skipped trials; None before the first trial has ended."""
+    """Return the section about failed, stopped and skipped trials; None before the first trial has
+    ended."""
     results = context.results
     ended = [trial for trial in results.trials if trial.finished]
     if not ended and not context.unreadable:
         return None
     # How many failed, were stopped early or skipped; then the reasons, and values that fail often.
     bad = sum(map(failed, ended))
-    sentence = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed" if bad else "No trial failed"
+    sentence = (
+        f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed"
+        if bad
+        else "No trial failed"
+    )
     for status, words in (
         ("pruned", "stopped early"),
         ("skipped", "not run, because other trials showed that they would fail"),
@@ -135,17 +162,24 @@ def failures(context: ReportContext, files: Files) -> Html | None:
             [s, truncate(why, 300), truncate(names, 48), trials]
             for s, trials, why, names in frame[:30].to_numpy().tolist()
         ]
-        parts.append(table(["status", "reason (of the first)", "trials", "how many"], rows, words=3))
+        parts.append(
+            table(["status", "reason (of the first)", "trials", "how many"], rows, words=3)
+        )
         parts.append(note(files.links("failures")))
     if sentence := disturbed_words(context.evidence):
         parts.append(el("p", sentence))
     if left := context.unreadable:
-        sentence = f"{pluralize(len(left), 'journal was', 'journals were')} not readable and left out:"
-        parts += [el("p", sentence), table(["trial", "why"], [[*item] for item in left.items()][:20], words=2)]
+        sentence = (
+            f"{pluralize(len(left), 'journal was', 'journals were')} not readable and left out:"
+        )
+        parts += [
+            el("p", sentence),
+            table(["trial", "why"], [[*item] for item in left.items()][:20], words=2),
+        ]
     return join(*parts)
 
 
-# ------------------------------------------------------------------------------------------------------------ the study
+# ---- the study
 def study(context: ReportContext, files: Files) -> Html | None:
     """Return the table and the figure of the study; None if the search is no study."""
     results, figure = context.results, None
@@ -156,12 +190,18 @@ def study(context: ReportContext, files: Files) -> Html | None:
         header, *rows = studied.cells(1000)
     # Journals of another version, or edited ones.
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        return el("p", f"The study's table cannot be made of these journals: {type(error).__name__}: {error}")
+        return el(
+            "p",
+            f"The study's table cannot be made of these journals: {type(error).__name__}: {error}",
+        )
     files.csv("study", studied.frame())
     if studied.study.has_figure:
         about = measured_on(results)
         figure = files.chart(
-            "study", lambda: study_figure.figure(studied, about), "the figure of the study", "The study's own figure."
+            "study",
+            lambda: study_figure.figure(studied, about),
+            "the figure of the study",
+            "The study's own figure.",
         )
     return join(
         lead(studied.study.title or "The study's own table and figure."),

@@ -1,4 +1,5 @@
-"""How the processes of a training share its work. To add one: a subclass of `Single` beside the others."""
+"""How the processes of a training share its work. To add one: a subclass of `Single` beside the
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every process keeps its share of the weights, and has a part of each batch (FSDP2, `fully_shard`)."""
+"""Every process keeps its share of the weights, and has a part of each batch (FSDP2,
+`fully_shard`)."""
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ from tunediff.distributed import World
 from tunediff.training.strategies.single import Single
 
 Gather = Callable[[DTensor, Tensor], Tensor]
-"""Gives what stands for a shared tensor in a state; also gets the parameter that it is the content of, or itself."""
+"""Gives what stands for a shared tensor in a state; also gets the parameter that it is the content
+of, or itself."""
 
 
 class Fsdp(Single):
-    """Weights, gradients and optimizer state are divided; a block's weights are gathered while it runs.
+    """Weights, gradients and optimizer state are divided; a block's weights are gathered while it
+    runs.
 
-    States stay those of one process: `state_dict` of the model, of copies of it and of optimizers that are kept gives
-    whole tensors on every rank, and `load_state_dict` takes them. All ranks must call each together. Only within
-    `states_as_shares` and `states_for_file`, which spare the device's memory, they are others.
+    States stay those of one process: `state_dict` of the model, of copies of it and of optimizers
+    that are kept gives whole tensors on every rank, and `load_state_dict` takes them. All ranks
+    must call each together. Only within `states_as_shares` and `states_for_file`, which spare the
+    device's memory, they are others.
     """
 
     separate_losses = False
@@ -39,7 +43,10 @@ class Fsdp(Single):
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._blocks = blocks
-        nowhere = {id(one): nn.Parameter(torch.empty_like(one, device="meta")) for one in model.parameters()}
+        nowhere = {
+            id(one): nn.Parameter(torch.empty_like(one, device="meta"))
+            for one in model.parameters()
+        }
         self._plain = copy.deepcopy(model, nowhere)  # without weights
         self._mesh = init_device_mesh(self._world.device.type, (self._world.size,))
         self._shard(model)
@@ -72,7 +79,10 @@ class Fsdp(Single):
         """Return the network or a copy of it with all of its weights."""
         plain = copy.deepcopy(self._plain)
         buffers = dict(model.named_buffers())
-        state = {name: one.clone() if name in buffers else one for name, one in model.state_dict().items()}
+        state = {
+            name: one.clone() if name in buffers else one
+            for name, one in model.state_dict().items()
+        }
         plain.load_state_dict(state, assign=True)
         for mine, theirs in zip(plain.modules(), model.modules(), strict=True):
             mine.training = theirs.training
@@ -80,11 +90,17 @@ class Fsdp(Single):
 
     def keeps(self, one: Any) -> None:
         if isinstance(one, torch.optim.Optimizer):
-            one.register_state_dict_post_hook(lambda optimizer, state: gathered(state, self._gather))
+            one.register_state_dict_post_hook(
+                lambda optimizer, state: gathered(state, self._gather)
+            )
             one.register_load_state_dict_pre_hook(_share_out_moments)
 
-    def _gather_network(self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-        parameters = {prefix + name: one for name, one in module.named_parameters(remove_duplicate=False)}
+    def _gather_network(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
+    ) -> None:
+        parameters = {
+            prefix + name: one for name, one in module.named_parameters(remove_duplicate=False)
+        }
         for name, value in state.items():
             if isinstance(value, DTensor):
                 state[name] = self._gather(value, parameters.get(name, value))
@@ -115,10 +131,16 @@ class Fsdp(Single):
     @contextlib.contextmanager
     def callable_alone(self, *models: nn.Module) -> Iterator[None]:
         roots = list(dict.fromkeys(root for model in models for root in _outermost(model)))
-        parts = [part for root in roots for part in cast(nn.Module, root).modules() if isinstance(part, FSDPModule)]
+        parts = [
+            part
+            for root in roots
+            for part in cast(nn.Module, root).modules()
+            if isinstance(part, FSDPModule)
+        ]
         try:
             for root in roots:
-                root._get_fsdp_state()._lazy_init()  # a copy that has never been called does not know its root yet
+                # a copy that has never been called does not know its root yet
+                root._get_fsdp_state()._lazy_init()
                 root.set_reshard_after_forward(False)
             for part in parts:
                 part.unshard()
@@ -131,7 +153,8 @@ class Fsdp(Single):
 
 
 def _outermost(model: nn.Module) -> list[FSDPModule]:
-    """Return the networks in a model that are shared out: itself, or those within a wrapper such as `AveragedModel`."""
+    """Return the networks in a model that are shared out: itself, or those within a wrapper such as
+    `AveragedModel`."""
     if isinstance(model, FSDPModule):
         return [model]
     return list(dict.fromkeys(part for child in model.children() for part in _outermost(child)))
@@ -143,7 +166,11 @@ def gathered(state: Any, gather: Gather) -> Any:
         return gather(state, state)
     if isinstance(state, dict):
         return type(state)((key, gathered(value, gather)) for key, value in state.items())
-    return type(state)(gathered(value, gather) for value in state) if isinstance(state, list | tuple) else state
+    return (
+        type(state)(gathered(value, gather) for value in state)
+        if isinstance(state, list | tuple)
+        else state
+    )
 
 
 def _whole(tensor: DTensor, _: Tensor) -> Tensor:
@@ -151,7 +178,8 @@ def _whole(tensor: DTensor, _: Tensor) -> Tensor:
 
 
 class _OnHost:
-    """Gathers for a file: no device holds more than one whole tensor at a time, and no rank but the first keeps any.
+    """Gathers for a file: no device holds more than one whole tensor at a time, and no rank but the
+    first keeps any.
 
     A parameter that several states have is gathered once, so that a file holds it once.
     """
@@ -191,4 +219,6 @@ def _like(mine: Tensor, value: Tensor) -> Tensor:
     """This rank's share of a whole tensor, as a parameter has it."""
     if not isinstance(mine, DTensor) or isinstance(value, DTensor):
         return value
-    return distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None)
+    return distribute_tensor(
+        value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None
+    )

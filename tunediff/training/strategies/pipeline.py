@@ -1,4 +1,5 @@
-"""Every process has a part of the model; a batch goes through them in micro-batches (torch.distributed.pipelining)."""
+"""Every process has a part of the model; a batch goes through them in micro-batches
+(torch.distributed.pipelining)."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline(Single):
-    """Each rank runs and learns one stage: some consecutive links of the model's chain, of about equal cost.
+    """Each rank runs and learns one stage: some consecutive links of the model's chain, of about
+    equal cost.
 
-    All ranks have the whole model, gradients and optimizer state of their own stage alone, and see the whole batch.
-    What others have learned is filled in where the model is judged or saved.
+    All ranks have the whole model, gradients and optimizer state of their own stage alone, and see
+    the whole batch. What others have learned is filled in where the model is judged or saved.
     """
 
     owns_passes = True
@@ -42,23 +44,35 @@ class Pipeline(Single):
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._model, self._links = model, chain(model)
         few = f"the model has {len(self._links)} links to divide; allowed: as many workers at most"
-        refuse(len(self._links) < self._world.size, f"parallel.workers: {self._world.size} is not allowed: {few}")
+        refuse(
+            len(self._links) < self._world.size,
+            f"parallel.workers: {self._world.size} is not allowed: {few}",
+        )
 
         def guard(module: nn.Module, inputs: Any) -> None:
-            call = "parallel.strategy: pipeline needs trial.forward_backward(…) in place of net(…) and trial.step"
+            call = (
+                "parallel.strategy: pipeline needs trial.forward_backward(…) in place of net(…) and"
+                " trial.step"
+            )
             refuse(module is model and not self._alone, call)
 
         model.register_forward_pre_hook(guard)
         return model
 
-    # ------------------------------------------------------------------------------------------------------ the passes
+    # ---- the passes
     def passes(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: LossOf, weights: Tensor, autocast: Context
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        loss_of: LossOf,
+        weights: Tensor,
+        autocast: Context,
     ) -> Tensor:
         if self._schedule is None:
             self._cut(inputs, autocast)
         self._check_count(len(inputs[0]))
-        # The last rank's own may belong to other inputs: its loader, or the loop, may draw from the rank's generators.
+        # The last rank's own may belong to other inputs: its loader, or the loop, may draw from the
+        # rank's generators.
         targets = [self._of_first_rank(target) for target in targets]
         self._world.first(weights)
         rank, last = self._world.rank, self._world.size - 1
@@ -71,27 +85,42 @@ class Pipeline(Single):
 
         self._loss = loss
         rows = torch.arange(len(weights), device=self._world.device)
-        self._schedule.step(*(inputs if rank == 0 else ()), target=rows if rank == last else None, return_outputs=False)
+        self._schedule.step(
+            *(inputs if rank == 0 else ()),
+            target=rows if rank == last else None,
+            return_outputs=False,
+        )
         return self._world.sum(all_losses)  # only the last rank has found any
 
     def _check_count(self, count: int) -> None:
-        """Raise `ConfigError` for a batch of another length than the first: the stages receive one shape."""
+        """Raise `ConfigError` for a batch of another length than the first: the stages receive one
+        shape."""
         drop = f"the first has {self._count}; allowed: a loader with drop_last=True"
         refuse(
-            count != self._count, f"parallel.strategy: pipeline is not allowed with a batch of {count} items: {drop}"
+            count != self._count,
+            f"parallel.strategy: pipeline is not allowed with a batch of {count} items: {drop}",
         )
 
     def _of_first_rank(self, mine: Tensor) -> Tensor:
-        """Return rank 0's tensor; this rank's stays as it is, which may share memory with the data set."""
+        """Return rank 0's tensor; this rank's stays as it is, which may share memory with the data
+        set."""
         contiguous = torch.contiguous_format
-        sent = mine.detach().contiguous() if self._world.main else torch.empty_like(mine, memory_format=contiguous)
+        sent = (
+            mine.detach().contiguous()
+            if self._world.main
+            else torch.empty_like(mine, memory_format=contiguous)
+        )
         return self._world.first(sent)
 
     def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
-        """Divide the model by what its links cost on rank 0, and make the schedule. All ranks together."""
+        """Divide the model by what its links cost on rank 0, and make the schedule. All ranks
+        together."""
         count, self._count = self._options.microbatches, len(inputs[0])
         divides = "allowed: a divisor of it"
-        not_allowed = f"parallel.microbatches: {count} is not allowed with batches of {self._count} items; {divides}"
+        not_allowed = (
+            f"parallel.microbatches: {count} is not allowed with batches of {self._count} items;"
+            f" {divides}"
+        )
         refuse(self._count % count, not_allowed)
         carried, costs = self._measured([one[: len(one) // count] for one in inputs], autocast)
         ends = cuts(self._world.tell(costs), self._world.size)
@@ -108,8 +137,11 @@ class Pipeline(Single):
             stage, count, loss_fn=lambda output, rows: self._loss(output, rows), scale_grads=False
         )
 
-    def _measured(self, inputs: list[Tensor], autocast: Context) -> tuple[list[tuple[Tensor, ...]], list[float]]:
-        """Shapes of what is carried into each link and out of the last, and seconds of each link's forward pass."""
+    def _measured(
+        self, inputs: list[Tensor], autocast: Context
+    ) -> tuple[list[tuple[Tensor, ...]], list[float]]:
+        """Shapes of what is carried into each link and out of the last, and seconds of each link's
+        forward pass."""
         modes = [(module, module.training) for module in self._model.modules()]
         devices = [self._world.device] if self._world.device.type == "cuda" else []
         now, costs = tuple(inputs), list[float]()
@@ -134,14 +166,17 @@ class Pipeline(Single):
         return carried, costs
 
     def _own(self, link: nn.Module, rank: int) -> None:
-        """The parameters and buffers of a link are a rank's. Raises `ConfigError` where another has one of them too."""
+        """The parameters and buffers of a link are a rank's. Raises `ConfigError` where another has
+        one of them too."""
         theirs = {id(one) for one in (*link.parameters(), *link.buffers())}
         for name, one in (*self._model.named_parameters(), *self._model.named_buffers()):
             if id(one) in theirs:
-                twice = f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages"
+                twice = (
+                    f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages"
+                )
                 refuse(self._owners.setdefault(name, rank) != rank, twice)
 
-    # -------------------------------------------------------------------------------------------------- what is learned
+    # ---- what is learned
     def keeps(self, one: Any) -> None:
         if isinstance(one, nn.Module):
             self._models.append(one)
@@ -157,8 +192,9 @@ class Pipeline(Single):
     def _owned(self, model: nn.Module) -> list[tuple[Tensor, int]]:
         """Return the tensors of a model that one rank has learned, and the rank.
 
-        They are the prepared model's own, and those of whole copies of it, which may lie within another module, as in
-        `AveragedModel`. A name alone says nothing: a part of the prepared model has the names of other parts.
+        They are the prepared model's own, and those of whole copies of it, which may lie within
+        another module, as in `AveragedModel`. A name alone says nothing: a part of the prepared
+        model has the names of other parts.
         """
         ours, theirs = _tensors(self._model), _tensors(model)
         ranks = {id(ours[name]): rank for name, rank in self._owners.items() if name in ours}
@@ -167,7 +203,9 @@ class Pipeline(Single):
         for prefix in [f"{name}." if name else "" for name, _ in model.named_modules()]:
             if all(prefix + name in theirs for name in learned):
                 copies = [
-                    (theirs[prefix + name], rank) for name, rank in self._owners.items() if prefix + name in theirs
+                    (theirs[prefix + name], rank)
+                    for name, rank in self._owners.items()
+                    if prefix + name in theirs
                 ]
                 owned |= {id(one): (one, rank) for one, rank in copies}
         return list(owned.values())
@@ -209,10 +247,14 @@ class Pipeline(Single):
     def _join(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """The states of all ranks' parameters, in host memory."""
         mine = {
-            number: {name: one.cpu() if isinstance(one, Tensor) else one for name, one in values.items()}
+            number: {
+                name: one.cpu() if isinstance(one, Tensor) else one for name, one in values.items()
+            }
             for number, values in self._mine(optimizer, state).items()
         }
-        joined = {number: values for part in self._world.gather(mine) for number, values in part.items()}
+        joined = {
+            number: values for part in self._world.gather(mine) for number, values in part.items()
+        }
         return {**state, "state": dict(sorted(joined.items()))}
 
 
@@ -230,7 +272,10 @@ class _Stage(nn.Module):
                 now = link(*now)
                 now = now if isinstance(now, tuple) else (now,)
         # What is only handed on is no result of this stage, and gets a gradient all the same.
-        results = [one.view_as(one) if any(one is other for other in carried) else one.contiguous() for one in now]
+        results = [
+            one.view_as(one) if any(one is other for other in carried) else one.contiguous()
+            for one in now
+        ]
         return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -239,17 +284,24 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def chain(model: nn.Module) -> list[nn.Module]:
-    """The links of a model: its `chain()`, or the parts of an nn.Sequential. Raises `ConfigError` without either."""
+    """The links of a model: its `chain()`, or the parts of an nn.Sequential. Raises `ConfigError`
+    without either."""
     made: Callable[[], list[nn.Module]] | None = getattr(model, "chain", None)
-    parts = model.children() if isinstance(model, nn.Sequential) else made() if made is not None else ()
+    parts = (
+        model.children() if isinstance(model, nn.Sequential) else made() if made is not None else ()
+    )
     links = list(parts)
     needs = f"{type(model).__name__} is no nn.Sequential and has no chain()"
-    refuse(not links, f"parallel.strategy: pipeline is not allowed: {needs}; allowed: ddp, fsdp, single")
+    refuse(
+        not links,
+        f"parallel.strategy: pipeline is not allowed: {needs}; allowed: ddp, fsdp, single",
+    )
     return links
 
 
 def cuts(costs: Sequence[float], stages: int) -> list[int]:
-    """Where consecutive links are cut so that the dearest stage costs least: 0, …, number of links."""
+    """Where consecutive links are cut so that the dearest stage costs least: 0, …, number of
+    links."""
 
     @functools.cache
     def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:

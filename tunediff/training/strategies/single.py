@@ -38,10 +38,12 @@ class Single:
         return model
 
     def keeps(self, one: Any) -> None:
-        """Told of all that is in a checkpoint: its state shall be whole on every rank, as one process has it."""
+        """Told of all that is in a checkpoint: its state shall be whole on every rank, as one
+        process has it."""
 
     def states_as_shares(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which a state may hold this rank's share alone, which only the same ranks can take up."""
+        """The context in which a state may hold this rank's share alone, which only the same ranks
+        can take up."""
         return contextlib.nullcontext()
 
     def states_for_file(self) -> contextlib.AbstractContextManager[object]:
@@ -49,30 +51,42 @@ class Single:
         return contextlib.nullcontext()
 
     def passes(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: LossOf, weights: Tensor, autocast: Context
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        loss_of: LossOf,
+        weights: Tensor,
+        autocast: Context,
     ) -> Tensor:
-        """Forward and backward pass of Σ weights·losses; the losses [b] = loss_of(output, *targets), on all ranks.
+        """Forward and backward pass of Σ weights·losses; the losses [b] = loss_of(output,
+        *targets), on all ranks.
 
-        Only where `owns_passes`. Inputs, targets and weights are rank 0's; the tensor `weights` of others becomes it.
+        Only where `owns_passes`. Inputs, targets and weights are rank 0's; the tensor `weights` of
+        others becomes it.
         """
         raise NotImplementedError
 
     def explain(self, error: RuntimeError) -> None:
-        """Raise `ConfigError` if a knob of the strategy is why the training has failed with this error."""
+        """Raise `ConfigError` if a knob of the strategy is why the training has failed with this
+        error."""
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
-        """The context of all but the last pass of an accumulation: gradients need not be averaged yet."""
+        """The context of all but the last pass of an accumulation: gradients need not be averaged
+        yet."""
         return contextlib.nullcontext()
 
     def callable_alone(self, *models: nn.Module) -> contextlib.AbstractContextManager[object]:
-        """The context of evaluations: each rank may call these as often as it likes. All ranks enter it together."""
+        """The context of evaluations: each rank may call these as often as it likes. All ranks
+        enter it together."""
         return contextlib.nullcontext()
 
     def complete(self, *models: nn.Module) -> None:
-        """Fill in what other ranks have learned of these and of all that is kept. All ranks call it together."""
+        """Fill in what other ranks have learned of these and of all that is kept. All ranks call it
+        together."""
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients, which each rank has of its own part of the batch, by their mean over ranks."""
+        """Replace gradients, which each rank has of its own part of the batch, by their mean over
+        ranks."""
         self._world.average_gradients(parameters)
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:

@@ -18,31 +18,42 @@ from tunediff.training.precision import evaluation_precision
 
 
 class Judge:
-    """Judges models on the same held-out images. All ranks call it together and get the same numbers."""
+    """Judges models on the same held-out images. All ranks call it together and get the same
+    numbers."""
 
     def __init__(self, held_out: Images, batch_size: int, world: World) -> None:
         """`held_out` with labels; `batch_size`: images at once on each rank."""
         assert held_out.labels is not None
-        self._pixels, self._labels, self._names = held_out.pixels, held_out.labels, held_out.class_names
+        self._pixels, self._labels, self._names = (
+            held_out.pixels,
+            held_out.labels,
+            held_out.class_names,
+        )
         self._batch_size, self._world = batch_size, world
         self._scaled = in_unit_range(flip=False)
         self.table: dict[str, list[float]] = {}
-        """Of the last evaluation, a row for each class: its number, its images, the share of them that is classified
-        right, and how many of them were classified as which class."""
+        """Of the last evaluation, a row for each class: its number, its images, the share of them
+        that is classified right, and how many of them were classified as which class."""
 
-    def __call__(self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Return `accuracy`, the share classified right, and `validation_loss`, the mean cross-entropy in nats.
+    def __call__(
+        self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """Return `accuracy`, the share classified right, and `validation_loss`, the mean
+        cross-entropy in nats.
 
-        In float32; the model is in evaluation mode and computes no gradients, as in every function of `evaluate_with`.
-        Raises, on all ranks at once, `NotFiniteError`, and `EvaluationStoppedError` if `should_stop()` was true before
-        all images were classified.
+        In float32; the model is in evaluation mode and computes no gradients, as in every function
+        of `evaluate_with`. Raises, on all ranks at once, `NotFiniteError`, and
+        `EvaluationStoppedError` if `should_stop()` was true before all images were classified.
         """
         world, count, size = self._world, len(self._labels), self._batch_size
         predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
         losses = torch.zeros(count, dtype=torch.float64, device=world.device)
-        for buffer in model.buffers():  # batch statistics differ between ranks: those of rank 0 are saved
+        for (
+            buffer
+        ) in model.buffers():  # batch statistics differ between ranks: those of rank 0 are saved
             world.first(buffer)
-        # Every rank fills in its own rows, in as many batches as every other rank; the sum over ranks is complete.
+        # Every rank fills in its own rows, in as many batches as every other rank; the sum over
+        # ranks is complete.
         work = Progress("held-out images", count)
         for start in range(0, count, world.size * size):
             work.more(world.size * size * (start > 0))
@@ -64,15 +75,23 @@ class Judge:
 
     def _logits(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits, float32 [b, classes], and labels [b] of these images."""
-        pixels, labels = self._pixels[rows].to(self._world.device), self._labels[rows].to(self._world.device)
+        pixels, labels = (
+            self._pixels[rows].to(self._world.device),
+            self._labels[rows].to(self._world.device),
+        )
         with evaluation_precision(self._world.device):
             return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
 
     def _confusion(self, predicted: Tensor) -> dict[str, Any]:
         """Return `table` for these class numbers [N]."""
         width = len(self._names)
-        matrix = torch.bincount(self._labels * width + predicted, minlength=width * width).view(width, width)
+        matrix = torch.bincount(self._labels * width + predicted, minlength=width * width).view(
+            width, width
+        )
         images, right = matrix.sum(1), matrix.diag()
-        columns = {f"as {name}": column.tolist() for name, column in zip(self._names, matrix.T, strict=True)}
+        columns = {
+            f"as {name}": column.tolist()
+            for name, column in zip(self._names, matrix.T, strict=True)
+        }
         share = (right / images.clamp(min=1)).tolist()
         return {"class": list(range(width)), "images": images.tolist(), "right": share, **columns}

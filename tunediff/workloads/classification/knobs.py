@@ -1,4 +1,5 @@
-"""What can be set of the training of a classifier, besides what every training has. Imports no torch."""
+"""What can be set of the training of a classifier, besides what every training has. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config import ConfigError, systems
-from tunediff.config.knobs import EvaluationProtocol, Fixed, Float, Int, Refusal, Str, nearest, section
+from tunediff.config.knobs import (
+    EvaluationProtocol,
+    Fixed,
+    Float,
+    Int,
+    Refusal,
+    Str,
+    nearest,
+    section,
+)
 from tunediff.config.workload import Metric, Quantity
 from tunediff.core.environment import install_command
 from tunediff.data import sources
@@ -31,23 +41,29 @@ class Model:
     """The network; its input channels and its classes are those of the data."""
 
     name: Str = "resnet18"
-    """`resnet18` (He et al. 2015, arXiv 1512.03385) and `resnext29` (Xie et al. 2017, arXiv 1611.05431) as for 32×32: a
-    3×3 stem, no pooling before the first block. `inception_transformer`: mixes tokens by pooling, depthwise convolution
-    and attention (Si et al. 2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
+    """`resnet18` (He et al. 2015, arXiv 1512.03385) and `resnext29` (Xie et al. 2017, arXiv
+    1611.05431) as for 32×32: a 3×3 stem, no pooling before the first block.
+    `inception_transformer`: mixes tokens by pooling, depthwise convolution and attention (Si et al.
+    2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
     `torchvision/NAME` and `timm/NAME` (the extra `timm`): theirs, with random weights."""
     width: Annotated[Int, Ge(1), Le(1024)] = 64
-    """Channels of the first stage, which the others are multiples of; in `resnext29` of each group of it."""
+    """Channels of the first stage, which the others are multiples of; in `resnext29` of each group
+    of it."""
     cardinality: Annotated[Int, Ge(1), Le(256)] = 8
     """`resnext29`: groups of its 3×3 convolutions; 8×64d by default."""
 
     def check(self, config: Any) -> None:
         library, slash, _ = self.name.partition("/")
         if library not in (LIBRARIES if slash else OWN):
-            raise Refusal("model.name", nearest(self.name, [*OWN, *(f"{name}/NAME" for name in LIBRARIES)]))
+            raise Refusal(
+                "model.name", nearest(self.name, [*OWN, *(f"{name}/NAME" for name in LIBRARIES)])
+            )
         if library == "timm" and importlib.util.find_spec("timm") is None:
             raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
         if library == "inception_transformer" and self.width % 8:
-            raise Refusal("model.width", "inception_transformer divides it by 8; use a multiple of 8")
+            raise Refusal(
+                "model.width", "inception_transformer divides it by 8; use a multiple of 8"
+            )
         if slash and config.compile.scope == "blocks":
             raise Refusal("compile.scope", f"{_BLOCKS}; use model")
         if slash and config.memory.checkpoint > 0:
@@ -62,15 +78,18 @@ class Model:
 
 @section
 class Regularization:
-    """What keeps the network from learning images by heart, besides `data.horizontal_flip` and weight decay."""
+    """What keeps the network from learning images by heart, besides `data.horizontal_flip` and
+    weight decay."""
 
     crop_padding: Annotated[Int, Ge(0), Le(64)] = 4
-    """Random crop: black pixels on every side, of which a window of the image's own size is cut at random; 0: none."""
+    """Random crop: black pixels on every side, of which a window of the image's own size is cut at
+    random; 0: none."""
     label_smoothing: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.0
-    """Share of the probability that is spread evenly over all classes (Szegedy et al. 2015, arXiv 1512.00567)."""
+    """Share of the probability that is spread evenly over all classes (Szegedy et al. 2015, arXiv
+    1512.00567)."""
 
 
-# ---------------------------------------------------------------------------------------------------------- optimizers
+# ---- optimizers
 @section
 class _Customary:
     """What is usual for classifiers, in place of what is usual for diffusion models."""
@@ -108,10 +127,11 @@ class Adam(_Customary, optimizers.Adam):
 Optimizer = Annotated[Sgd | AdamW | Muon | Adam, Field(discriminator="name")]
 
 
-# ---------------------------------------------------------------------------------------------------------- all of it
+# ---- all of it
 @section
 class Evaluation(systems.Evaluation):
-    """How a classifier is judged: on the test split where there is one, otherwise on a fifth that is never learned."""
+    """How a classifier is judged: on the test split where there is one, otherwise on a fifth that
+    is never learned."""
 
     images: Annotated[Annotated[Int, Ge(2)] | None, EvaluationProtocol()] = None
     """Held-out images at most, the first of a fixed shuffle; null: all."""
@@ -133,8 +153,12 @@ class Knobs:
 UNIT = "images"
 OBJECTIVE = Metric("accuracy", "max", "accuracy")
 QUANTITIES = {
-    "accuracy": Quantity("accuracy", "", "share of held-out images that are classified right, 0 to 1"),
-    "validation_loss": Quantity("validation loss", "", "mean cross-entropy of held-out images in nats, not smoothed"),
+    "accuracy": Quantity(
+        "accuracy", "", "share of held-out images that are classified right, 0 to 1"
+    ),
+    "validation_loss": Quantity(
+        "validation loss", "", "mean cross-entropy of held-out images in nats, not smoothed"
+    ),
 }
 MEMORY_FREE = (*optimizers.MEMORY_FREE_OPTIMIZER, "regularization.label_smoothing")
 """Knobs that change no more than a few MiB of device memory."""
@@ -152,7 +176,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:
-    """Refuse missing data, data without classes and networks that a library has not. Raises `ConfigError`."""
+    """Refuse missing data, data without classes and networks that a library has not. Raises
+    `ConfigError`."""
     from tunediff.workloads.classification import libraries, sets
 
     sources.check(knobs.data)

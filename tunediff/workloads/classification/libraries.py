@@ -1,4 +1,5 @@
-"""Networks of torchvision and timm, by name, fitted to the data: input channels, classes, image side."""
+"""Networks of torchvision and timm, by name, fitted to the data: input channels, classes, image
+side."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ from tunediff.data.knobs import Data
 
 
 def check(model: str, data: Data, classes: int) -> None:
-    """Refuse names that a library has not, and networks that do not fit the images. Raises `ConfigError`.
+    """Refuse names that a library has not, and networks that do not fit the images. Raises
+    `ConfigError`.
 
-    `model`: `model.name`. The network is built and run once on the meta device, where nothing is computed.
+    `model`: `model.name`. The network is built and run once on the meta device, where nothing is
+    computed.
     """
     library, slash, name = model.partition("/")
     if not slash:
         return
     where = f"model.name: {model!r} is not allowed"
     if name not in (networks := names(library)):
-        raise ConfigError(f"{where}: {library} has no such network; {textwrap.shorten(nearest(name, networks), 300)}")
+        raise ConfigError(
+            f"{where}: {library} has no such network;"
+            f" {textwrap.shorten(nearest(name, networks), 300)}"
+        )
     try:
         with torch.device("meta"), torch.no_grad():
             network = build(library, name, data, classes).eval()
@@ -31,7 +37,9 @@ def check(model: str, data: Data, classes: int) -> None:
         why = f"it does not take images of {data.channels}×{data.image_size}×{data.image_size}"
         raise ConfigError(f"{where}: {why} ({type(error).__name__}: {error})") from None
     if shape != (1, classes):
-        raise ConfigError(f"{where}: it gives {list(shape)} for an image, where [1, {classes}] is needed")
+        raise ConfigError(
+            f"{where}: it gives {list(shape)} for an image, where [1, {classes}] is needed"
+        )
 
 
 def names(library: str) -> list[str]:
@@ -42,7 +50,11 @@ def names(library: str) -> list[str]:
         return list(timm.list_models())
     from torchvision import models
 
-    return [name for name in models.list_models(module=models) if name not in ("googlenet", "inception_v3")]
+    return [
+        name
+        for name in models.list_models(module=models)
+        if name not in ("googlenet", "inception_v3")
+    ]
 
 
 def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
@@ -53,7 +65,9 @@ def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
         # Networks with learned positions need to know the side, others do not take it.
         fixed = timm.get_pretrained_cfg(name).fixed_input_size
         side = {"img_size": data.image_size} if fixed else {}
-        fitted: nn.Module = timm.create_model(name, in_chans=data.channels, num_classes=classes, **side)
+        fitted: nn.Module = timm.create_model(
+            name, in_chans=data.channels, num_classes=classes, **side
+        )
         return fitted
     from torchvision import models
 

@@ -1,4 +1,5 @@
-"""Split a set into learned and held-out images: the test split where there is one, otherwise a fixed fifth.
+"""Split a set into learned and held-out images: the test split where there is one, otherwise a
+fixed fifth.
 
 The numbers of classes and images are counted without decoding an image.
 """
@@ -17,30 +18,44 @@ from tunediff.data.knobs import Data
 
 
 def classes(data: Data) -> int:
-    """Return the number of classes. Raises `ConfigError` if images have none, or the test split has others."""
+    """Return the number of classes. Raises `ConfigError` if images have none, or the test split has
+    others."""
     listing = sources.find(data)
     if not isinstance(listing, sources.Listing):
         return 10  # digits and CIFAR-10
     if listing.labels is None:
-        why = "a classifier needs labels; allowed: two class folders or more, with every image in one of them"
+        why = (
+            "a classifier needs labels; allowed: two class folders or more, with every image in one"
+            " of them"
+        )
         sources.refuse("path", data.path, why)
     test = _test_split(data)
     if test is not None and isinstance(test_listing := sources.find(test), sources.Listing):
         if test_listing.labels is None:
-            sources.refuse("path", data.path, "test/ has not two class folders or more, with every image in one")
+            sources.refuse(
+                "path",
+                data.path,
+                "test/ has not two class folders or more, with every image in one",
+            )
         if unknown := set(test_listing.class_names) - set(listing.class_names):
-            sources.refuse("path", data.path, f"test/ has classes that train/ has not: {', '.join(sorted(unknown))}")
+            sources.refuse(
+                "path",
+                data.path,
+                f"test/ has classes that train/ has not: {', '.join(sorted(unknown))}",
+            )
     return len(listing.class_names)
 
 
 def learned(data: Data) -> Images:
-    """Return the learned images, with labels. Raises `ConfigError` as `load` does, and for images without classes."""
+    """Return the learned images, with labels. Raises `ConfigError` as `load` does, and for images
+    without classes."""
     classes(data)
     return load(data) if _test_split(data) is not None else _fifth_and_rest(load(data))[1]
 
 
 def held_out(data: Data, count: int | None) -> Images:
-    """Return the images that are never learned; of a test split the first `count` of a fixed shuffle.
+    """Return the images that are never learned; of a test split the first `count` of a fixed
+    shuffle.
 
     Raises `ConfigError` as `learned` does.
     """
@@ -49,14 +64,18 @@ def held_out(data: Data, count: int | None) -> Images:
     if test is None:
         images = _fifth_and_rest(load(data))[0]
         assert images.labels is not None
-        return dataclasses.replace(images, pixels=images.pixels[:count], labels=images.labels[:count])
+        return dataclasses.replace(
+            images, pixels=images.pixels[:count], labels=images.labels[:count]
+        )
     images = load(dataclasses.replace(test, max_images=count))
     if not isinstance(listing := sources.find(data), sources.Listing):
         return images
     # The test split may lack classes: its class numbers become those of the learned split.
     numbers = torch.tensor([listing.class_names.index(name) for name in images.class_names])
     assert images.labels is not None
-    return dataclasses.replace(images, labels=numbers[images.labels], class_names=listing.class_names)
+    return dataclasses.replace(
+        images, labels=numbers[images.labels], class_names=listing.class_names
+    )
 
 
 def held_out_count(data: Data, count: int | None) -> int:
@@ -93,7 +112,9 @@ def _rows(images: Images, rows: torch.Tensor, part: str) -> Images:
     """Return these rows of a set; `part` makes its digest another one."""
     assert images.labels is not None
     digest = f"{images.digest} {part}"
-    return dataclasses.replace(images, pixels=images.pixels[rows], labels=images.labels[rows], digest=digest)
+    return dataclasses.replace(
+        images, pixels=images.pixels[rows], labels=images.labels[rows], digest=digest
+    )
 
 
 def _fifth(count: int) -> int:

@@ -59,9 +59,10 @@ def train(trial: Trial) -> None:
             trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm)
 
 
-# --------------------------------------------------------------------------------------------------------- the network
+# ---- the network
 def network(knobs: Knobs) -> nn.Module:
-    """Return the network of `model.name`, for the channels, side and classes of the data, with random weights."""
+    """Return the network of `model.name`, for the channels, side and classes of the data, with
+    random weights."""
     model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
     library, slash, name = model.name.partition("/")
     if slash:
@@ -73,22 +74,28 @@ def network(knobs: Knobs) -> nn.Module:
 
 
 def flops_per_sample(knobs: Knobs) -> float:
-    """Return the floating-point operations of one image in a training step: those of a forward pass, times three.
+    """Return the floating-point operations of one image in a training step: those of a forward
+    pass, times three.
 
-    The backward pass takes two products for each one of the forward pass (model FLOPs of PaLM, arXiv 2204.02311,
-    appendix B). Products and convolutions only, as torch's own counter has them.
+    The backward pass takes two products for each one of the forward pass (model FLOPs of PaLM,
+    arXiv 2204.02311, appendix B). Products and convolutions only, as torch's own counter has them.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:  # shapes suffice
+    with (
+        torch.device("meta"),
+        torch.no_grad(),
+        FlopCounterMode(display=False) as counter,
+    ):  # shapes suffice
         side = knobs.data.image_size
         network(knobs).eval()(torch.empty(1, knobs.data.channels, side, side))
     return 3.0 * float(counter.get_total_flops())
 
 
-# ------------------------------------------------------------------------------------------------------ the images
+# ---- the images
 def augmented(flip: bool, padding: int) -> Prepare:
-    """Return what turns bytes and labels into a training batch: random crops, mirrored, float32 in [−1, 1]."""
+    """Return what turns bytes and labels into a training batch: random crops, mirrored, float32 in
+    [−1, 1]."""
     scaled = in_unit_range(flip)
 
     def prepare(batch: tuple[Tensor, Tensor], uniform: Uniform) -> tuple[Tensor, Tensor]:
@@ -99,7 +106,8 @@ def augmented(flip: bool, padding: int) -> Prepare:
 
 
 def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
-    """Cut a window of the same size from each image [B, C, H, W], at random within black borders of `padding`."""
+    """Cut a window of the same size from each image [B, C, H, W], at random within black borders of
+    `padding`."""
     b, c, height, width = (torch.arange(size, device=pixels.device) for size in pixels.shape)
 
     def first(axis: str) -> Tensor:
@@ -108,10 +116,14 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
 
     rows, columns = first("row") + height, first("column") + width  # [B, H], [B, W]
     padded = F.pad(pixels, (padding,) * 4)
-    return padded[b[:, None, None, None], c[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return padded[
+        b[:, None, None, None], c[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------- judging
+# ---- judging
 def judge_of(knobs: Knobs, world: World) -> Judge:
     """Return the judge of this data and evaluation protocol."""
-    return Judge(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
+    return Judge(
+        sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world
+    )

@@ -1,4 +1,5 @@
-"""What the commands that use saved models ask of this workload; see `workloads.contract`. Imports torch late."""
+"""What the commands that use saved models ask of this workload; see `workloads.contract`. Imports
+torch late."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ class DiffusionSampler(SamplerOptions):
 
     def add_options(self, parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
         add = parser.add_argument
-        add("--sampler", help=f"{', '.join(SAMPLERS)} (default: {DEFAULT_SAMPLER}, all steps of the process)")
+        add(
+            "--sampler",
+            help=f"{', '.join(SAMPLERS)} (default: {DEFAULT_SAMPLER}, all steps of the process)",
+        )
         add("--steps", type=int, help=f"steps of {_samplers_with('steps')} (default: {steps})")
         add("--skip", help=f"spacing of the DDIM steps: linear or quadratic (default: {skip})")
         add("--eta", type=float, help=f"noise of DDIM, 0 to 1 (default: {eta})")
@@ -43,9 +47,13 @@ class DiffusionSampler(SamplerOptions):
         cli.allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
         for name in ("steps", "skip", "eta"):
             if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
-                raise ConfigError(f"--{name}: belongs to --sampler {_samplers_with(name)}, not to {sampler}")
+                raise ConfigError(
+                    f"--{name}: belongs to --sampler {_samplers_with(name)}, not to {sampler}"
+                )
 
-    def requested(self, args: argparse.Namespace, defaults: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    def requested(
+        self, args: argparse.Namespace, defaults: Mapping[str, Any], config: Any
+    ) -> dict[str, Any]:
         sampler, chain = args.sampler or DEFAULT_SAMPLER, config.process.steps
         values = {name: getattr(args, name) for name in SAMPLER_OPTIONS if name != "sampler"}
         allowed = f"at most process.steps = {chain}"
@@ -54,13 +62,19 @@ class DiffusionSampler(SamplerOptions):
             values |= {name: default for name, default in defaults.items() if values[name] is None}
         if "steps" in SAMPLERS[sampler][1] and args.steps is None:
             values["steps"] = min(values["steps"] or config.evaluation.steps, chain)
-        # The sampler comes last: steps that the one of the training does not follow may be too many for it.
+        # The sampler comes last: steps that the one of the training does not follow may be too many
+        # for it.
         return {**values, "sampler": sampler}
 
     def describe(self, config: Any) -> dict[str, Any]:
         evaluation, (_, follows) = config.evaluation, SAMPLERS[config.evaluation.sampler]
-        sampler = {"name": evaluation.sampler, "steps": evaluation.sampling_steps(config.process.steps)}
-        return sampler | {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows}
+        sampler = {
+            "name": evaluation.sampler,
+            "steps": evaluation.sampling_steps(config.process.steps),
+        }
+        return sampler | {
+            name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows
+        }
 
     def format_sampler(self, sampler: Mapping[str, Any]) -> str:
         ddim = f", {sampler['skip']}, eta {sampler['eta']:g}" if "eta" in sampler else ""
@@ -87,11 +101,19 @@ class DiffusionSampler(SamplerOptions):
         step_s = world.largest(min(taken) / count * n / world.size)
         if not world.main or (spent := step_s * steps) < progress.FIRST_S:
             return
-        print(f"sampling {n:,} images × {steps:,} steps: about {text.seconds(spent)}", file=sys.stderr, flush=True)
+        print(
+            f"sampling {n:,} images × {steps:,} steps: about {text.seconds(spent)}",
+            file=sys.stderr,
+            flush=True,
+        )
         if spent > SLOW_S:
             fewer = min(50, steps // 4 or 1)
             less = f"--sampler ddim --steps {fewer} takes about {text.seconds(step_s * fewer)}"
-            print(f"WARNING: that is long: {less}; fewer images take in proportion less", file=sys.stderr, flush=True)
+            print(
+                f"WARNING: that is long: {less}; fewer images take in proportion less",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _samplers_with(option: str) -> str:
@@ -104,8 +126,11 @@ sampler_options = DiffusionSampler("diffusion")
 foreign_format = diffusers_export
 
 
-def sample_images(network: Any, config: Any, request: SampleRequest) -> Iterator[tuple[int, Tensor]]:
-    """Return an iterator over this rank's batches: (number of the first, uint8 [b, C, H, W] or [b, columns, C, H, W]).
+def sample_images(
+    network: Any, config: Any, request: SampleRequest
+) -> Iterator[tuple[int, Tensor]]:
+    """Return an iterator over this rank's batches: (number of the first, uint8 [b, C, H, W] or [b,
+    columns, C, H, W]).
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
@@ -114,9 +139,12 @@ def sample_images(network: Any, config: Any, request: SampleRequest) -> Iterator
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
-    # ---- what does not depend on the batch is made before the first one is asked for: sampling alone is timed
+    # ---- what does not depend on the batch is made before the first one is asked for: sampling
+    # alone is timed
     process = Diffusion(config.process, request.device)
-    protocol = dataclasses.replace(config.evaluation, seed=request.seed, batch_size=request.batch_size)
+    protocol = dataclasses.replace(
+        config.evaluation, seed=request.seed, batch_size=request.batch_size
+    )
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
     steps, columns = protocol.sampling_steps(config.process.steps), request.columns
     shown_steps = {round(i * steps / (columns - 1)) for i in range(1, columns)}

@@ -1,8 +1,9 @@
 """Write pipeline folders of diffusers, and read their networks, without diffusers being installed.
 
-Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it (google/ddpm-cifar10-32), name by name.
-What the other side cannot represent is refused, never approximated. Torch is imported only where weights are touched,
-so that a folder can be judged in milliseconds.
+Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it
+(google/ddpm-cifar10-32), name by name. What the other side cannot represent is refused, never
+approximated. Torch is imported only where weights are touched, so that a folder can be judged in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ NAME = "diffusers"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
-# -------------------------------------------------------------------------------------------------------------- writing
+# ---- writing
 def check(folder: Path, config: Any) -> None:
-    """Refuse what `write_pipeline` could not write: a folder that holds something, a model diffusers does not have.
+    """Refuse what `write_pipeline` could not write: a folder that holds something, a model
+    diffusers does not have.
 
     Raises `ConfigError`.
     """
@@ -41,33 +43,39 @@ def check(folder: Path, config: Any) -> None:
     multipliers, process = config.model.multipliers, config.process
     if multipliers[0] != 1:
         raise ConfigError(
-            f"model.multipliers: {list(multipliers)} cannot be handed to diffusers: UNet2DModel gives its first "
-            "convolution as many channels as its first resolution, so the first multiplier must be 1"
+            f"model.multipliers: {list(multipliers)} cannot be handed to diffusers: UNet2DModel"
+            " gives its first convolution as many channels as its first resolution, so the first"
+            " multiplier must be 1"
         )
     scheduler = options.scheduler_class(process)
     if scheduler != "DDPMScheduler" and process.prediction != "v":
         raise ConfigError(
-            f"process.prediction: {process.prediction!r} cannot be handed to diffusers: {scheduler}, which has these "
-            "noise levels, takes v"
+            f"process.prediction: {process.prediction!r} cannot be handed to diffusers:"
+            f" {scheduler}, which has these noise levels, takes v"
         )
     if scheduler == "DDPMScheduler" and process.sigma_data != 1.0:
         raise ConfigError(
-            f"process.sigma_data: {process.sigma_data} cannot be handed to diffusers: DDPMScheduler has 1; "
-            "EDMEulerScheduler has it, with process.schedule = edm"
+            f"process.sigma_data: {process.sigma_data} cannot be handed to diffusers: DDPMScheduler"
+            " has 1; EDMEulerScheduler has it, with process.schedule = edm"
         )
-    if scheduler == "DDPMScheduler" and process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999:
+    if (
+        scheduler == "DDPMScheduler"
+        and process.schedule == "linear"
+        and 0.02 * 1000 / process.steps > 0.999
+    ):
         raise ConfigError(
-            f"process.steps: {process.steps} cannot be handed to diffusers: DDPMScheduler does not limit β to 0.999, "
-            "which schedule = linear reaches in so few steps"
+            f"process.steps: {process.steps} cannot be handed to diffusers: DDPMScheduler does not"
+            " limit β to 0.999, which schedule = linear reaches in so few steps"
         )
 
 
 def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder for `from_pretrained`, whole or not at all; `weights` is the state of our `UNet`.
+    """Write a folder for `from_pretrained`, whole or not at all; `weights` is the state of our
+    `UNet`.
 
-    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`; that of
-    `path = flow` or `schedule = edm` as with `sampler = euler` of as many steps. Raises `ConfigError` for what `check`
-    refuses, `OSError` if the disk does.
+    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` =
+    `process.steps`; that of `path = flow` or `schedule = edm` as with `sampler = euler` of as many
+    steps. Raises `ConfigError` for what `check` refuses, `OSError` if the disk does.
     """
     from safetensors.torch import save
 
@@ -99,7 +107,7 @@ def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
+# ---- reading
 def example(folder: Path, config: Any) -> str:
     """Return the call that samples from a pipeline as we do."""
     scheduler = options.scheduler_class(config.process)
@@ -114,11 +122,12 @@ def weights_file(folder: Path) -> Path:
 
 
 def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
-    """Return (data and model by dotted knob name, float32 state for our `UNet`) of a pipeline folder or `unet/` alone.
+    """Return (data and model by dotted knob name, float32 state for our `UNet`) of a pipeline
+    folder or `unet/` alone.
 
-    Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors only; attention by
-    its present names or the older query, key, value, proj_attn. Raises `ConfigError` for weights that are damaged or
-    not of such a network.
+    Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors
+    only; attention by its present names or the older query, key, value, proj_attn. Raises
+    `ConfigError` for weights that are damaged or not of such a network.
     """
     import torch
 
@@ -138,7 +147,8 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
                 raise ConfigError(f"{file}: {theirs} is missing")
             if (actual := shape_of(tensors[theirs])) != part:
                 raise ConfigError(
-                    f"{file}: {theirs} has shape {words(actual)}; by config.json it should be {words(part)}"
+                    f"{file}: {theirs} has shape {words(actual)}; by config.json it should be"
+                    f" {words(part)}"
                 )
         state[name] = torch.cat([tensors.pop(theirs) for theirs in names]).float()
     if tensors:
@@ -147,7 +157,8 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
 
 
 def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
-    """Read weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net folder.
+    """Read weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net
+    folder.
 
     Raises `ConfigError` naming the first weight that is missing, too many or of another shape.
     """
@@ -157,8 +168,13 @@ def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
         weights = read(path)
     else:
         values, weights = read_unet(path)
-        if (groups := values["model.norm_groups"]) != knobs.model.norm_groups:  # the only size no shape shows
-            raise ConfigError(f"{path}: norm_num_groups is {groups}, but model.norm_groups = {knobs.model.norm_groups}")
+        if (
+            groups := values["model.norm_groups"]
+        ) != knobs.model.norm_groups:  # the only size no shape shows
+            raise ConfigError(
+                f"{path}: norm_num_groups is {groups}, but model.norm_groups ="
+                f" {knobs.model.norm_groups}"
+            )
     check_fit(weights, _network(knobs), str(path))
     return weights
 
@@ -200,17 +216,28 @@ def _first(folder: Path, names: Sequence[str], missing: str) -> Path:
     raise ConfigError(f"{folder}: {missing}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- names
-_LEAVES = {"time": "time_emb_proj", "shortcut": "conv_shortcut", "norm": "group_norm", "out": "to_out.0"}
+# ---- names
+_LEAVES = {
+    "time": "time_emb_proj",
+    "shortcut": "conv_shortcut",
+    "norm": "group_norm",
+    "out": "to_out.0",
+}
 _OUTER = {
     "time.linear1": "time_embedding.linear_1", "time.linear2": "time_embedding.linear_2", "input": "conv_in",
     "norm": "conv_norm_out", "output": "conv_out",
 }  # fmt: skip
-_OLD_LEAVES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
+_OLD_LEAVES = {
+    ".query.": ".to_q.",
+    ".key.": ".to_k.",
+    ".value.": ".to_v.",
+    ".proj_attn.": ".to_out.0.",
+}
 
 
 def _their_names(model: Model, name: str) -> list[str]:
-    """Return diffusers' name of one of our weights; three for queries, keys and values, which we stack."""
+    """Return diffusers' name of one of our weights; three for queries, keys and values, which we
+    stack."""
     module, _, kind = name.rpartition(".")
     if module in _OUTER:
         return [f"{_OUTER[module]}.{kind}"]
@@ -223,17 +250,21 @@ def _their_names(model: Model, name: str) -> list[str]:
 
 
 def _layers(model: Model) -> dict[str, str]:
-    """Return diffusers' name of each layer that may exist: our flat lists hold their nested ones in order."""
+    """Return diffusers' name of each layer that may exist: our flat lists hold their nested ones in
+    order."""
     names = {"middle.0": "mid_block.resnets.0", "middle.1": "mid_block.resnets.1"}
     for side, blocks in (("down", model.blocks), ("up", model.blocks + 1)):
         inner = [*(f"resnets.{block}" for block in range(blocks)), f"{side}samplers.0"]
-        for number, (level, layer) in enumerate(itertools.product(range(len(model.multipliers)), inner)):
+        for number, (level, layer) in enumerate(
+            itertools.product(range(len(model.multipliers)), inner)
+        ):
             names[f"{side}.{number}"] = f"{side}_blocks.{level}.{layer}"
     return names
 
 
 def _present_name(name: str) -> str:
-    """Return the present name of a weight: older pipelines name the maps of their attention differently."""
+    """Return the present name of a weight: older pipelines name the maps of their attention
+    differently."""
     for old, present in _OLD_LEAVES.items():
         name = name.replace(old, present)
     return name

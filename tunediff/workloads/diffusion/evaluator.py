@@ -1,4 +1,5 @@
-"""Evaluate a diffusion model: the distance of generated images to the real ones, and the validation loss."""
+"""Evaluate a diffusion model: the distance of generated images to the real ones, and the validation
+loss."""
 
 from __future__ import annotations
 
@@ -26,40 +27,55 @@ from tunediff.workloads.diffusion.validation import Losses, Validation
 CHECKED = 128
 """Images that are also drawn in float32, where `evaluation.precision` is another format."""
 LIMIT = 0.02
-"""`precision_shift` above which all images are drawn in float32: about the difference of two seeds of a training."""
+"""`precision_shift` above which all images are drawn in float32: about the difference of two seeds
+of a training."""
 
 
 class Scores(Distances, Losses):
-    """The result of an evaluation. The entries of `Losses` are absent if `evaluation.validation_images` is 0, and
-    `precision_shift` where `evaluation.precision` is fp32. Where that is above `LIMIT`, the distances are those of
-    images in float32."""
+    """The result of an evaluation. The entries of `Losses` are absent if
+    `evaluation.validation_images` is 0, and `precision_shift` where `evaluation.precision` is fp32.
+    Where that is above `LIMIT`, the distances are those of images in float32."""
 
 
 class Evaluator:
     """Judges models against one set of real images. Built once, called at every evaluation point.
 
-    All ranks call it together and all get the same numbers, which do not depend on their number beyond rounding.
+    All ranks call it together and all get the same numbers, which do not depend on their number
+    beyond rounding.
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
-        """Build or read extractor and reference, load the images of the validation loss. Raises `ConfigError`."""
+        """Build or read extractor and reference, load the images of the validation loss. Raises
+        `ConfigError`."""
         no_gpu = evaluation.precision == "tf32" and world.device.type != "cuda"
-        refuse(no_gpu, "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16")
+        refuse(
+            no_gpu,
+            "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16",
+        )
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
         judging = ("extractor", "weights_path", "batch_size")
-        self.judge = judge_of(Evaluation(**{name: getattr(evaluation, name) for name in judging}), images, world)
-        self._validation = Validation(data, evaluation, images, world) if evaluation.validation_images else None
+        self.judge = judge_of(
+            Evaluation(**{name: getattr(evaluation, name) for name in judging}), images, world
+        )
+        self._validation = (
+            Validation(data, evaluation, images, world) if evaluation.validation_images else None
+        )
 
     def __call__(
-        self, predict: Predict, diffusion: Diffusion, *, should_stop: Callable[[], bool] | None = None
+        self,
+        predict: Predict,
+        diffusion: Diffusion,
+        *,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Scores:
         """Return the scores of `evaluation.images` generated images, and the validation loss.
 
         `predict`: a network in evaluation mode.
 
-        Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors are not finite, and
-        `EvaluationStoppedError` if `should_stop()` was true before all images were drawn.
+        Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
+        are not finite, and `EvaluationStoppedError` if `should_stop()` was true before all images
+        were drawn.
         """
         n, world = self._protocol.images, self._world
         turns, _ = shares(n, world.size, self._protocol.batch_size)
@@ -76,16 +92,25 @@ class Evaluator:
         precise = dataclasses.replace(self._protocol, precision="fp32")
 
         def first() -> Tensor:
-            batches = generate(predict, diffusion, precise, self._shape, min(n, CHECKED), world.device)
+            batches = generate(
+                predict, diffusion, precise, self._shape, min(n, CHECKED), world.device
+            )
             return torch.cat([batch for _, batch in batches])
 
         # ---- distances, of images in float32 where the faster format changes them too much
         scores = distances(self._protocol, None if self._protocol == precise else first)
         if (shift := scores.get("precision_shift", 0.0)) > LIMIT:
             if world.main:
-                reason = f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than {LIMIT:.0%}"
+                reason = (
+                    f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than"
+                    f" {LIMIT:.0%}"
+                )
                 action = "all images are drawn again in float32"
-                print(f"WARNING: evaluation.precision: {reason}: {action}", file=sys.stderr, flush=True)
+                print(
+                    f"WARNING: evaluation.precision: {reason}: {action}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             scores = distances(precise) | {"precision_shift": shift}
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {**scores, **losses}
@@ -93,8 +118,12 @@ class Evaluator:
 
 @functools.lru_cache(maxsize=3)
 def judge_of(evaluation: Evaluation, images: Images, world: World) -> Judge:
-    """Return the judge of these images, built once per process for all evaluations with one extractor.
+    """Return the judge of these images, built once per process for all evaluations with one
+    extractor.
 
-    Extractor and reference stay on the device: those of another evaluator would be in the peak memory of later trials.
+    Extractor and reference stay on the device: those of another evaluator would be in the peak
+    memory of later trials.
     """
-    return Judge(images, features.build(evaluation, images, world.device), world, evaluation.batch_size)
+    return Judge(
+        images, features.build(evaluation, images, world.device), world, evaluation.batch_size
+    )

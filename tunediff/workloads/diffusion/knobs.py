@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.knobs import ConfigError, EvaluationProtocol, Fixed, Float, Int, Refusal, Values, section
+from tunediff.config.knobs import (
+    ConfigError,
+    EvaluationProtocol,
+    Fixed,
+    Float,
+    Int,
+    Refusal,
+    Values,
+    section,
+)
 from tunediff.config.workload import Metric, Quantity
 from tunediff.data.knobs import Data
 from tunediff.evaluation import knobs as images
@@ -19,7 +28,8 @@ from tunediff.workloads.diffusion.methods import Constant, Timesteps, Uniform, W
 
 @section
 class Model:
-    """The DDPM U-Net (Ho et al. 2020, arXiv 2006.11239, appendix B); the defaults have 35,746,307 parameters."""
+    """The DDPM U-Net (Ho et al. 2020, arXiv 2006.11239, appendix B); the defaults have 35,746,307
+    parameters."""
 
     channels: Annotated[Int, Ge(8), Le(1024)] = 128
     """Channels at full resolution; a multiple of `model.norm_groups`."""
@@ -34,9 +44,9 @@ class Model:
     norm_groups: Annotated[Int, Ge(1), Le(64)] = 32
     """Groups of every GroupNorm."""
     checkpoint_levels: tuple[Annotated[Int, Ge(0), Le(15)], ...] = ()
-    """Activation checkpointing: resolution levels (0 is full resolution) whose residual blocks keep no activations but
-    compute them again in the backward pass. Less memory, more time, the same result; level 0 holds most of the memory.
-    All levels: every block."""
+    """Activation checkpointing: resolution levels (0 is full resolution) whose residual blocks keep
+    no activations but compute them again in the backward pass. Less memory, more time, the same
+    result; level 0 holds most of the memory. All levels: every block."""
 
     def check(self, config: Any) -> None:
         halvings, side = len(self.multipliers) - 1, config.data.image_size
@@ -47,16 +57,22 @@ class Model:
             why = f"model.multipliers halves it {halvings} times; use a multiple of {2**halvings}"
             raise Refusal("data.image_size", why)
         if self.channels % self.norm_groups:
-            raise Refusal("model.channels", f"must be a multiple of model.norm_groups = {self.norm_groups}")
+            raise Refusal(
+                "model.channels", f"must be a multiple of model.norm_groups = {self.norm_groups}"
+            )
         if unknown := [side for side in self.attention if side not in sides]:
             why = f"no feature map has side {unknown[0]}; sides here: {', '.join(map(str, sides))}"
             raise Refusal("model.attention", why)
         if beyond := [level for level in self.checkpoint_levels if level > halvings]:
-            raise Refusal("model.checkpoint_levels", f"there is no level {beyond[0]}; levels here: 0 … {halvings}")
+            raise Refusal(
+                "model.checkpoint_levels",
+                f"there is no level {beyond[0]}; levels here: 0 … {halvings}",
+            )
 
 
 EDM_SIGMAS = (0.002, 80.0)
-"""σ of the least and the most noise in EDM's grid (arXiv 2206.00364, table 1), and of `process.schedule = edm`."""
+"""σ of the least and the most noise in EDM's grid (arXiv 2206.00364, table 1), and of
+`process.schedule = edm`."""
 
 
 @section
@@ -64,39 +80,52 @@ class Process:
     """The forward (noising) process and what the model predicts."""
 
     schedule: Literal["linear", "cosine", "edm"] = "linear"
-    """Noise levels of the chain: `linear` β 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol & Dhariwal 2021, arXiv
-    2102.09672), `edm`: ln σ evenly spaced from 0.002 to 80, σ² = 1/SNR (Karras et al. 2022, arXiv 2206.00364); the
-    network is told ¼·ln σ in place of t."""
+    """Noise levels of the chain: `linear` β 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol &
+    Dhariwal 2021, arXiv 2102.09672), `edm`: ln σ evenly spaced from 0.002 to 80, σ² = 1/SNR (Karras
+    et al. 2022, arXiv 2206.00364); the network is told ¼·ln σ in place of t."""
     steps: Annotated[Int, Ge(2), Le(10000)] = 1000
-    """T, the length of the chain. `linear` is scaled by 1000/T, so that ᾱ ends near zero for every T ≥ 25 or so."""
+    """T, the length of the chain. `linear` is scaled by 1000/T, so that ᾱ ends near zero for every
+    T ≥ 25 or so."""
     prediction: Literal["epsilon", "x0", "v"] = "epsilon"
-    """What the network predicts: the noise, the clean image, or the velocity along `process.path`: √ᾱ·ε − √(1−ᾱ)·x0
-    for `vp` (arXiv 2202.00512), ε − x0 for `flow`."""
+    """What the network predicts: the noise, the clean image, or the velocity along `process.path`:
+    √ᾱ·ε − √(1−ᾱ)·x0 for `vp` (arXiv 2202.00512), ε − x0 for `flow`."""
     variance: Literal["fixed_large", "fixed_small"] = "fixed_large"
-    """Variance of an ancestral sampling step, for `evaluation.sampler = ddpm`: β (large) or the posterior variance
-    (small)."""
+    """Variance of an ancestral sampling step, for `evaluation.sampler = ddpm`: β (large) or the
+    posterior variance (small)."""
     path: Literal["vp", "flow"] = "vp"
-    """What the network sees. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at T levels of uniform
-    s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v` the flow of that paper."""
+    """What the network sees. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at
+    T levels of uniform s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v`
+    the flow of that paper."""
     sigma_data: Annotated[Float, Gt(0.0), Le(10.0)] = 1.0
-    """σ_d of EDM's preconditioning (arXiv 2206.00364, table 1; 0.5 there): the network sees (x0 + σ·ε)/√(σ²+σ_d²) and
-    predicts v = (σ_d·ε − σ·x0/σ_d)/√(σ²+σ_d²). 1: v as it is. For `vp` with `prediction = v`."""
+    """σ_d of EDM's preconditioning (arXiv 2206.00364, table 1; 0.5 there): the network sees (x0 +
+    σ·ε)/√(σ²+σ_d²) and predicts v = (σ_d·ε − σ·x0/σ_d)/√(σ²+σ_d²). 1: v as it is. For `vp` with
+    `prediction = v`."""
 
     def check(self, config: Any) -> None:
         if self.path == "flow" and self.schedule != "linear":
-            why = "process.path = flow has levels of its own, s uniform; others are drawn by timesteps.name"
+            why = (
+                "process.path = flow has levels of its own, s uniform; others are drawn by"
+                " timesteps.name"
+            )
             raise Refusal("process.schedule", f"{why}: leave it at linear")
         if self.sigma_data != 1.0 and (self.path == "flow" or self.prediction != "v"):
-            why = "it belongs to process.prediction = v along process.path = vp; here nothing is scaled by it"
+            why = (
+                "it belongs to process.prediction = v along process.path = vp; here nothing is"
+                " scaled by it"
+            )
             raise Refusal("process.sigma_data", f"{why}: leave it at 1")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         sampler = config.evaluation.sampler
         if sampler != "ddpm" and self.variance != Process().variance:
-            yield "process.variance", f"evaluation.sampler = {sampler} adds no noise of that variance"
+            yield (
+                "process.variance",
+                f"evaluation.sampler = {sampler} adds no noise of that variance",
+            )
 
     def told_time(self) -> tuple[float, float]:
-        """Return (a, b) of a·t + b, which the network is told for timestep t: what diffusers' schedulers tell theirs.
+        """Return (a, b) of a·t + b, which the network is told for timestep t: what diffusers'
+        schedulers tell theirs.
 
         `edm`: ¼·ln σ, as EDM's networks. `flow`: T·(1−s). Else t.
         """
@@ -124,24 +153,26 @@ class Evaluation(images.Evaluation):
     """How the averaged weights are judged."""
 
     sampler: Literal["ddim", "ddpm", "dpmpp_2m", "euler", "heun"] = "ddim"
-    """`ddim` (arXiv 2010.02502) and `dpmpp_2m` (DPM-Solver++(2M), arXiv 2211.01095, deterministic, its timesteps evenly
-    spaced in log-SNR) with `evaluation.steps`; `ddpm`: all `process.steps` ancestral steps; `euler` and `heun`:
-    deterministic, on EDM's grid of σ (ρ = 7, arXiv 2206.00364, eq. 5); along `process.path = flow` Euler steps are even
-    in s. These two do not clamp images before the end."""
+    """`ddim` (arXiv 2010.02502) and `dpmpp_2m` (DPM-Solver++(2M), arXiv 2211.01095, deterministic,
+    its timesteps evenly spaced in log-SNR) with `evaluation.steps`; `ddpm`: all `process.steps`
+    ancestral steps; `euler` and `heun`: deterministic, on EDM's grid of σ (ρ = 7, arXiv 2206.00364,
+    eq. 5); along `process.path = flow` Euler steps are even in s. These two do not clamp images
+    before the end."""
     steps: Annotated[Int, Ge(1), Le(10000)] = 50
-    """Steps of all but `ddpm`, each a pass through the network, two in `heun` but for the last; at most
-    `process.steps`."""
+    """Steps of all but `ddpm`, each a pass through the network, two in `heun` but for the last; at
+    most `process.steps`."""
     skip: Literal["linear", "quadratic"] = "linear"
     """Spacing of the DDIM sub-sequence."""
     eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast. Features, distances and
-    the validation loss stay float32. Every evaluation also draws its first 128 images in float32, and records as
-    `precision_shift` by what share the distance would be another if all were; beyond 2 % they all are."""
+    """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast.
+    Features, distances and the validation loss stay float32. Every evaluation also draws its first
+    128 images in float32, and records as `precision_shift` by what share the distance would be
+    another if all were; beyond 2 % they all are."""
     validation_images: Annotated[Int, Ge(0), Le(100000), EvaluationProtocol()] = 256
-    """Images, of the split that is not learned where there is one, whose ε-error is measured per log-SNR bin on fixed
-    timesteps and noise: what no sampler and no weighting changes. 0: none."""
+    """Images, of the split that is not learned where there is one, whose ε-error is measured per
+    log-SNR bin on fixed timesteps and noise: what no sampler and no weighting changes. 0: none."""
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -149,13 +180,21 @@ class Evaluation(images.Evaluation):
             raise Refusal("evaluation.steps", f"at most process.steps = {config.process.steps}")
         process = config.process
         if self.sampler == "euler" and process.path == "flow" and process.prediction == "epsilon":
-            why = "it begins at pure noise, where process.prediction = epsilon says nothing about the image"
+            why = (
+                "it begins at pure noise, where process.prediction = epsilon says nothing about the"
+                " image"
+            )
             raise Refusal("evaluation.sampler", f"{why}; use heun, or ddim, which clamps")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         for name in ("steps", "skip", "eta"):
-            if name not in SAMPLERS[self.sampler][1] and getattr(self, name) != getattr(Evaluation(), name):
-                yield f"evaluation.{name}", f"evaluation.sampler = {self.sampler} does not follow it"
+            if name not in SAMPLERS[self.sampler][1] and getattr(self, name) != getattr(
+                Evaluation(), name
+            ):
+                yield (
+                    f"evaluation.{name}",
+                    f"evaluation.sampler = {self.sampler} does not follow it",
+                )
 
     def sampling_steps(self, chain: int) -> int:
         """Return the steps of the sampler; `chain`: `process.steps`."""
@@ -183,14 +222,24 @@ class Knobs:
 OBJECTIVE = Metric("frechet", "min", "FD")
 UNIT = "images"
 QUANTITIES = {
-    "frechet": Quantity("Fréchet distance", "", "depends on the number of images: compare within a search only"),
+    "frechet": Quantity(
+        "Fréchet distance", "", "depends on the number of images: compare within a search only"
+    ),
     "kid": Quantity("KID", "", "kernel distance between up to 2,000 images of each side"),
-    "validation_loss": Quantity("validation loss", "", "ε-error on fixed images, timesteps and noise"),
+    "validation_loss": Quantity(
+        "validation loss", "", "ε-error on fixed images, timesteps and noise"
+    ),
     "precision_shift": Quantity(
-        "shift by precision", "%", "of the distance, by evaluation.precision; above 2 %: drawn again in float32", 100.0
+        "shift by precision",
+        "%",
+        "of the distance, by evaluation.precision; above 2 %: drawn again in float32",
+        100.0,
     ),
     "step_sampler_s": Quantity(
-        "noise and sampler", "ms", "of a step: timesteps, noise, noisy images, the sampler's own work", 1000.0
+        "noise and sampler",
+        "ms",
+        "of a step: timesteps, noise, noisy images, the sampler's own work",
+        1000.0,
     ),
     "step_ema_s": Quantity("EMA", "ms", "of a step: the averaged weights", 1000.0),
 }
@@ -228,9 +277,15 @@ def evaluation_protocol(config: Any) -> str:
         if protocol.extractor == "cifar10-resnet":
             network = f", in the features of {weights.trained(protocol).description}"
         elif protocol.extractor == "efficientnet-lite0":
-            network = f", in the features of stage {weights.IMAGENET_STAGE} of EfficientNet-Lite0, trained on ImageNet"
+            network = (
+                f", in the features of stage {weights.IMAGENET_STAGE} of EfficientNet-Lite0,"
+                " trained on ImageNet"
+            )
         elif protocol.extractor == "random":
-            network = ", in the features of an untrained network, which efficientnet-lite0 (extra imagenet) outdoes"
+            network = (
+                ", in the features of an untrained network, which efficientnet-lite0 (extra"
+                " imagenet) outdoes"
+            )
     except ConfigError:  # the file lies on another machine
         dim = 0
     called, follows = SAMPLERS[protocol.sampler]
@@ -243,7 +298,8 @@ def evaluation_protocol(config: Any) -> str:
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:
-    """Refuse missing data and weights before anything starts; fetches Inception's. Raises `ConfigError`."""
+    """Refuse missing data and weights before anything starts; fetches Inception's. Raises
+    `ConfigError`."""
     from tunediff.data import sources
     from tunediff.evaluation import weights
 

@@ -1,7 +1,8 @@
-"""Noise levels: the T of a chain, what the network sees and predicts at each, and those that ODE solvers visit.
+"""Noise levels: the T of a chain, what the network sees and predicts at each, and those that ODE
+solvers visit.
 
-Every process here is x0 + σ·ε, scaled: SNR = 1/σ², ᾱ = 1/(1+σ²). A chain is T levels; `process.path` and
-`process.sigma_data` are a scale of the network's input and what v means.
+Every process here is x0 + σ·ε, scaled: SNR = 1/σ², ᾱ = 1/(1+σ²). A chain is T levels;
+`process.path` and `process.sigma_data` are a scale of the network's input and what v means.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ RHO = 7.0
 def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
     """Return β_t, float64 [T], each in (0, 0.999].
 
-    `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise. `cosine`: β_t =
-    1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq. 17).
+    `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise.
+    `cosine`: β_t = 1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq.
+    17).
     """
     if schedule == "linear":
         scale = 1000 / steps
@@ -69,9 +71,10 @@ class Mix(NamedTuple):
 def mix(process: Process, signal: Tensor, noise: Tensor) -> Mix:
     """Return the mix at levels of √ᾱ = `signal` and √(1−ᾱ) = `noise`, of any shape.
 
-    `vp` with σ_d = 1: v_image and v_noise are the noise and the image's share (arXiv 2202.00512). Otherwise, with
-    σ = noise/signal, EDM's c_in = 1/√(σ²+σ_d²) times (1, σ), and v = c_in·(σ_d·ε − σ/σ_d·x0), the negative of its
-    network's target (arXiv 2206.00364, table 1). `flow`: s and 1−s, v = ε − x0.
+    `vp` with σ_d = 1: v_image and v_noise are the noise and the image's share (arXiv 2202.00512).
+    Otherwise, with σ = noise/signal, EDM's c_in = 1/√(σ²+σ_d²) times (1, σ), and v = c_in·(σ_d·ε −
+    σ/σ_d·x0), the negative of its network's target (arXiv 2206.00364, table 1). `flow`: s and 1−s,
+    v = ε − x0.
     """
     if process.path == "flow":
         total, one = signal + noise, torch.ones_like(signal)
@@ -85,10 +88,12 @@ def mix(process: Process, signal: Tensor, noise: Tensor) -> Mix:
 def solver_levels(
     process: Process, ab: Tensor, steps: int, sampler: Literal["euler", "heun"]
 ) -> list[tuple[float, float]]:
-    """Return `steps` levels (t, σ) for an ODE solver, from most noise to least; t lies between those of the chain.
+    """Return `steps` levels (t, σ) for an ODE solver, from most noise to least; t lies between
+    those of the chain.
 
-    EDM's grid, σ_i = (σ_max^(1/ρ) + i/(S−1)·(σ_min^(1/ρ) − σ_max^(1/ρ)))^ρ, as far as the chain goes; Euler steps along
-    `path = flow` are even in s. Between two levels of the chain t runs evenly with ln σ, or with s.
+    EDM's grid, σ_i = (σ_max^(1/ρ) + i/(S−1)·(σ_min^(1/ρ) − σ_max^(1/ρ)))^ρ, as far as the chain
+    goes; Euler steps along `path = flow` are even in s. Between two levels of the chain t runs
+    evenly with ln σ, or with s.
     """
     flow, t = process.path == "flow", np.arange(len(ab))
     sigmas = ((1 - ab) / ab).sqrt().numpy()
@@ -98,5 +103,9 @@ def solver_levels(
         return list(zip(at.tolist(), (share / (1 - share)).tolist(), strict=True))
     low, high = max(EDM_SIGMAS[0], sigmas[0]), min(EDM_SIGMAS[1], sigmas[-1])
     grid = np.linspace(high ** (1 / RHO), low ** (1 / RHO), steps) ** RHO
-    at = np.interp(grid / (1 + grid), sigmas / (1 + sigmas), t) if flow else np.interp(np.log(grid), np.log(sigmas), t)
+    at = (
+        np.interp(grid / (1 + grid), sigmas / (1 + sigmas), t)
+        if flow
+        else np.interp(np.log(grid), np.log(sigmas), t)
+    )
     return list(zip(at.tolist(), grid.tolist(), strict=True))

@@ -1,4 +1,5 @@
-"""What can be set of the timestep samplers and the loss weightings: one class each. Imports no torch."""
+"""What can be set of the timestep samplers and the loss weightings: one class each. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from tunediff.config.systems import CUDA_GRAPHS
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
 
 
-# -------------------------------------------------------------------------------------------------- timestep samplers
+# ---- timestep samplers
 @section
 class Corrected:
     """What samplers share whose p(t) is not uniform."""
 
     importance_correction: Share = 0.0
-    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the weighting."""
+    """α in the loss factor (1/(T·p))^α: 1 keeps the objective of uniform t, 0 makes p(t) itself the
+    weighting."""
 
 
 @section
@@ -31,7 +33,10 @@ class Mixed(Corrected):
 
     def check(self, config: Any) -> None:
         if self.importance_correction > 0 and self.uniform_share < 0.001:
-            why = f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them explodes"
+            why = (
+                f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them"
+                " explodes"
+            )
             bound = "set timesteps.uniform_share to at least 0.001, which bounds it"
             raise Refusal("timesteps.importance_correction", f"{why}; {bound}")
 
@@ -43,7 +48,8 @@ class Spread:
     stratified: Bool = False
     """Spread the draws of a batch evenly over p(t): the same probabilities, less variance."""
     until: Share = 1.0
-    """Fraction of the training from which on t is uniform: concentrated draws learn faster early and may end worse."""
+    """Fraction of the training from which on t is uniform: concentrated draws learn faster early
+    and may end worse."""
 
 
 @section
@@ -55,14 +61,16 @@ class Uniform:
 
 @section
 class Stratified:
-    """t = ⌊T·frac(u + i/B)⌋: uniform for each image, evenly spread over the batch (VDM, arXiv 2107.00630)."""
+    """t = ⌊T·frac(u + i/B)⌋: uniform for each image, evenly spread over the batch (VDM, arXiv
+    2107.00630)."""
 
     name: Literal["stratified"] = "stratified"
 
 
 @section
 class LossSecondMoment(Mixed, Spread):
-    """Importance sampling by √E[loss²] per timestep (Nichol & Dhariwal 2021, §3.3): adapts during training."""
+    """Importance sampling by √E[loss²] per timestep (Nichol & Dhariwal 2021, §3.3): adapts during
+    training."""
 
     name: Literal["loss_second_moment"] = "loss_second_moment"
     history: Annotated[Int, Ge(1), Le(100)] = 10
@@ -73,7 +81,8 @@ class LossSecondMoment(Mixed, Spread):
 
 @section
 class Speed(Corrected, Spread):
-    """SpeeD (arXiv 2405.17403): the noisiest timesteps, where little is left to learn, are drawn k times less often."""
+    """SpeeD (arXiv 2405.17403): the noisiest timesteps, where little is left to learn, are drawn k
+    times less often."""
 
     name: Literal["speed"] = "speed"
     suppression: Annotated[Float, Ge(1.0), Le(100.0)] = 5.0
@@ -81,13 +90,16 @@ class Speed(Corrected, Spread):
     tau: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.7
     """τ, the border, as a fraction of the chain."""
     dual: Bool = False
-    """Draw the second half of the batch as mirror images of the first: t' = m−t below m, t−m above, with m where the
-    growth of the noise √(1−ᾱ) falls below 1e-4. The public code does so. It favours small t once more on the linear
-    schedule; on the others and along a flow, where m is near the end, less than without."""
+    """Draw the second half of the batch as mirror images of the first: t' = m−t below m, t−m above,
+    with m where the growth of the noise √(1−ᾱ) falls below 1e-4. The public code does so. It
+    favours small t once more on the linear schedule; on the others and along a flow, where m is
+    near the end, less than without."""
 
     def check(self, config: Any) -> None:
         if self.dual and self.stratified:
-            raise Refusal("timesteps.dual", "mirrored draws are not stratified; choose one of the two")
+            raise Refusal(
+                "timesteps.dual", "mirrored draws are not stratified; choose one of the two"
+            )
         if self.dual and config.loader.batch_size // config.loader.accumulation % 2:
             why = "it mirrors half of the images, so loader.batch_size / accumulation must be even"
             raise Refusal("timesteps.dual", why)
@@ -95,7 +107,8 @@ class Speed(Corrected, Spread):
 
 @section
 class LogitNormal(Mixed, Spread):
-    """t/T is the logistic function of a normal variable (Stable Diffusion 3, arXiv 2403.03206): mostly mid noise."""
+    """t/T is the logistic function of a normal variable (Stable Diffusion 3, arXiv 2403.03206):
+    mostly mid noise."""
 
     name: Literal["logit_normal"] = "logit_normal"
     mean: Annotated[Float, Ge(-5.0), Le(5.0)] = 0.0
@@ -106,7 +119,8 @@ class LogitNormal(Mixed, Spread):
 
 @section
 class LogNormal(Mixed, Spread):
-    """ln σ, σ² = 1/SNR, from a normal distribution: how EDM is trained (Karras et al. 2022, arXiv 2206.00364)."""
+    """ln σ, σ² = 1/SNR, from a normal distribution: how EDM is trained (Karras et al. 2022, arXiv
+    2206.00364)."""
 
     name: Literal["log_normal"] = "log_normal"
     mean: Annotated[Float, Ge(-5.0), Le(5.0)] = -1.2
@@ -125,7 +139,8 @@ class Centred(Mixed, Spread):
 
 @section
 class LogSnrLaplace(Centred):
-    """Log signal-to-noise ratio drawn from a Laplace distribution (Hang et al. 2024, arXiv 2407.03297)."""
+    """Log signal-to-noise ratio drawn from a Laplace distribution (Hang et al. 2024, arXiv
+    2407.03297)."""
 
     name: Literal["log_snr_laplace"] = "log_snr_laplace"
     scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
@@ -134,24 +149,27 @@ class LogSnrLaplace(Centred):
 
 @section
 class LogSnrCosine(Centred):
-    """Log-SNR drawn as the cosine schedule spreads it, sech((λ−μ)/2)/2π, shifted by μ (arXiv 2301.11093)."""
+    """Log-SNR drawn as the cosine schedule spreads it, sech((λ−μ)/2)/2π, shifted by μ (arXiv
+    2301.11093)."""
 
     name: Literal["log_snr_cosine"] = "log_snr_cosine"
 
 
 @section
 class BetaPolicy(Mixed):
-    """A small network draws t for each image from a Beta distribution and is rewarded by how much the training step
-    lowers the loss (Kim et al. 2024, arXiv 2411.09998): adapts during training, at a cost."""
+    """A small network draws t for each image from a Beta distribution and is rewarded by how much
+    the training step lowers the loss (Kim et al. 2024, arXiv 2411.09998): adapts during training,
+    at a cost."""
 
     name: Literal["beta_policy"] = "beta_policy"
     interval: Annotated[Int, Ge(1), Le(10000)] = 40
     """f_S: optimizer steps from one update of the policy to the next."""
     selected: Annotated[Int, Ge(1), Le(100)] = 3
-    """|S|: timesteps at which the reward is measured, chosen for how well they tell the whole chain's progress."""
+    """|S|: timesteps at which the reward is measured, chosen for how well they tell the whole
+    chain's progress."""
     scan: Annotated[Int, Ge(2), Le(10000)] = 100
-    """Timesteps, evenly spaced, among which S is chosen: each costs two forward passes of one image per update. The
-    paper scans the whole chain."""
+    """Timesteps, evenly spaced, among which S is chosen: each costs two forward passes of one image
+    per update. The paper scans the whole chain."""
     queue: Annotated[Int, Ge(3), Le(1000)] = 20
     """|Q|: scans remembered for that choice."""
     entropy: Annotated[Float, Ge(0.0), Le(10.0)] = 0.01
@@ -164,13 +182,21 @@ class BetaPolicy(Mixed):
         if self.selected > self.scan:
             raise Refusal("timesteps.selected", f"S is chosen among timesteps.scan = {self.scan}")
         if self.uniform_share == 1.0:
-            raise Refusal("timesteps.uniform_share", "the policy would never be asked; use a value below 1")
+            raise Refusal(
+                "timesteps.uniform_share", "the policy would never be asked; use a value below 1"
+            )
         if config.compile.mode in CUDA_GRAPHS:
-            why = "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
-            graphs = "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
+            why = (
+                "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
+            )
+            graphs = (
+                "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
+            )
             raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
         if config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
-            why = "timesteps.name = beta_policy looks ahead, for which no rank has the whole network"
+            why = (
+                "timesteps.name = beta_policy looks ahead, for which no rank has the whole network"
+            )
             raise Refusal("parallel.strategy", f"{why}; use ddp or fsdp")
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
@@ -178,9 +204,10 @@ class BetaPolicy(Mixed):
 
 @section
 class Wiener(Mixed, Spread):
-    """Our own: draws around the noise level at which the images' spectrum leaves noise and image least certain, as the
-    best linear denoiser shows it; then also by the spectrum, the more the network leads that denoiser, and wider as the
-    lead stops growing: adapts during training at next to no cost."""
+    """Our own: draws around the noise level at which the images' spectrum leaves noise and image
+    least certain, as the best linear denoiser shows it; then also by the spectrum, the more the
+    network leads that denoiser, and wider as the lead stops growing: adapts during training at next
+    to no cost."""
 
     name: Literal["wiener"] = "wiener"
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
@@ -190,26 +217,39 @@ class Wiener(Mixed, Spread):
 
 @section
 class InfoNoise(Mixed, Spread):
-    """InfoNoise (arXiv 2602.18647): noise levels are drawn by how much an image's conditional entropy changes there, as
-    the errors of the batches that are trained anyway show it; adapts during training at next to no cost."""
+    """InfoNoise (arXiv 2602.18647): noise levels are drawn by how much an image's conditional
+    entropy changes there, as the errors of the batches that are trained anyway show it; adapts
+    during training at next to no cost.
+    """
 
     name: Literal["info_noise"] = "info_noise"
     gate: Annotated[Float, Ge(0.0), Le(10.0)] = 0.15
-    """c: noise levels σ = SNR^−½ below it are passed over, by the factor σ³/(σ³ + c³). 0: none are."""
+    """c: noise levels σ = SNR^−½ below it are passed over, by the factor σ³/(σ³ + c³). 0: none
+    are."""
     compensation: Share = 0.0
-    """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself follow the entropy
-    rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting dwells on pure noise."""
+    """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself
+    follow the entropy rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting
+    dwells on pure noise."""
     bins: Annotated[Int, Ge(2), Le(1000)] = 40
     """Bins of equal width in log-SNR, each with its own running mean of the error."""
     half_life: Annotated[Float, Gt(0.0), Le(1.0)] = 0.1
     """Half-life of the running means, as a fraction of the images seen so far."""
 
 
-_Drawn = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogNormal | LogSnrLaplace | LogSnrCosine
+_Drawn = (
+    Uniform
+    | Stratified
+    | LossSecondMoment
+    | Speed
+    | LogitNormal
+    | LogNormal
+    | LogSnrLaplace
+    | LogSnrCosine
+)
 Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | Wiener, Field(discriminator="name")]
 
 
-# --------------------------------------------------------------------------------------------------------- weightings
+# ---- weightings
 @section
 class Constant:
     """w(t) = 1 on the ε-loss: L_simple of DDPM. For x0 and v the same weight in their own units."""
@@ -228,7 +268,8 @@ class MinSnr:
 
 @section
 class P2:
-    """1/(k + SNR)^γ on the ε-loss (Choi et al. 2022, arXiv 2204.00227): less weight where the noise is low."""
+    """1/(k + SNR)^γ on the ε-loss (Choi et al. 2022, arXiv 2204.00227): less weight where the noise
+    is low."""
 
     name: Literal["p2"] = "p2"
     exponent: Annotated[Float, Ge(0.0), Le(5.0)] = 1.0
@@ -239,16 +280,19 @@ class P2:
 
 @section
 class Debiased:
-    """1/√SNR on the ε-loss, capped (Yu et al. 2023, arXiv 2310.08442): more weight where the noise is high."""
+    """1/√SNR on the ε-loss, capped (Yu et al. 2023, arXiv 2310.08442): more weight where the noise
+    is high."""
 
     name: Literal["debiased"] = "debiased"
     cap: Annotated[Float, Gt(0.0), Le(1000.0)] = 20.0
-    """Largest weight; without it the last timesteps of the cosine schedule would weigh 20,000 times the middle."""
+    """Largest weight; without it the last timesteps of the cosine schedule would weigh 20,000 times
+    the middle."""
 
 
 @section
 class ChangeAware:
-    """SpeeD's weighting on the ε-loss (arXiv 2405.17403): more where the noise level changes fast, 1 beyond τ."""
+    """SpeeD's weighting on the ε-loss (arXiv 2405.17403): more where the noise level changes fast,
+    1 beyond τ."""
 
     name: Literal["change_aware"] = "change_aware"
     contrast: Annotated[Float, Ge(0.5), Le(1.0)] = 0.6
@@ -259,7 +303,8 @@ class ChangeAware:
 
 @section
 class Uncertainty:
-    """1/e^u(t) with u learned beside the model (EDM2, arXiv 2312.02696, eq. 21): all noise levels contribute alike."""
+    """1/e^u(t) with u learned beside the model (EDM2, arXiv 2312.02696, eq. 21): all noise levels
+    contribute alike."""
 
     name: Literal["uncertainty"] = "uncertainty"
     channels: Annotated[Int, Ge(2), Le(4096)] = 128
@@ -270,10 +315,21 @@ class Uncertainty:
     def check(self, config: Any) -> None:
         if isinstance(config.timesteps, LossSecondMoment):
             why = "it makes the losses of all timesteps alike"
-            raise Refusal("weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by")
-        if config.precision.amp == "fp16" and config.parallel.strategy == "fsdp" and config.parallel.workers > 1:
-            why = "parallel.strategy = fsdp divides the network and not what weighting.name = uncertainty learns"
-            raise Refusal("precision.amp", f"{why}, and loss scaling takes no such mixture; use bf16")
+            raise Refusal(
+                "weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by"
+            )
+        if (
+            config.precision.amp == "fp16"
+            and config.parallel.strategy == "fsdp"
+            and config.parallel.workers > 1
+        ):
+            why = (
+                "parallel.strategy = fsdp divides the network and not what weighting.name ="
+                " uncertainty learns"
+            )
+            raise Refusal(
+                "precision.amp", f"{why}, and loss scaling takes no such mixture; use bf16"
+            )
 
 
 _Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty

@@ -1,4 +1,5 @@
-"""The training objective: timestep sampler and weighting combined, at a scale that is the same for all of them."""
+"""The training objective: timestep sampler and weighting combined, at a scale that is the same for
+all of them."""
 
 from __future__ import annotations
 
@@ -18,18 +19,21 @@ WEIGHT_BINS = 20
 class Objective:
     """Loss = factor·w(t)·scale·error with scale = 1/E[factor·w] over t ~ p.
 
-    Without the scale a weighting would also change the learning rate and the gradient clipping, and a search could
-    not separate the two: with it the mean factor of an error is 1 whatever the method, and stays so while p(t) or w(t)
-    adapt.
+    Without the scale a weighting would also change the learning rate and the gradient clipping, and
+    a search could not separate the two: with it the mean factor of an error is 1 whatever the
+    method, and stays so while p(t) or w(t) adapt.
     """
 
-    def __init__(self, sampler: TimestepSampler, weighting: Weighting, diffusion: Diffusion) -> None:
+    def __init__(
+        self, sampler: TimestepSampler, weighting: Weighting, diffusion: Diffusion
+    ) -> None:
         self.sampler, self.weighting, self._diffusion = sampler, weighting, diffusion
         self._all = torch.arange(diffusion.steps, device=diffusion.device)
         self._follow()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
-        """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from the sampler."""
+        """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from
+        the sampler."""
         return factor * self._weights[t] * self._scale
 
     def learn(self, t: Tensor, errors: Tensor) -> Tensor | None:
@@ -51,16 +55,18 @@ class Objective:
         self._scale = (1 / (self._mass * self._weights).sum()).float()
 
     def effective_weight(self) -> Tensor:
-        """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on the CPU.
+        """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on
+        the CPU.
 
-        This is the weight that is really minimised, whether it comes from p or from w; a loss on x0 or v is converted
-        by MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ.
+        This is the weight that is really minimised, whether it comes from p or from w; a loss on x0
+        or v is converted by MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ.
         """
         weight = self.sampler.mass().cpu() * self.weighting.table() / self._diffusion.to_epsilon
         return weight / weight.mean()
 
     def facts(self) -> dict[str, list[float]]:
-        """Return `effective_weight`: the mean of W(t) over each of 20 equal parts of the chain, low to high noise."""
+        """Return `effective_weight`: the mean of W(t) over each of 20 equal parts of the chain, low
+        to high noise."""
         parts = self.effective_weight().tensor_split(min(WEIGHT_BINS, self._diffusion.steps))
         return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
 
@@ -69,7 +75,8 @@ class Objective:
         return {"sampler": self.sampler.state_dict(), "weighting": self.weighting.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another configuration."""
+        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another
+        configuration."""
         self.sampler.load_state_dict(state["sampler"])
         self.weighting.load_state_dict(state["weighting"])
         self.refresh()

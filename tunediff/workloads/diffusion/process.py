@@ -1,10 +1,12 @@
-"""The noising process and its reversal: targets, sampling by DDPM, DDIM, DPM-Solver++, and Euler's and Heun's method.
+"""The noising process and its reversal: targets, sampling by DDPM, DDIM, DPM-Solver++, and Euler's
+and Heun's method.
 
-Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in [−1, 1]. The network
-sees x, which is x_t times a number: see `levels.mix`.
-Sources: DDPM (Ho et al. 2020, arXiv 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol &
-Dhariwal 2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512), DPM-Solver++ (Lu et al. 2022,
-arXiv 2211.01095), EDM (Karras et al. 2022, arXiv 2206.00364), flow matching (Lipman et al. 2022, arXiv 2210.02747).
+Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in
+[−1, 1]. The network sees x, which is x_t times a number: see `levels.mix`. Sources: DDPM (Ho et al.
+2020, arXiv 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol & Dhariwal
+2021, arXiv 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512), DPM-Solver++ (Lu et
+al. 2022, arXiv 2211.01095), EDM (Karras et al. 2022, arXiv 2206.00364), flow matching (Lipman et
+al. 2022, arXiv 2210.02747).
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ Progress = Callable[[int, int, Tensor], None]
 """(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
 LARGEST_LOG_SNR = 12.0
-"""Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch bins over nothing."""
+"""Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch
+bins over nothing."""
 
 
 class Diffusion:
     """Forward process, training target and sampling for one `Process`.
 
-    Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `snr_table` (ᾱ/(1−ᾱ)), `log_snr` (within
-    ±12), `to_epsilon` (what a squared error of the prediction is multiplied by to be one of ε), `posterior_variance`,
-    `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and `log_variance`, that of an ancestral step. Methods that
-    take t ([B] int64 on `device`) work in float32.
+    Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `snr_table`
+    (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what a squared error of the prediction is
+    multiplied by to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt`
+    (DDPM, eq. 7) and `log_variance`, that of an ancestral step. Methods that take t ([B] int64 on
+    `device`) work in float32.
     """
 
     def __init__(self, process: Process, device: torch.device | str = "cpu") -> None:
@@ -45,26 +49,35 @@ class Diffusion:
         self.snr_table = ab / (1 - ab)
         self.log_snr = self.snr_table.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
         at = mix(process, ab.sqrt(), (1 - ab).sqrt())
-        unit = {"epsilon": torch.ones_like(ab), "x0": self.snr_table, "v": (process.sigma_data * at.image).square()}
-        self.to_epsilon = unit[process.prediction]  # MSE_ε = SNR·MSE_x0 = (σ_d·image)²·MSE_v, exactly
+        unit = {
+            "epsilon": torch.ones_like(ab),
+            "x0": self.snr_table,
+            "v": (process.sigma_data * at.image).square(),
+        }
+        self.to_epsilon = unit[
+            process.prediction
+        ]  # MSE_ε = SNR·MSE_x0 = (σ_d·image)²·MSE_v, exactly
 
         self.posterior_variance = self.betas * (1 - ab_prev) / (1 - ab)
         self.posterior_coef_x0 = self.betas * ab_prev.sqrt() / (1 - ab)
         self.posterior_coef_xt = alphas.sqrt() * (1 - ab_prev) / (1 - ab)
-        # The posterior variance is 0 at t = 0; both variances take its value at t = 1 there, to have a logarithm.
+        # The posterior variance is 0 at t = 0; both variances take its value at t = 1 there, to
+        # have a logarithm.
         later = self.betas[1:] if process.variance == "fixed_large" else self.posterior_variance[1:]
         self.log_variance = torch.cat((self.posterior_variance[1:2], later)).log()
 
         self._mix = Mix(*(table.to(self.device, torch.float32) for table in at))
         self._scales = (at.image / ab.sqrt()).tolist()  # of x_t, for the network
 
-    # ------------------------------------------------------------------------------------------------------- training
+    # ---- training
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return x, [B, C, H, W], which the network sees: for `vp` x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4)."""
+        """Return x, [B, C, H, W], which the network sees: for `vp` x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM,
+        eq. 4)."""
         return _gather(self._mix.image, t) * x0 + _gather(self._mix.noise, t) * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return the training target of the network: ε, x0, or v, which for `vp` is √ᾱ·ε − √(1−ᾱ)·x0, [B, C, H, W]."""
+        """Return the training target of the network: ε, x0, or v, which for `vp` is √ᾱ·ε −
+        √(1−ᾱ)·x0, [B, C, H, W]."""
         if self.process.prediction == "epsilon":
             return noise
         if self.process.prediction == "x0":
@@ -72,7 +85,8 @@ class Diffusion:
         return _gather(self._mix.v_noise, t) * noise - _gather(self._mix.v_image, t) * x0
 
     def predict_x0(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Return the clean image that a network's output for x implies, not clamped, float32 [B, C, H, W]."""
+        """Return the clean image that a network's output for x implies, not clamped, float32 [B, C,
+        H, W]."""
         return self._image_by(output.float(), x, self._at(t))
 
     def predict_noise(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -97,17 +111,19 @@ class Diffusion:
         """Return the mix at t, shaped to multiply images: [B, 1, 1, 1]."""
         return Mix(*(_gather(table, t) for table in self._mix))
 
-    # ------------------------------------------------------------------------------------------------------- sampling
+    # ---- sampling
     def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
-        """Return exactly `steps` distinct timesteps, increasing; sampling visits them from the last to the first.
+        """Return exactly `steps` distinct timesteps, increasing; sampling visits them from the last
+        to the first.
 
-        - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that one returns more
-          than S steps (334 for S = 300, T = 1000).
-        - `quadratic`: round((√(0.8·T)·i/(S−1))²), dense at low noise, from 0 to 0.8·T. For larger S its first
-          values coincide, which wastes network evaluations: each is raised to at least one above its predecessor, and
-          lowered where fewer than the remaining steps would fit below T.
-        - `log_snr`: nearest to an even spacing in log-SNR within ±12, from 0 to where the noise ends; made distinct
-          likewise.
+        - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that
+          one returns more than S steps (334 for S = 300, T = 1000).
+        - `quadratic`: round((√(0.8·T)·i/(S−1))²), dense at low noise, from 0 to 0.8·T. For larger S
+          its first values coincide, which wastes network evaluations: each is raised to at least
+          one above its predecessor, and lowered where fewer than the remaining steps would fit
+          below T.
+        - `log_snr`: nearest to an even spacing in log-SNR within ±12, from 0 to where the noise
+          ends; made distinct likewise.
         - A single step is T−1, where the pure noise it starts from belongs.
 
         Raises `ValueError` unless 1 ≤ `steps` ≤ T.
@@ -121,7 +137,9 @@ class Diffusion:
         if skip == "quadratic":
             nearest = [round(0.8 * self.steps * (i / (steps - 1)) ** 2) for i in range(steps)]
         else:
-            even = torch.linspace(float(self.log_snr[0]), float(self.log_snr[-1]), steps, dtype=torch.float64)
+            even = torch.linspace(
+                float(self.log_snr[0]), float(self.log_snr[-1]), steps, dtype=torch.float64
+            )
             nearest = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
         visited: list[int] = []
         for i, t in enumerate(nearest):
@@ -130,7 +148,8 @@ class Diffusion:
         return visited
 
     def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
-        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]), float32 [B, C, H, W].
+        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]),
+        float32 [B, C, H, W].
 
         `noise` is standard normal; it is not used at t = 0 and may be None there.
         """
@@ -142,12 +161,20 @@ class Diffusion:
         return mean + math.exp(0.5 * float(self.log_variance[t])) * noise
 
     def ddim_step(
-        self, output: Tensor, x_t: Tensor, t: int, t_next: int, eta: float = 0.0, noise: Tensor | None = None
+        self,
+        output: Tensor,
+        x_t: Tensor,
+        t: int,
+        t_next: int,
+        eta: float = 0.0,
+        noise: Tensor | None = None,
     ) -> Tensor:
-        """Return x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
+        """Return x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H,
+        W].
 
-        σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that belongs to the
-        clamped x0. `noise` is standard normal; it is used only where σ > 0 and may be None elsewhere.
+        σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that
+        belongs to the clamped x0. `noise` is standard normal; it is used only where σ > 0 and may
+        be None elsewhere.
         """
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         sigma = self.ddim_sigma(t, t_next, eta)
@@ -160,23 +187,30 @@ class Diffusion:
         return mean + sigma * noise
 
     def ddim_sigma(self, t: int, t_next: int, eta: float) -> float:
-        """Return the standard deviation of the noise that a DDIM step from t to `t_next` adds; 0 for the last step."""
+        """Return the standard deviation of the noise that a DDIM step from t to `t_next` adds; 0
+        for the last step."""
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
 
     def dpmpp_step(
         self, x0: Tensor, x_t: Tensor, t: int, t_next: int, before: tuple[Tensor, int] | None = None
     ) -> Tensor:
-        """Return x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W] as `x_t`.
+        """Return x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W]
+        as `x_t`.
 
-        `x0`: the clean image predicted at t; `before`: the one predicted at the timestep visited before, and that
-        timestep. x = σ_next/σ_t·x_t + α_next·(1 − e^−h)·D, with h the step in λ = log(α/σ), r = (the step before)/h and
-        D = x0 + (x0 − x0_before)/2r: second order. Without `before` D = x0: first order, DDIM with η = 0. A step to
-        the clean image (−1) has h = ∞, over which nothing is extrapolated: it ends at `x0`.
+        `x0`: the clean image predicted at t; `before`: the one predicted at the timestep visited
+        before, and that timestep. x = σ_next/σ_t·x_t + α_next·(1 − e^−h)·D, with h the step in λ =
+        log(α/σ), r = (the step before)/h and D = x0 + (x0 − x0_before)/2r: second order. Without
+        `before` D = x0: first order, DDIM with η = 0. A step to the clean image (−1) has h = ∞,
+        over which nothing is extrapolated: it ends at `x0`.
         """
         if t_next < 0:
             return x0
-        ab, ab_next, h = self._signal_share(t), self._signal_share(t_next), self._step_in_lambda(t, t_next)
+        ab, ab_next, h = (
+            self._signal_share(t),
+            self._signal_share(t_next),
+            self._step_in_lambda(t, t_next),
+        )
         if before is not None:
             x0_before, t_before = before
             x0 = x0 + h / (2 * self._step_in_lambda(t_before, t)) * (x0 - x0_before)
@@ -197,10 +231,11 @@ class Diffusion:
     ) -> Tensor:
         """Return images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
-        `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR; `skip` and `eta` are
-        for `ddim`; `euler` and `heun` take `steps` as `levels.solver_levels` has them, and only they may leave [−1, 1].
-        `step_noise(k)` returns the standard normal noise of step k = 0, 1, … and is called only for steps that add
-        noise: in DDPM, and in DDIM with `eta` > 0. Nothing here makes the host wait for the device.
+        `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR;
+        `skip` and `eta` are for `ddim`; `euler` and `heun` take `steps` as `levels.solver_levels`
+        has them, and only they may leave [−1, 1]. `step_noise(k)` returns the standard normal noise
+        of step k = 0, 1, … and is called only for steps that add noise: in DDPM, and in DDIM with
+        `eta` > 0. Nothing here makes the host wait for the device.
         """
         if sampler in ("euler", "heun"):
             return self._solve(predict, noise, sampler, steps, progress)
@@ -225,12 +260,18 @@ class Diffusion:
         return x
 
     def _solve(
-        self, predict: Predict, noise: Tensor, sampler: Literal["euler", "heun"], steps: int, progress: Progress | None
+        self,
+        predict: Predict,
+        noise: Tensor,
+        sampler: Literal["euler", "heun"],
+        steps: int,
+        progress: Progress | None,
     ) -> Tensor:
-        """Return images by Euler's or Heun's method on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM, algorithm 1 without churn).
+        """Return images by Euler's or Heun's method on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM,
+        algorithm 1 without churn).
 
-        ε̂ is the noise that the network's output implies. Euler's method is DDIM with η = 0, without clamping. The last
-        step, to σ = 0, is Euler's.
+        ε̂ is the noise that the network's output implies. Euler's method is DDIM with η = 0,
+        without clamping. The last step, to σ = 0, is Euler's.
         """
         levels = solver_levels(self.process, self.alphas_cumprod, steps, sampler)
 
@@ -241,8 +282,12 @@ class Diffusion:
             output = predict(x, torch.full((len(x),), t, device=x.device)).float()
             return self._image_by(output, x, at), self._noise_by(output, x, at)
 
-        y = math.hypot(1, levels[0][1]) * noise.float()  # x_t is the standard normal `noise`, as elsewhere
-        for k, ((t, sigma), (t_next, sigma_next)) in enumerate(zip(levels, [*levels[1:], (0.0, 0.0)], strict=True)):
+        y = (
+            math.hypot(1, levels[0][1]) * noise.float()
+        )  # x_t is the standard normal `noise`, as elsewhere
+        for k, ((t, sigma), (t_next, sigma_next)) in enumerate(
+            zip(levels, [*levels[1:], (0.0, 0.0)], strict=True)
+        ):
             x0, epsilon = implied(y, t, sigma)
             y = x0 + sigma_next * epsilon  # y + (σ_next − σ)·ε̂, without cancellation
             if sampler == "heun" and sigma_next > 0:
@@ -268,7 +313,8 @@ class Diffusion:
 
 
 def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
-    """Return (bin of each value, int64 [T]; rising edges), of `count` bins of equal width over the range of values."""
+    """Return (bin of each value, int64 [T]; rising edges), of `count` bins of equal width over the
+    range of values."""
     low, high = float(values.min()), float(values.max())
     bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
     return bins, [low + (high - low) * i / count for i in range(count)] + [high]

@@ -1,4 +1,5 @@
-"""Generate images such that image number i does not depend on the batch size or the number of processes."""
+"""Generate images such that image number i does not depend on the batch size or the number of
+processes."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ def generate(
     should_stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield this rank's share of the images 0…n−1: (number of the first, uint8 [b, C, H, W]) per batch.
+    """Yield this rank's share of the images 0…n−1: (number of the first, uint8 [b, C, H, W]) per
+    batch.
 
-    The ranks take batches in turn, all of one size (see `shares`): a compiled network is not compiled again for a
-    smaller last batch. `evaluation.precision` is the number format of `predict`, "fp32" leaving it as it is; the
-    sampler itself computes in float32. Ends early when `should_stop()` is true. Raises `NonFiniteError`.
+    The ranks take batches in turn, all of one size (see `shares`): a compiled network is not
+    compiled again for a smaller last batch. `evaluation.precision` is the number format of
+    `predict`, "fp32" leaving it as it is; the sampler itself computes in float32. Ends early when
+    `should_stop()` is true. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = Noise(evaluation.seed, shape, device)
@@ -41,7 +44,11 @@ def generate(
 
     def predict_float32(x: Tensor, t: Tensor) -> Tensor:
         as_is = evaluation.precision == "fp32"
-        with contextlib.nullcontext() if as_is else evaluation_precision(device, evaluation.precision):
+        with (
+            contextlib.nullcontext()
+            if as_is
+            else evaluation_precision(device, evaluation.precision)
+        ):
             return predict(x, t).float()
 
     options = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}
@@ -52,7 +59,11 @@ def generate(
         step_noise = functools.partial(noise.step, start=start, stop=stop)
         with torch.no_grad():
             x0 = diffusion.sample(
-                predict_float32, noise.initial(start, stop), step_noise=step_noise, progress=progress, **options
+                predict_float32,
+                noise.initial(start, stop),
+                step_noise=step_noise,
+                progress=progress,
+                **options,
             )
         if not torch.isfinite(x0).all():
             raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")

@@ -32,7 +32,9 @@ def train(trial: Trial) -> None:
     # ---- the model, and the state that is trained with it
     knobs: Knobs = trial.knobs
     unet, process = network(knobs), Diffusion(knobs.process, trial.device)
-    model = trial.prepare(unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data))
+    model = trial.prepare(
+        unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data)
+    )
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
     weights = weighting.build(knobs.weighting, process)
     objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
@@ -74,7 +76,9 @@ def train(trial: Trial) -> None:
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
         with trial.phase("ema"):
-            trained = trial.engine.pace.schedule  # their half-lives grow after an open-ended training's budget too
+            trained = (
+                trial.engine.pace.schedule
+            )  # their half-lives grow after an open-ended training's budget too
             ema.update(unet, trained, trial.stride)
             if snapshots is not None:
                 snapshots.update(unet, trained, trial.stride)
@@ -96,9 +100,14 @@ def keep_snapshots(trial: Trial, unet: torch.nn.Module) -> PowerAverages | None:
 
 
 def add_evaluation(
-    trial: Trial, images: data.Images, model: torch.nn.Module, process: Diffusion, objective: Objective
+    trial: Trial,
+    images: data.Images,
+    model: torch.nn.Module,
+    process: Diffusion,
+    objective: Objective,
 ) -> None:
-    """Let the trial judge `model` by its samples at every point, and describe how timesteps are drawn and weighted."""
+    """Let the trial judge `model` by its samples at every point, and describe how timesteps are
+    drawn and weighted."""
     if trial.evaluates:
         evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
 
@@ -121,11 +130,14 @@ def squared_errors(output: Tensor, target: Tensor) -> Tensor:
     return (output.float() - target).square().flatten(1).mean(1)
 
 
-def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, process: Diffusion) -> ErrorsAt:
-    """Return a function that computes ε-errors of the current network, without dropout, for samplers that look ahead.
+def look_ahead(
+    trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, process: Diffusion
+) -> ErrorsAt:
+    """Return a function that computes ε-errors of the current network, without dropout, for
+    samplers that look ahead.
 
-    It runs in passes of the training's own batch size; under torch.compile the last one is filled up, since another
-    shape would be compiled again.
+    It runs in passes of the training's own batch size; under torch.compile the last one is filled
+    up, since another shape would be compiled again.
     """
     count, compiled = trial.shard.count, trial.config.compile.active
 
@@ -141,7 +153,11 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
             x_t = process.add_noise(x0[part], noise[part], t[part])
             with trial.autocast():
                 output = model(x_t, t[part]).float()
-            errors.append(squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[: len(t) - start])
+            errors.append(
+                squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[
+                    : len(t) - start
+                ]
+            )
         unet.train()
         return torch.cat(errors)
 
@@ -149,9 +165,13 @@ def look_ahead(trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, proc
 
 
 @functools.lru_cache(maxsize=3)
-def evaluator_of(section: Data, evaluation: Evaluation, images: data.Images, world: World) -> Evaluator:
-    """Return the evaluator of this data and protocol, built once per process: it is the same for every trial.
+def evaluator_of(
+    section: Data, evaluation: Evaluation, images: data.Images, world: World
+) -> Evaluator:
+    """Return the evaluator of this data and protocol, built once per process: it is the same for
+    every trial.
 
-    `images`: what `section` describes now. They are compared as objects, and loaded anew when their files change.
+    `images`: what `section` describes now. They are compared as objects, and loaded anew when their
+    files change.
     """
     return Evaluator(section, evaluation, images, world)

@@ -26,17 +26,21 @@ def network(knobs: Knobs) -> UNet:
 class UNet(nn.Module):
     """Predict noise, image or v from a noisy image and its timestep.
 
-    `down` and `up` are flat lists in order of execution, so that weights of other implementations of this network map
-    one to one: each output of `input` and `down` is a skip connection, and each `Block` of `up` takes the latest one.
-    Every residual branch and the output start at zero, as in DDPM: a new network is near the identity inside and
-    returns zero.
+    `down` and `up` are flat lists in order of execution, so that weights of other implementations
+    of this network map one to one: each output of `input` and `down` is a skip connection, and each
+    `Block` of `up` takes the latest one. Every residual branch and the output start at zero, as in
+    DDPM: a new network is near the identity inside and returns zero.
     """
 
     def __init__(
-        self, model: Model, image_channels: int, image_size: int, told_time: tuple[float, float] = (1.0, 0.0)
+        self,
+        model: Model,
+        image_channels: int,
+        image_size: int,
+        told_time: tuple[float, float] = (1.0, 0.0),
     ) -> None:
-        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1); `told_time`: of the
-        embedding, see `Process`."""
+        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1);
+        `told_time`: of the embedding, see `Process`."""
         super().__init__()
         halvings = len(model.multipliers) - 1
         if image_size % 2**halvings:
@@ -64,12 +68,18 @@ class UNet(nn.Module):
                 self.down.append(Downsample(width))
                 skips.append(width)
 
-        self.middle = nn.ModuleList([block(width, width, attention, halvings) for attention in (True, False)])
+        self.middle = nn.ModuleList(
+            [block(width, width, attention, halvings) for attention in (True, False)]
+        )
 
         self.up = nn.ModuleList()
-        for level, (level_width, side) in reversed(list(enumerate(zip(widths, sides, strict=True)))):
+        for level, (level_width, side) in reversed(
+            list(enumerate(zip(widths, sides, strict=True)))
+        ):
             for _ in range(model.blocks + 1):
-                self.up.append(block(width + skips.pop(), level_width, side in model.attention, level))
+                self.up.append(
+                    block(width + skips.pop(), level_width, side in model.attention, level)
+                )
                 width = level_width
             if level > 0:
                 self.up.append(Upsample(width))
@@ -80,7 +90,8 @@ class UNet(nn.Module):
         self._initialise()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Map x [B, C, H, W] floating, t [B] in [0, T) (int64, or float32 between) to [B, C, H, W] in the type of x.
+        """Map x [B, C, H, W] floating, t [B] in [0, T) (int64, or float32 between) to [B, C, H, W]
+        in the type of x.
 
         In that type also under autocast.
         """
@@ -100,10 +111,11 @@ class UNet(nn.Module):
         return output.to(x.dtype)
 
     def chain(self) -> list[nn.Module]:
-        """Return the network as links, each taking the output of the last, so that a pipeline can be cut anywhere.
+        """Return the network as links, each taking the output of the last, so that a pipeline can
+        be cut anywhere.
 
-        The state between links is (embedding, *skips) on the way down, where the last skip is also the current feature
-        map, and (h, embedding, *remaining skips) on the way up.
+        The state between links is (embedding, *skips) on the way down, where the last skip is also
+        the current feature map, and (h, embedding, *remaining skips) on the way up.
         """
 
         def begin(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
@@ -115,12 +127,20 @@ class UNet(nn.Module):
         def turn(embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
             return middle(self.middle[0], skips[-1], embedding, *skips)
 
-        def middle(layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+        def middle(
+            layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor
+        ) -> tuple[Tensor, ...]:
             return self._run(layer, h, embedding), embedding, *skips
 
-        def up(layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor) -> tuple[Tensor, ...]:
+        def up(
+            layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor
+        ) -> tuple[Tensor, ...]:
             if isinstance(layer, Block):
-                return self._run(layer, torch.cat((h, skips[-1]), dim=1), embedding), embedding, *skips[:-1]
+                return (
+                    self._run(layer, torch.cat((h, skips[-1]), dim=1), embedding),
+                    embedding,
+                    *skips[:-1],
+                )
             return self._run(layer, h, embedding), embedding, *skips
 
         def end(h: Tensor, embedding: Tensor) -> Tensor:
@@ -145,7 +165,9 @@ class UNet(nn.Module):
     def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(module.weight)  # DDPM: variance scaling, fan average, uniform
+                nn.init.xavier_uniform_(
+                    module.weight
+                )  # DDPM: variance scaling, fan average, uniform
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
         for module in self.modules():
@@ -161,7 +183,9 @@ class UNet(nn.Module):
 class Link(nn.Module):
     """A part of the network: a function, with the layers that it uses."""
 
-    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *layers: nn.Module) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor | tuple[Tensor, ...]], *layers: nn.Module
+    ) -> None:
         super().__init__()
         self.function, self.layers = function, nn.ModuleList(layers)
 
@@ -172,8 +196,9 @@ class Link(nn.Module):
 class TimeEmbedding(nn.Module):
     """Sinusoids of t' = a·t + b, then two layers. [B] → [B, `width`].
 
-    sin(t'·f_i) for all i, then cos(t'·f_i), with f_i = 10000^(−i/(half−1)), half = channels // 2 (DDPM's code; the
-    Transformer divides by half). Ends with the SiLU that every residual block begins its projection with.
+    sin(t'·f_i) for all i, then cos(t'·f_i), with f_i = 10000^(−i/(half−1)), half = channels // 2
+    (DDPM's code; the Transformer divides by half). Ends with the SiLU that every residual block
+    begins its projection with.
     """
 
     frequencies: Tensor
@@ -182,7 +207,9 @@ class TimeEmbedding(nn.Module):
         super().__init__()
         self.a, self.b = a, b
         half = channels // 2
-        frequencies = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1)))
+        frequencies = torch.exp(
+            torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1))
+        )
         self.register_buffer("frequencies", frequencies.float(), persistent=False)
         self.pad = channels % 2
         self.linear1 = nn.Linear(channels, width)
@@ -207,12 +234,15 @@ class NormSiLU(nn.GroupNorm):
 
 
 class Block(nn.Module):
-    """Residual block that adds the time embedding between its convolutions, then optional self-attention."""
+    """Residual block that adds the time embedding between its convolutions, then optional
+    self-attention."""
 
     recomputed: bool = False
     """Whether the backward pass computes its activations again instead of keeping them."""
 
-    def __init__(self, width_in: int, width_out: int, embedding_width: int, model: Model, attention: bool) -> None:
+    def __init__(
+        self, width_in: int, width_out: int, embedding_width: int, model: Model, attention: bool
+    ) -> None:
         super().__init__()
         self.norm1 = NormSiLU(model.norm_groups, width_in)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
@@ -220,11 +250,14 @@ class Block(nn.Module):
         self.norm2 = NormSiLU(model.norm_groups, width_out)
         self.dropout = nn.Dropout(model.dropout)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
-        self.shortcut = nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
+        self.shortcut = (
+            nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
+        )
         self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        # In place: nothing else uses the output of the convolution, and its backward pass does not need it.
+        # In place: nothing else uses the output of the convolution, and its backward pass does not
+        # need it.
         h = self.conv1(self.norm1(x)).add_(self.time(embedding)[:, :, None, None])
         h = self.conv2(self.dropout(self.norm2(h))).add_(self.shortcut(x))
         attended: Tensor = self.attention(h)
@@ -232,7 +265,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Single-head self-attention over the pixels, with a residual. `qkv` holds queries, keys, values in that order."""
+    """Single-head self-attention over the pixels, with a residual. `qkv` holds queries, keys,
+    values in that order."""
 
     def __init__(self, width: int, groups: int) -> None:
         super().__init__()
@@ -245,8 +279,9 @@ class Attention(nn.Module):
         q, k, v = self.qkv(pixels).unsqueeze(1).chunk(3, dim=-1)
         mixed = F.scaled_dot_product_attention(q, k, v).squeeze(1)
         if x.device.type == "cpu":
-            # The same product as a 1×1 convolution. Compiled in bfloat16 for a CPU, a GroupNorm that reads the linear
-            # layer's transposed output gets gradients of NaN (torch 2.15, its vector code; scalar code is right).
+            # The same product as a 1×1 convolution. Compiled in bfloat16 for a CPU, a GroupNorm
+            # that reads the linear layer's transposed output gets gradients of NaN (torch 2.15, its
+            # vector code; scalar code is right).
             weight = self.out.weight[:, :, None, None]
             return x + F.conv2d(mixed.transpose(1, 2).reshape(x.shape), weight, self.out.bias)
         projected: Tensor = self.out(mixed)
@@ -254,7 +289,8 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve the side. Pad right and below only, as TensorFlow's SAME does for stride 2 and so DDPM did."""
+    """Halve the side. Pad right and below only, as TensorFlow's SAME does for stride 2 and so DDPM
+    did."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -279,17 +315,22 @@ class Upsample(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def flops_per_sample(model: Model, data: Data) -> float:
-    """Return the floating-point operations of one image in a training step: those of a forward pass, times three.
+    """Return the floating-point operations of one image in a training step: those of a forward
+    pass, times three.
 
-    The backward pass takes two products for each one of the forward pass. What activation checkpointing computes again
-    is not counted: it is no progress (PaLM's model FLOPs, arXiv 2204.02311, appendix B). Products and convolutions
-    only, as torch's own counter has them.
+    The backward pass takes two products for each one of the forward pass. What activation
+    checkpointing computes again is not counted: it is no progress (PaLM's model FLOPs, arXiv
+    2204.02311, appendix B). Products and convolutions only, as torch's own counter has them.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
     # On the meta device nothing is computed: shapes suffice.
     with torch.device("meta"):
-        network = UNet(dataclasses.replace(model, checkpoint_levels=(), dropout=0.0), data.channels, data.image_size)
+        network = UNet(
+            dataclasses.replace(model, checkpoint_levels=(), dropout=0.0),
+            data.channels,
+            data.image_size,
+        )
         x = torch.empty(1, data.channels, data.image_size, data.image_size)
         t = torch.zeros(1, dtype=torch.int64)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

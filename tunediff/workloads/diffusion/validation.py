@@ -1,4 +1,5 @@
-"""The validation loss: the ε-error on fixed images, timesteps and noise, which no sampler or weighting changes.
+"""The validation loss: the ε-error on fixed images, timesteps and noise, which no sampler or
+weighting changes.
 
 Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
 """
@@ -33,25 +34,30 @@ class Losses(TypedDict, total=False):
     """The result of a validation."""
 
     validation_loss: float
-    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the noise levels:
-    compare only models of one path, schedule and chain length; `validation_mse` is by log-SNR."""
+    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the
+    noise levels: compare only models of one path, schedule and chain length; `validation_mse` is by
+    log-SNR."""
     validation_mse: list[float | None]
-    """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a timestep."""
+    """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a
+    timestep."""
     validation_log_snr: list[float]
-    """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as well."""
+    """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as
+    well."""
     validation_split: str
     """Split of the images: `test`, held out; otherwise the split that is learned."""
 
 
 class Validation:
-    """Measures models on one set of images. Built once, called by all ranks together at every evaluation point.
+    """Measures models on one set of images. Built once, called by all ranks together at every
+    evaluation point.
 
-    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers, which do not depend
-    on their number or on the batch size beyond rounding.
+    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers,
+    which do not depend on their number or on the batch size beyond rounding.
     """
 
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
-        """Take `evaluation.validation_images` of the test split if that is not learned, else of `images`."""
+        """Take `evaluation.validation_images` of the test split if that is not learned, else of
+        `images`."""
         self._world, self._batch_size = world, evaluation.batch_size
         self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
@@ -59,17 +65,21 @@ class Validation:
     def __call__(self, predict: Predict, diffusion: Diffusion) -> Losses:
         """Return the errors of `predict`, a network in evaluation mode.
 
-        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the network's output implies,
-        so that models of all paths and predictions are measured alike. Raises `NonFiniteError` on all ranks at once.
+        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
+        network's output implies, so that models of all paths and predictions are measured alike.
+        Raises `NonFiniteError` on all ranks at once.
         """
         bins, edges = equal_bins(diffusion.log_snr, BINS)
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         filled = [b for b in range(BINS) if len(members[b])]
         count, width, device = len(self.pixels), len(filled), self._world.device
-        timesteps = torch.stack([_spread(members[b], count, b) for b in filled], dim=1)  # [N, bins that are filled]
+        timesteps = torch.stack(
+            [_spread(members[b], count, b) for b in filled], dim=1
+        )  # [N, bins that are filled]
         noises = Noise(mix("validation"), self.pixels.shape[1:], device)
 
-        # One item per image and bin. Every rank fills in its own items; the sum over ranks is the whole.
+        # One item per image and bin. Every rank fills in its own items; the sum over ranks is the
+        # whole.
         total = count * width
         errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
@@ -79,7 +89,9 @@ class Validation:
             evaluation_precision(device),
         ):
             for start in range(self._world.rank * size, total, self._world.size * size):
-                items = torch.arange(start, start + size).clamp(max=total - 1)  # full batches, as in sampling
+                items = torch.arange(start, start + size).clamp(
+                    max=total - 1
+                )  # full batches, as in sampling
                 x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
                 t = timesteps.flatten()[items].to(device)
                 noise = noises.initial(start, start + size)
@@ -106,7 +118,8 @@ class Validation:
 
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:
-    """Return a timestep of `members` for each of `count` images, int64: evenly spread, shuffled over the images."""
+    """Return a timestep of `members` for each of `count` images, int64: evenly spread, shuffled
+    over the images."""
     generator = torch.Generator().manual_seed(mix("validation timesteps", b))
     position = torch.randperm(count, generator=generator)
     return members[(2 * position + 1) * len(members) // (2 * count)]

@@ -1,8 +1,10 @@
-"""How much each timestep's loss counts. To add one: a dataclass in `methods`, in its union, and a class here.
+"""How much each timestep's loss counts. To add one: a dataclass in `methods`, in its union, and a
+class here.
 
-Weights multiply the mean squared error of what the network predicts. The same objective has another weight in each
-unit, since MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ. Each static weighting is defined on the ε-error and converted by
-these exact relations, so that it means the same for every prediction.
+Weights multiply the mean squared error of what the network predicts. The same objective has another
+weight in each unit, since MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ. Each static weighting is defined
+on the ε-error and converted by these exact relations, so that it means the same for every
+prediction.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ KINDS: dict[type, type[Weighting]] = {}
 
 
 class Weighting(ABC):
-    """Interface: a weight for each timestep; a learned weighting also has parameters and a loss of its own."""
+    """Interface: a weight for each timestep; a learned weighting also has parameters and a loss of
+    its own."""
 
     learned: ClassVar[bool] = False
     """Whether w(t) changes during training."""
@@ -38,7 +41,8 @@ class Weighting(ABC):
 
     @abstractmethod
     def weights(self, t: Tensor) -> Tensor:
-        """Return w at t [B] int64, in the units of the prediction: float32 [B], detached, on the process's device."""
+        """Return w at t [B] int64, in the units of the prediction: float32 [B], detached, on the
+        process's device."""
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -49,7 +53,8 @@ class Weighting(ABC):
         return []
 
     def own_loss(self, t: Tensor, errors: Tensor) -> Tensor | None:
-        """Return the loss of a learned weighting, given the prediction's mean squared errors [B] at t [B]; else None.
+        """Return the loss of a learned weighting, given the prediction's mean squared errors [B] at
+        t [B]; else None.
 
         A scalar; its gradient reaches `parameters()` only.
         """
@@ -60,12 +65,13 @@ class Weighting(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another configuration."""
+        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another
+        configuration."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
 
 
-# -------------------------------------------------------------------------------------------------------------- static
+# ---- static
 class _Table(Weighting):
     """w(t) computed once."""
 
@@ -92,10 +98,13 @@ class Constant(_Table, of=methods.Constant):
 
 
 class MinSnr(_Table, of=methods.MinSnr):
-    """min(SNR, γ)/SNR on the ε-error (Hang et al. 2023, arXiv 2303.09556); min(SNR, γ)/(SNR+1) for v."""
+    """min(SNR, γ)/SNR on the ε-error (Hang et al. 2023, arXiv 2303.09556); min(SNR, γ)/(SNR+1) for
+    v."""
 
     def _compute(self, member: methods.MinSnr, diffusion: Diffusion) -> Tensor:
-        return (diffusion.snr_table.clamp(max=member.gamma) / diffusion.snr_table) * diffusion.to_epsilon
+        return (
+            diffusion.snr_table.clamp(max=member.gamma) / diffusion.snr_table
+        ) * diffusion.to_epsilon
 
 
 class P2(_Table, of=methods.P2):
@@ -108,8 +117,9 @@ class P2(_Table, of=methods.P2):
 class Debiased(_Table, of=methods.Debiased):
     """min(1/√SNR, cap) on the ε-error (Yu et al. 2023, arXiv 2310.08442).
 
-    For v this is √SNR/(SNR+1) where the cap does not bind. Widespread code (kohya's sd-scripts) uses 1/(SNR+1) for v
-    instead: on the ε-error that is 1/SNR, another objective. Here a weighting does not change with the prediction.
+    For v this is √SNR/(SNR+1) where the cap does not bind. Widespread code (kohya's sd-scripts)
+    uses 1/(SNR+1) for v instead: on the ε-error that is 1/SNR, another objective. Here a weighting
+    does not change with the prediction.
     """
 
     def _compute(self, member: methods.Debiased, diffusion: Diffusion) -> Tensor:
@@ -119,8 +129,8 @@ class Debiased(_Table, of=methods.Debiased):
 class ChangeAware(_Table, of=methods.ChangeAware):
     """SpeeD's weighting on the ε-error (Wang et al. 2024, arXiv 2405.17403).
 
-    With g the slope of 1−ᾱ over t, scaled to [0, 1] over the whole chain: (1−λ) + (2λ−1)·g for t < τ·T, and 1 from
-    there on, as the authors' code has it.
+    With g the slope of 1−ᾱ over t, scaled to [0, 1] over the whole chain: (1−λ) + (2λ−1)·g for t <
+    τ·T, and 1 from there on, as the authors' code has it.
     """
 
     def _compute(self, member: methods.ChangeAware, diffusion: Diffusion) -> Tensor:
@@ -133,15 +143,16 @@ class ChangeAware(_Table, of=methods.ChangeAware):
         return weight * diffusion.to_epsilon
 
 
-# ------------------------------------------------------------------------------------------------------------- learned
+# ---- learned
 class Uncertainty(Weighting, of=methods.Uncertainty):
-    """w = e^−u(t), with u learned as the logarithm of the mean error (Karras et al. 2023, EDM2, arXiv 2312.02696,
-    eq. 21).
+    """w = e^−u(t), with u learned as the logarithm of the mean error (Karras et al. 2023, EDM2,
+    arXiv 2312.02696, eq. 21).
 
-    u is a linear map of random Fourier features of the noise level: √2·cos(2π·(f·c + φ)), f normal, φ uniform,
-    c = ¼·ln σ, σ = √((1−ᾱ)/ᾱ), divided by √channels so that u does not grow with their number. The features are the
-    same in every training; the map starts at zero, hence w = 1. u is kept within ±bound by bound·tanh(·/bound), which
-    unlike a plain cut leaves a gradient that leads back.
+    u is a linear map of random Fourier features of the noise level: √2·cos(2π·(f·c + φ)), f normal,
+    φ uniform, c = ¼·ln σ, σ = √((1−ᾱ)/ᾱ), divided by √channels so that u does not grow with their
+    number. The features are the same in every training; the map starts at zero, hence w = 1. u is
+    kept within ±bound by bound·tanh(·/bound), which unlike a plain cut leaves a gradient that leads
+    back.
     """
 
     learned = True
@@ -150,10 +161,14 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
     def __init__(self, member: methods.Uncertainty, diffusion: Diffusion) -> None:
         self._bound = member.bound
         generator = torch.Generator().manual_seed(self.SEED)
-        frequencies = 2 * math.pi * torch.randn(member.channels, generator=generator, dtype=torch.float64)
+        frequencies = (
+            2 * math.pi * torch.randn(member.channels, generator=generator, dtype=torch.float64)
+        )
         phases = 2 * math.pi * torch.rand(member.channels, generator=generator, dtype=torch.float64)
         noise_level = -diffusion.snr_table.log() / 8  # ¼·ln σ, for SNR = 1/σ²
-        features = (noise_level[:, None] * frequencies + phases).cos() * math.sqrt(2 / member.channels)
+        features = (noise_level[:, None] * frequencies + phases).cos() * math.sqrt(
+            2 / member.channels
+        )
         self._features = features.to(diffusion.device, torch.float32)  # [T, channels]
         self._map = nn.Parameter(torch.zeros(member.channels, device=diffusion.device))
 
@@ -161,13 +176,18 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
         return (-self._u(t)).exp().detach()
 
     def table(self) -> Tensor:
-        return self.weights(torch.arange(len(self._features), device=self._features.device)).cpu().double()
+        return (
+            self.weights(torch.arange(len(self._features), device=self._features.device))
+            .cpu()
+            .double()
+        )
 
     def parameters(self) -> list[nn.Parameter]:
         return [self._map]
 
     def own_loss(self, t: Tensor, errors: Tensor) -> Tensor:
-        """Return the mean over the batch of error/e^u + u: minimal where u(t) = ln E[error at t]."""
+        """Return the mean over the batch of error/e^u + u: minimal where u(t) = ln E[error at
+        t]."""
         u = self._u(t)
         return ((-u).exp() * errors.detach().float() + u).mean()
 
@@ -177,7 +197,10 @@ class Uncertainty(Weighting, of=methods.Uncertainty):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         weights = state.get("map", torch.empty(0))
         if weights.shape != self._map.shape:
-            raise ValueError(f"uncertainty weighting: {len(weights)} channels in the checkpoint, {len(self._map)} here")
+            raise ValueError(
+                f"uncertainty weighting: {len(weights)} channels in the checkpoint,"
+                f" {len(self._map)} here"
+            )
         with torch.no_grad():
             self._map.copy_(weights)
 

@@ -15,19 +15,21 @@ from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
 REFRESH_EVERY = 8
-"""Batches between two refreshes of p(t), which then take a fraction of a percent of the training's time."""
+"""Batches between two refreshes of p(t), which then take a fraction of a percent of the training's
+time."""
 
 
 class Adaptive(TableSampler):
     """Collects the arguments of `update` and learns from several batches at once.
 
-    A refresh is some thirty operations on small tensors; starting them costs the most, for any number of images. On
-    several ranks all learn from the batches of all, and use the p(t) of rank 0: other GPUs, or one that sums in another
-    order, round differently.
+    A refresh is some thirty operations on small tensors; starting them costs the most, for any
+    number of images. On several ranks all learn from the batches of all, and use the p(t) of rank
+    0: other GPUs, or one that sums in another order, round differently.
     """
 
     BUFFERS: ClassVar[Mapping[str, str]]
-    """Tensors of the state by name, without the `_` of the attribute, and their descriptions in messages."""
+    """Tensors of the state by name, without the `_` of the attribute, and their descriptions in
+    messages."""
 
     def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(member, diffusion, channels, world)
@@ -42,19 +44,24 @@ class Adaptive(TableSampler):
             self._set(self.world.first(self._learned_density()))
 
     def _held(self) -> Tensor:
-        """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches, 3, b]."""
+        """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches,
+        3, b]."""
         if not self._pending:
             return torch.empty(self.world.size, 0, 3, 0, dtype=torch.float64, device=self.device)
         # float64 represents every t exactly.
-        of_this_rank = torch.stack([torch.stack([part.double() for part in batch]) for batch in self._pending])
+        of_this_rank = torch.stack(
+            [torch.stack([part.double() for part in batch]) for batch in self._pending]
+        )
         return self.world.stack(of_this_rank)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Learn from errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after rank."""
+        """Learn from errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after
+        rank."""
         raise NotImplementedError
 
     def _importance(self) -> Tensor:
-        """Return what p(t) is proportional to, float64 [T]; p is uniform where the sum is not finite or zero."""
+        """Return what p(t) is proportional to, float64 [T]; p is uniform where the sum is not
+        finite or zero."""
         raise NotImplementedError
 
     def _learned_density(self) -> Tensor:
@@ -65,12 +72,17 @@ class Adaptive(TableSampler):
         return torch.where(ready, mixed(importance, self.member.uniform_share), 1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
-        return {"pending": self._held()} | {name: getattr(self, f"_{name}").clone() for name in self.BUFFERS}
+        return {"pending": self._held()} | {
+            name: getattr(self, f"_{name}").clone() for name in self.BUFFERS
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, description in self.BUFFERS.items():
             if (shape := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
-                raise ValueError(f"{description} of shape {tuple(shape)} does not fit; expected {tuple(expected)}")
+                raise ValueError(
+                    f"{description} of shape {tuple(shape)} does not fit; expected"
+                    f" {tuple(expected)}"
+                )
             getattr(self, f"_{name}").copy_(state[name])
         # [batches, 3, b of all ranks]: divided among the ranks of now, however many there were.
         pending = state["pending"].permute(1, 2, 0, 3).flatten(2)
@@ -80,25 +92,34 @@ class Adaptive(TableSampler):
 
 
 class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
-    """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM, §3.3, eq. 18).
+    """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM,
+    §3.3, eq. 18).
 
-    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H losses, and while a
-    remembered loss is not finite or all are zero.
+    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H
+    losses, and while a remembered loss is not finite or all are zero.
     """
 
     BUFFERS: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
 
-    def __init__(self, member: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(
+        self, member: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World
+    ) -> None:
         super().__init__(member, diffusion, channels, world)
-        # Row t holds its last H losses, as a ring; one spare element takes what is not to be remembered.
-        self._memory = torch.zeros(self.steps * member.history + 1, dtype=torch.float64, device=self.device)
+        # Row t holds its last H losses, as a ring; one spare element takes what is not to be
+        # remembered.
+        self._memory = torch.zeros(
+            self.steps * member.history + 1, dtype=torch.float64, device=self.device
+        )
         self._history = self._memory[:-1].view(self.steps, member.history)
-        self._counts = torch.zeros(self.steps, dtype=torch.int64, device=self.device)  # losses seen so far
+        self._counts = torch.zeros(
+            self.steps, dtype=torch.int64, device=self.device
+        )  # losses seen so far
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         losses = weights * errors
         limit = self.member.history
-        # A t that occurs several times takes consecutive places of its ring, in the order of the batch.
+        # A t that occurs several times takes consecutive places of its ring, in the order of the
+        # batch.
         t, order = t.sort(stable=True)
         first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
         index = torch.arange(len(t), device=self.device)
@@ -114,44 +135,61 @@ class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
 
 
 class InfoNoise(Adaptive, of=methods.InfoNoise):
-    """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at log-SNR λ = −2·ln σ
-    (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and values as public code quotes them).
+    """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at
+    log-SNR λ = −2·ln σ (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and
+    values as public code quotes them).
 
-    The paper's: the rate by I–MMSE, dH(x0|x_σ)/dσ = mmse(σ)/σ³, hence |dH/dλ| = ½·mmse·SNR, half the ε-error (eq. 10,
-    59, 61); the mean error of x0, without the loss weight, in place of mmse, in bins of log σ (eq. 13); the gate
-    g = σ³/(σ³ + c³), for the estimate is largest at the low-noise end, where it is least to be trusted (eq. 14); the
-    division by w, the loss weight on the error of x0, so that p·w follows the rate (eq. 15, κ = 1); draws by the
-    inverse distribution function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
-    B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
+    The paper's: the rate by I–MMSE, dH(x0|x_σ)/dσ = mmse(σ)/σ³, hence |dH/dλ| = ½·mmse·SNR, half
+    the ε-error (eq. 10, 59, 61); the mean error of x0, without the loss weight, in place of mmse,
+    in bins of log σ (eq. 13); the gate g = σ³/(σ³ + c³), for the estimate is largest at the
+    low-noise end, where it is least to be trusted (eq. 14); the division by w, the loss weight on
+    the error of x0, so that p·w follows the rate (eq. 15, κ = 1); draws by the inverse distribution
+    function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
+    B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it,
+    so here c is a knob.
 
-    Ours, where we found no value or our networks ask for it: running means in place of a warm-up, a buffer and
-    refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their half-life is the share h of all
-    images so far, so they are as fresh early as late; κ < 1, for w is SNR with ε and constant weighting, and division
-    by it draws all high noise alike; and an error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but
-    a network that predicts ε says so of every image at high noise.
+    Ours, where we found no value or our networks ask for it: running means in place of a warm-up, a
+    buffer and refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their
+    half-life is the share h of all images so far, so they are as fresh early as late; κ < 1, for w
+    is SNR with ε and constant weighting, and division by it draws all high noise alike; and an
+    error of x0 above 1 counts as 1: no image in [−1, 1] is that uncertain, but a network that
+    predicts ε says so of every image at high noise.
     """
 
     GATE_POWER = 3
     BUFFERS: ClassVar = {"sums": "running means (2, bins)"}
 
-    def __init__(self, member: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(
+        self, member: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World
+    ) -> None:
         super().__init__(member, diffusion, channels, world)
         place, _ = equal_bins(-diffusion.log_snr, member.bins)
         # Bins without a timestep are left out: every one that is left can be visited.
         _, bins = torch.unique(place, return_inverse=True)
         self._bin = bins.to(self.device)
         self._in_bin = F.one_hot(bins).double().to(self.device)  # [T, bins]
-        self._sums = torch.zeros(2, int(bins.max()) + 1, dtype=torch.float64, device=self.device)  # errors, images
+        self._sums = torch.zeros(
+            2, int(bins.max()) + 1, dtype=torch.float64, device=self.device
+        )  # errors, images
         self._seen = 0
-        self._snr, self._to_epsilon = diffusion.snr_table.to(self.device), diffusion.to_epsilon.to(self.device)
+        self._snr, self._to_epsilon = (
+            diffusion.snr_table.to(self.device),
+            diffusion.to_epsilon.to(self.device),
+        )
         gate = 1 / (1 + (member.gate**2 * self._snr).pow(self.GATE_POWER / 2))
-        width = torch.gradient(diffusion.log_snr)[0].abs().to(self.device)  # |dλ/dt|: makes p a density over λ
+        width = (
+            torch.gradient(diffusion.log_snr)[0].abs().to(self.device)
+        )  # |dλ/dt|: makes p a density over λ
         self._passed = gate * width
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         to_epsilon, snr = self._to_epsilon[t], self._snr[t]
         epsilon = to_epsilon * errors
-        rate = epsilon / (epsilon / snr).clamp(min=1.0) / (weights * snr / to_epsilon).pow(self.member.compensation)
+        rate = (
+            epsilon
+            / (epsilon / snr).clamp(min=1.0)
+            / (weights * snr / to_epsilon).pow(self.member.compensation)
+        )
         # Loss scaling skips steps that overflow: their errors are not used.
         finite = rate.isfinite()
         both = torch.stack((torch.where(finite, rate, 0.0), finite.double()))
@@ -163,7 +201,9 @@ class InfoNoise(Adaptive, of=methods.InfoNoise):
         visited = self._sums[1] >= 1
         mean = self._sums[0] / self._sums[1]
         # A bin that was not visited yet counts like the mean of the others.
-        mean = torch.where(visited, mean, torch.where(visited, mean, 0.0).sum() / visited.sum())[self._bin]
+        mean = torch.where(visited, mean, torch.where(visited, mean, 0.0).sum() / visited.sum())[
+            self._bin
+        ]
         return mean.clamp(min=1e-24 * mean.max()) * self._passed
 
     def state_dict(self) -> dict[str, object]:

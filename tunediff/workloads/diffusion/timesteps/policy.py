@@ -1,4 +1,5 @@
-"""A sampler that is itself a small network, rewarded by what the training step achieved (Kim et al. 2024)."""
+"""A sampler that is itself a small network, rewarded by what the training step achieved (Kim et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -18,27 +19,33 @@ from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSample
 
 
 class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
-    """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient (arXiv 2411.09998,
-    algorithms 1 and 2).
+    """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient
+    (arXiv 2411.09998, algorithms 1 and 2).
 
-    Every `interval` optimizer steps the reward of an image is by how much the step lowered its KL term, in the mean
-    over a few timesteps S: R = mean over τ in S of KL_τ(before) − KL_τ(after), with the same x0 and noise on both sides
-    and dropout off. The policy ascends R·log π(t|x0) + entropy·H(π). S are the timesteps whose change tells most about
-    that of the whole chain: those with the largest squared correlation (which orders as the F-test of a univariate
-    regression does) between their change and the sum over the scanned timesteps, over the last `queue` scans of one
-    image each.
+    Every `interval` optimizer steps the reward of an image is by how much the step lowered its KL
+    term, in the mean over a few timesteps S: R = mean over τ in S of KL_τ(before) − KL_τ(after),
+    with the same x0 and noise on both sides and dropout off. The policy ascends R·log π(t|x0) +
+    entropy·H(π). S are the timesteps whose change tells most about that of the whole chain: those
+    with the largest squared correlation (which orders as the F-test of a univariate regression
+    does) between their change and the sum over the scanned timesteps, over the last `queue` scans
+    of one image each.
 
-    The Beta density is taken at the middle of each of the T cells and scaled to sum to 1: log π and H are those of what
-    is really drawn, and the first and last timestep are not cut in half as by rounding. KL_τ = β²/(2σ²α(1−ᾱ)) times the
-    mean squared ε-error, in nats per dimension (DDPM, eq. 12), σ² the posterior variance, that of t = 1 also at t = 0.
-    The policy here is a convolution network of some 6,000 parameters that starts uniform (a = b = 1).
+    The Beta density is taken at the middle of each of the T cells and scaled to sum to 1: log π and
+    H are those of what is really drawn, and the first and last timestep are not cut in half as by
+    rounding. KL_τ = β²/(2σ²α(1−ᾱ)) times the mean squared ε-error, in nats per dimension (DDPM, eq.
+    12), σ² the posterior variance, that of t = 1 also at t = 0. The policy here is a convolution
+    network of some 6,000 parameters that starts uniform (a = b = 1).
     """
 
-    def __init__(self, member: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World) -> None:
+    def __init__(
+        self, member: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World
+    ) -> None:
         super().__init__(member, diffusion, channels, world)
         self._policy = _Policy(channels).to(self.device)
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=member.policy_lr)
-        middle = (torch.arange(self.steps, device=self.device, dtype=torch.float32) + 0.5) / self.steps
+        middle = (
+            torch.arange(self.steps, device=self.device, dtype=torch.float32) + 0.5
+        ) / self.steps
         self._logs = torch.stack((middle.log(), (1 - middle).log()))  # [2, T]
 
         alphas, ab = 1 - diffusion.betas, diffusion.alphas_cumprod
@@ -58,17 +65,27 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     def _due(self) -> bool:
         return self._taken % int(self.member.interval) == 0
 
-    # ------------------------------------------------------------------------------------------------------- drawing t
+    # ---- drawing t
     def sample(
-        self, images: Tensor, generator: torch.Generator | None = None, batch: int | None = None, first: int = 0
+        self,
+        images: Tensor,
+        generator: torch.Generator | None = None,
+        batch: int | None = None,
+        first: int = 0,
     ) -> tuple[Tensor, Tensor]:
         batch = batch or len(images)
         with torch.no_grad():
             log_p = self._log_p(images)
             cumulative = log_p.exp().cumsum(1)
-            u = torch.rand(batch, generator=generator, device=self.device)[first : first + len(images), None]
-            t = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True).clamp_(max=self.steps - 1)
-            factor = torch.exp(-self.member.importance_correction * (math.log(self.steps) + log_p.gather(1, t)))
+            u = torch.rand(batch, generator=generator, device=self.device)[
+                first : first + len(images), None
+            ]
+            t = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True).clamp_(
+                max=self.steps - 1
+            )
+            factor = torch.exp(
+                -self.member.importance_correction * (math.log(self.steps) + log_p.gather(1, t))
+            )
             if self._due:
                 self._drawn = (images, t[:, 0], batch, first)
                 # What counts as p(t) until the next update is the mean over this batch.
@@ -87,17 +104,28 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     def mass(self) -> Tensor:
         return self._p * (self.steps * self._p).pow(-self.member.importance_correction)
 
-    # -------------------------------------------------------------------------------------------------------- learning
+    # ---- learning
     def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
         if not self._due:
             return
         assert self._drawn is not None
         images, _, batch, first = self._drawn
         shape = images.shape[1:]
-        scan_image = self.world.first(images[:1].clone())  # all ranks scan the same image, and so choose the same S
-        scan_noise = torch.randn((len(self._scanned), *shape), generator=generator, device=self.device)
-        noise = torch.randn((batch, *shape), generator=generator, device=self.device)[first : first + len(images)]
-        self._before = (scan_image, scan_noise, noise, *self._terms(errors_at, scan_image, scan_noise, noise))
+        scan_image = self.world.first(
+            images[:1].clone()
+        )  # all ranks scan the same image, and so choose the same S
+        scan_noise = torch.randn(
+            (len(self._scanned), *shape), generator=generator, device=self.device
+        )
+        noise = torch.randn((batch, *shape), generator=generator, device=self.device)[
+            first : first + len(images)
+        ]
+        self._before = (
+            scan_image,
+            scan_noise,
+            noise,
+            *self._terms(errors_at, scan_image, scan_noise, noise),
+        )
 
     def after_step(self, errors_at: ErrorsAt) -> None:
         if self._before is not None:
@@ -112,10 +140,13 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     def _terms(
         self, errors_at: ErrorsAt, scan_image: Tensor, scan_noise: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the KL of one image at the scanned timesteps [scan], of all images at the selected ones [b, |S|]."""
+        """Return the KL of one image at the scanned timesteps [scan], of all images at the selected
+        ones [b, |S|]."""
         assert self._drawn is not None
         images = self._drawn[0]
-        scan = self._kl[self._scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, self._scanned)
+        scan = self._kl[self._scanned] * errors_at(
+            scan_image.expand_as(scan_noise), scan_noise, self._scanned
+        )
         chosen = self._selected[:, None].expand(-1, len(images))
         return scan, torch.stack([self._kl[t] * errors_at(images, noise, t) for t in chosen], dim=1)
 
@@ -144,11 +175,13 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
             return
         centred = rows - rows.mean(0)
         total = centred.sum(1, keepdim=True)
-        correlation = (centred * total).sum(0).square() / (centred.square().sum(0) * total.square().sum())
+        correlation = (centred * total).sum(0).square() / (
+            centred.square().sum(0) * total.square().sum()
+        )
         best = torch.nan_to_num(correlation, nan=-1.0).topk(self.member.selected).indices
         self._selected = self._scanned[best]
 
-    # ----------------------------------------------------------------------------------------------------------- state
+    # ---- state
     def state_dict(self) -> dict[str, object]:
         state = {
             "policy": self._policy.state_dict(), "optimizer": self._optimizer.state_dict(), "queue": self._queue,
@@ -157,10 +190,14 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["queue"].shape != self._queue.shape or len(state["selected"]) != len(self._selected):
+        if state["queue"].shape != self._queue.shape or len(state["selected"]) != len(
+            self._selected
+        ):
             shape = (*state["queue"].shape, len(state["selected"]))
             expected = (*self._queue.shape, len(self._selected))
-            raise ValueError(f"a policy with (queue, scan, selected) = {shape} does not fit; expected {expected}")
+            raise ValueError(
+                f"a policy with (queue, scan, selected) = {shape} does not fit; expected {expected}"
+            )
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._queue.copy_(state["queue"])
@@ -171,7 +208,8 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
 
 
 class _Policy(nn.Module):
-    """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution, [b, 2]; (1, 1) for every image before training."""
+    """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution, [b, 2]; (1, 1) for every image
+    before training."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
