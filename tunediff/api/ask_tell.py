@@ -90,9 +90,11 @@ class AskedTrial:
         """Write an evaluation to the journal; return whether the search's early stopping would end
         the trial here.
 
-        Args: value: The objective. time_s: Training seconds so far. Default: wall-clock since
-            `ask`. measured: What else was measured, by the names in curves.csv: `samples`, `steps`,
-            `peak_memory_mib` …
+        Args:
+            value: The objective.
+            time_s: Training seconds so far. Default: wall-clock since `ask`.
+            measured: What else was measured, by the names in curves.csv: `samples`, `steps`,
+                `peak_memory_mib` …
 
         Raises `TunediffError` for values that are not finite, and where the trial has ended.
         """
@@ -187,10 +189,13 @@ class AskTellStudy:
     ) -> None:  # fmt: skip
         """End a trial.
 
-        Args: trial: From `ask`. value: The objective at its end. Default: the one that was reported
-            last. Not finite: it has diverged. status: `ok` (the default with a value), `pruned`,
-            `oom`, `nan`, `timeout` or `error`. reason: Why it failed, for the report. time_s,
-            measured: As `AskedTrial.report` takes them.
+        Args:
+            trial: From `ask`.
+            value: The objective at its end. Default: the one that was reported last. Not finite: it
+                has diverged.
+            status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout` or `error`.
+            reason: Why it failed, for the report.
+            time_s, measured: As `AskedTrial.report` takes them.
 
         Raises `TunediffError` for what is not allowed; the trial then goes on.
         """
@@ -371,8 +376,9 @@ def open_study(
     It proposes what `run_search` would propose for the same file and seed. Nothing is trained and
     no Ray is started.
 
-    Args: workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As
-        `run_search` takes them.
+    Args:
+        workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As
+            `run_search` takes them.
 
     Raises:
         TunediffError: Something is not allowed.

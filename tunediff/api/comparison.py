@@ -135,19 +135,25 @@ def run_comparison(
     """Run pairs of trainings until it is decided whether B is better than A at equal training
     seconds.
 
-    Args: a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or
-        a tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a mapping
-        alone: A with these changes. budget: Training seconds of a run. Default: 60. unit: `wall`,
-        or `device`: the budget counts training seconds times devices. pairs: Pairs of runs at most,
-        3 to 100. resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of
-        an accuracy. compile: `charged` or `free`: whether compiling counts as training. setup:
-        `charged` or `free`: whether what comes before the first batch does. Default: `free`. name:
-        Name of the comparison and its folder in `storage`. track, address, cpus, gpus, check,
-        force, progress: As `run_search` takes them.
+    Args:
+        a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or a
+            tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a
+            mapping alone: A with these changes.
+        budget: Training seconds of a run. Default: 60.
+        unit: `wall`, or `device`: the budget counts training seconds times devices.
+        pairs: Pairs of runs at most, 3 to 100.
+        resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of an
+            accuracy.
+        compile: `charged` or `free`: whether compiling counts as training.
+        setup: `charged` or `free`: whether what comes before the first batch does. Default: `free`.
+        name: Name of the comparison and its folder in `storage`.
+        track, address, cpus, gpus, check, force, progress: As `run_search` takes them.
 
-    Raises: TunediffError: Something is not allowed or has failed; the message is the one of the
-        command. KeyboardInterrupt: It was interrupted. Everything measured stays;
-        `PairedComparison.resume` goes on with it.
+    Raises:
+        TunediffError: Something is not allowed or has failed; the message is the one of the
+            command.
+        KeyboardInterrupt: It was interrupted. Everything measured stays; `PairedComparison.resume`
+            goes on with it.
 
     Example:
         >>> tunediff.run_comparison("digits", {"optimizer.lr": 3e-3}, budget="10s").verdict.verdict

@@ -271,28 +271,39 @@ def run_search(
     """Search for the configuration with the best result for its training seconds; return the
     finished search.
 
-    Args: workload: A search file (path, or the name of a shipped one; default: digits), or a
-        workload that is searched around its baseline: a path to its file, the name of a module, a
-        module, or an object with `Knobs`, `OBJECTIVE` and `train`, also one that a notebook's cells
-        define. knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`. name:
-        Name of the search and its folder in `storage`. Default: search file and time. trials:
-        Trials in all, the baseline included. budget: Training seconds per trial: `"90s"`, `"10m"`,
-        or a number. unit: `wall`, or `device`: the budget counts training seconds times devices.
-        total: Wall-clock of the whole search, confirming runs included. confirm: How many of the
-        best are run again on new seeds; 0: none. seed: Seed of the search. address: A running Ray
-        cluster, `auto` or `HOST:PORT`. The search then runs in a process of its own. cpus, gpus:
-        How much of this machine to use. Default: all. warm_start: An earlier search whose trials
-        this one knows already. early_stopping: `asha` or `none`; default: the search file's. track:
-        `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run
-        (docs/how-to/trackers.md). check: Try a workload of your own with two steps and two
-        evaluations first. force: Start what would take over 30 days, 100,000 trials or the whole
-        disk, or what another machine began to run at this storage. background: Return at once; the
-        search runs in a process of its own, and goes on when this one ends. progress: Show a table
-        in a notebook or a terminal, elsewhere log to `tunediff.api`. False: show nothing.
+    Args:
+        workload: A search file (path, or the name of a shipped one; default: digits), or a workload
+            that is searched around its baseline: a path to its file, the name of a module, a
+            module, or an object with `Knobs`, `OBJECTIVE` and `train`, also one that a notebook's
+            cells define.
+        knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
+        name: Name of the search and its folder in `storage`. Default: search file and time.
+        trials: Trials in all, the baseline included.
+        budget: Training seconds per trial: `"90s"`, `"10m"`, or a number.
+        unit: `wall`, or `device`: the budget counts training seconds times devices.
+        total: Wall-clock of the whole search, confirming runs included.
+        confirm: How many of the best are run again on new seeds; 0: none.
+        seed: Seed of the search.
+        address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of
+            its own.
+        cpus, gpus: How much of this machine to use. Default: all.
+        warm_start: An earlier search whose trials this one knows already.
+        early_stopping: `asha` or `none`; default: the search file's.
+        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run
+            (docs/how-to/trackers.md).
+        check: Try a workload of your own with two steps and two evaluations first.
+        force: Start what would take over 30 days, 100,000 trials or the whole disk, or what another
+            machine began to run at this storage.
+        background: Return at once; the search runs in a process of its own, and goes on when this
+            one ends.
+        progress: Show a table in a notebook or a terminal, elsewhere log to `tunediff.api`. False:
+            show nothing.
 
-    Raises: TunediffError: Something is not allowed or has failed; the message is the one of the
-        command. KeyboardInterrupt: It was interrupted. Everything measured stays, and
-        `Search.resume` goes on with it.
+    Raises:
+        TunediffError: Something is not allowed or has failed; the message is the one of the
+            command.
+        KeyboardInterrupt: It was interrupted. Everything measured stays, and `Search.resume` goes
+            on with it.
 
     Example:
         >>> search = tunediff.run_search("digits", trials=8, budget="5s")

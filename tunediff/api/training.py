@@ -85,18 +85,23 @@ def run_training(
     """Train one configuration in this process, or go on with a training in the same folder; return
     it, finished.
 
-    Args: config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
-        workload as `run_search` takes it, which is trained with its baseline. knobs: Changes:
-        `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`. budget, unit, samples: Training seconds
-        (times devices: `unit="device"`), and training samples; whichever comes first ends it. name,
-        out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG. initial:
-        Weights to start from. track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a
-        run (docs/how-to/trackers.md). progress: Show bars and a line per evaluation on stderr of a
-        terminal, elsewhere log to `tunediff.api`.
+    Args:
+        config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
+            workload as `run_search` takes it, which is trained with its baseline.
+        knobs: Changes: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
+        budget, unit, samples: Training seconds (times devices: `unit="device"`), and training
+            samples; whichever comes first ends it.
+        name, out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG.
+        initial: Weights to start from.
+        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a run
+            (docs/how-to/trackers.md).
+        progress: Show bars and a line per evaluation on stderr of a terminal, elsewhere log to
+            `tunediff.api`.
 
-    Raises: TunediffError: Something is not allowed, or the training failed; the message is the one
-        of the command. KeyboardInterrupt: It was interrupted; the same call goes on from its
-        checkpoint.
+    Raises:
+        TunediffError: Something is not allowed, or the training failed; the message is the one of
+            the command.
+        KeyboardInterrupt: It was interrupted; the same call goes on from its checkpoint.
     """
     place = folder(storage)
     with _in_this_process():
@@ -121,10 +126,13 @@ def run_profile(
 ) -> ProfileResult:  # fmt: skip
     """Measure where the seconds and the memory of a training go, in this process.
 
-    Args: config, knobs: As `run_training` takes them. out: New folder for the results. Default:
-        profile-CONFIG in `storage`. steps: Steps to measure. Default: what 5 seconds take. attempt:
-        Measure each piece of advice as well. progress: Show what is measured next on stderr of a
-        terminal, elsewhere log it to `tunediff.api`.
+    Args:
+        config, knobs: As `run_training` takes them.
+        out: New folder for the results. Default: profile-CONFIG in `storage`.
+        steps: Steps to measure. Default: what 5 seconds take.
+        attempt: Measure each piece of advice as well.
+        progress: Show what is measured next on stderr of a terminal, elsewhere log it to
+            `tunediff.api`.
 
     Raises:
         TunediffError: Something is not allowed, or memory does not suffice.

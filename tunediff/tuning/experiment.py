@@ -2,10 +2,10 @@
 disk.
 
 ray_results/NAME/ search.yaml  baseline.yaml   what was asked for, as checked workload/
-  the user's file with what it imports from its folder, where one is searched sessions.jsonl
-  when it ran, with which command, on what trials/t0000/                journal.jsonl,
-  weights.safetensors, and what its workload shows study.db                     the Optuna study;
-  optuna-dashboard opens it tune/  train/                Ray's own files
+the user's file with what it imports from its folder, where one is searched sessions.jsonl
+when it ran, with which command, on what trials/t0000/                journal.jsonl,
+weights.safetensors, and what its workload shows study.db                     the Optuna study;
+optuna-dashboard opens it tune/  train/                Ray's own files
 """
 
 from __future__ import annotations
