@@ -1,11 +1,12 @@
-"""One search from its folder: start or resume it, run it through Ray Tune, and leave everything on
-disk.
+"""One search from its folder: start or resume it, run it through Ray Tune, keep all on disk.
 
-ray_results/NAME/ search.yaml  baseline.yaml   what was asked for, as checked workload/
-the user's file with what it imports from its folder, where one is searched sessions.jsonl
-when it ran, with which command, on what trials/t0000/                journal.jsonl,
-weights.safetensors, and what its workload shows study.db                     the Optuna study;
-optuna-dashboard opens it tune/  train/                Ray's own files
+ray_results/NAME/
+  search.yaml  baseline.yaml   what was asked for, as checked
+  workload/                    the user's file with what it imports from its folder
+  sessions.jsonl               when it ran, with which command, on what
+  trials/t0000/                journal.jsonl, weights.safetensors, and what its workload shows
+  study.db                     the Optuna study; optuna-dashboard opens it
+  tune/  train/                Ray's own files
 """
 
 from __future__ import annotations
