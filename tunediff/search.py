@@ -76,7 +76,8 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
         " machine began to run"
     )
     add("--force", action="store_true", help=force)
-    add("--dry-run", action="store_true", help="print what would run, what it costs and if it fits")
+    plan_help = f"print what would run, what it costs and if it fits; tries {tried} first"
+    add("--dry-run", action="store_true", help=plan_help)
     add(
         "--open", action="store_true", help="open the report in a browser when the search has ended"
     )
@@ -134,15 +135,9 @@ def _print_plan(request: SearchRequest, options: CommandOptions, lines: EventLin
     """Print what would run and what it costs, as measured. Raises `ConfigError` for what would take
     too long."""
     say = functools.partial(lines.aside.say, timed=False)
-    if options.check:
-        planned = search_setup.plan_of_checked(request, options, say)
-    else:
-        cli.check_creatable(
-            "--storage", request.folder
-        )  # as the search needs it; a check is of the file alone
-        planned = search_setup.planned(
-            request, options, search_setup.measure(request.space, say, prepare=False)
-        )
+    if not options.check:  # which is of the file alone
+        cli.check_creatable("--storage", request.folder)
+    planned = search_setup.measured_plan(request, options, say)
     cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
     plan.check(planned, options.force)
 

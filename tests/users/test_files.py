@@ -55,7 +55,7 @@ def test_tunediff_itself_imports_no_torch():
 
 
 @pytest.mark.parametrize(
-    "words", ["knobs --workload mine.py", "train --config mine.py --samples 64", "search mine.py --dry-run"]
+    "words", ["knobs --workload mine.py", "train --config mine.py --samples 64", "search mine.py --dry-run --no-check"]
 )
 def test_what_the_file_prints_is_not_in_the_json(mine, capsys, words):
     mine.write_text(
@@ -486,19 +486,27 @@ def test_a_training_names_all_knobs_that_nobody_reads_in_one_line(tmp_path, monk
     assert caplog.messages == ["train(trial) never reads loader.batch_size, width: not effective"]
 
 
-def test_check_only_tries_the_file_and_prices_the_search(mine, monkeypatch, capsys):
-    mine.write_text(PLAIN)
+@pytest.mark.parametrize("option", ["--check", "--dry-run"])
+def test_plan_of_a_file_is_without_knobs_that_nobody_reads(mine, monkeypatch, capsys, option):
     report = {"warnings": ["an odd loader"], "unread": ["loader.batch_size"], "evaluation_s": 3.0}
     report |= {"parameters": 99, "value": 1.0}
     monkeypatch.setattr(check, "before_search", lambda *_: report)
-    assert search.main(["mine.py", "--check"]) == 0
+    assert search.main(["mine.py", option]) == 0
     out, err = capsys.readouterr()
     assert "an odd loader" in err
     assert "search: mine.py (" in out
     assert "× 3s per trial, as timed on this machine" in out
     assert "parameters: 99" in out
-    assert "loader.batch_size:" not in out
+    assert "  width: " in out
+    assert "  loader.batch_size: " not in out
     assert not Path("ray_results").exists()
+    assert search.main(["mine.py", option, *["--no-check"][: option == "--dry-run"]]) == 0
+    assert ("  loader.batch_size: " in capsys.readouterr().out) == (option == "--dry-run"), "it is searched then"
+
+
+def test_check_writes_nothing_and_refuses_what_it_cannot_try(mine, monkeypatch, capsys):
+    report = {"warnings": [], "unread": [], "evaluation_s": 3.0, "parameters": 99, "value": 1.0}
+    monkeypatch.setattr(check, "before_search", lambda *_: report)
     assert search.main(["mine.py", "--check", "--storage", "mine.py"]) == 0, "a check writes nothing there"
 
     def refused(config, _):

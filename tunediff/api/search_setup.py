@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 NODE_CORES = 9
 """CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are
 searched."""
-UNREAD = "knobs that train(trial) never reads are not searched; --check names them"
 
 
 @dataclasses.dataclass
@@ -142,16 +141,8 @@ def planned(
 ) -> dict[str, Any]:
     """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run
     has measured."""
-    values = plan.values(
-        request.space, request.folder, measured or {}, here=options.address is None
-    )
-    if (
-        request.content is not None
-        and request.space.workload.file is not None
-        and not options.no_check
-    ):
-        values["notes"].append(UNREAD)
-    return values
+    here = options.address is None
+    return plan.values(request.space, request.folder, measured or {}, here)
 
 
 def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> Measured:
@@ -200,18 +191,21 @@ def create(
     return space, plan.values(space, folder, measured) if options.address is None else None
 
 
-def plan_of_checked(
+def measured_plan(
     request: SearchRequest, options: SearchOptions, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Try a user's workload as `create` does, keep nothing, and return the plan, without knobs that
-    change nothing.
+    """Return the plan with measured times, and keep nothing on disk.
 
-    Raises `ConfigError` with what is wrong with the workload.
+    A new search of a user's workload is tried as `create` does, so that its plan has no knobs that
+    `train(trial)` never reads. Raises `ConfigError` with what is wrong with the workload.
     """
+    own = request.space.workload.file is not None
+    if request.content is None or not own or options.no_check:
+        return planned(request, options, measure(request.space, say, prepare=False))
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
         space = dataclasses.replace(space, source=request.space.source)
-        return planned(dataclasses.replace(request, space=space, content=None), options, measured)
+        return planned(dataclasses.replace(request, space=space), options, measured)
 
 
 def _create_checked(
