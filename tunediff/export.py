@@ -21,7 +21,6 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, evidence
 from tunediff.analysis.evidence import choose
 from tunediff.analysis.speed import repeating_budget
-from tunediff.config.code import shown
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export_configuration(args: argparse.Namespace) -> None:
     """Write the configuration of a trial, and its weights beside it."""
     search = analysis.read(search_space.folder_of(args.name, args.storage))
-    out = args.out or Path(shown(search.folder / f"{args.trial or 'best'}.yaml"))
+    out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
     _print_written(
         write(search, args.trial, out, out.absolute() if args.json else out, args.ema), args.json

@@ -15,7 +15,7 @@ import pytest
 from tests import searches
 from tunediff import cli, export, search, search_space
 from tunediff.config import ConfigError
-from tunediff.core import remote, remote_lock, text
+from tunediff.core import files, remote, remote_lock, text
 from tunediff.core.remote_lock import StorageLock
 from tunediff.core.trial_record import read_trial, read_trials
 from tunediff.integrations.copier import Copier, CopyFacts, copied
@@ -124,7 +124,7 @@ def test_pull_beside_a_push_keeps_a_checkpoint_that_was_written_again(here, monk
     checkpoint, weights = here / "trials/t0001/checkpoint.pt", here / "trials/t0001/weights.safetensors"
     checkpoint.write_bytes(b"second")
     weights.write_bytes(b"w")
-    system, root = remote.connect(remote.address_of(here.parent))
+    system, root = remote.connect(files.address_of(here.parent))
 
     class Reading:
         def __getattr__(self, name):

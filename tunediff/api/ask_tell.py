@@ -26,7 +26,7 @@ from tunediff.api.calls import Knobs, called, duration, folder, plain, with_plai
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
-from tunediff.core import journal, remote, text
+from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.lock import alone
@@ -134,7 +134,7 @@ class AskTellStudy:
         self._exhausted = self._closed = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
-            storage = str(remote.address_of(folder.parent) or folder.parent)
+            storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
             stack.enter_context(copier.copied(folder, log.warning, again, fetch=fetch))
             self.space = space

@@ -19,6 +19,7 @@ from types import ModuleType
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.config.script_arguments import script_arguments
 from tunediff.core.errors import TunediffError
+from tunediff.core.text import shown
 
 FOLDER = "workload"
 """Name of the folder with a copy of the workload: inside the folder of a search or a training, and
@@ -274,11 +275,6 @@ def _name(relative: Path) -> str:
 
 
 # ---- what went wrong
-def shown(path: Path) -> str:
-    """Return a path as a user would type it in the current folder."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
 def described(error: BaseException, *roots: Path) -> str:
     """Describe an error with the innermost line of the user's code: `ValueError: … (mine.py, line
     12: x = read())`.

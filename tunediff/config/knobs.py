@@ -29,7 +29,8 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
-from tunediff.core.errors import TunediffError
+from tunediff.core.errors import ConfigError as ConfigError
+from tunediff.core.errors import refuse as refuse
 
 # Strict: "128", True and 1.0 are not whole numbers. A typing error must not silently become a
 # setting.
@@ -46,11 +47,6 @@ Lines = dict[str, Any]
 """`key: value` lines of a file, nested: knobs by section, or other keys."""
 
 
-class ConfigError(TunediffError, ValueError):
-    """Invalid input of the user: the message names the place, the key, the value and the allowed
-    values."""
-
-
 class Refusal(Exception):  # noqa: N818 – raised by rules; ConfigError is the error
     """Raised by a section's `check`: a knob by dotted name, and why its value is not allowed with
     the others."""
@@ -58,12 +54,6 @@ class Refusal(Exception):  # noqa: N818 – raised by rules; ConfigError is the 
     def __init__(self, knob: str, why: str) -> None:
         super().__init__(knob, why)
         self.knob, self.why = knob, why
-
-
-def refuse(broken: object, why: str) -> None:
-    """Raise `ConfigError` with the message `why` if `broken` is true."""
-    if broken:
-        raise ConfigError(why)
 
 
 class Fixed:

@@ -39,6 +39,7 @@ from tunediff.config.code import Code
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
+from tunediff.core.text import shown
 
 SHIPPED = {
     "diffusion": "tunediff.workloads.diffusion",
@@ -215,7 +216,7 @@ def is_users(name: str) -> bool:
 def _users(name: str, version: str) -> Workload:
     """Import a user's workload and check its declarations, once for each content of the file."""
     code = users.read(Path(name))
-    workload, place = Workload(name, users.load(code), file=code), users.shown(code.file)
+    workload, place = Workload(name, users.load(code), file=code), shown(code.file)
     own: Any
     own, objective, train = (
         getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train")

@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+STORAGE = Path("ray_results")
+"""Default folder of all searches."""
+ADDRESS = ".address"
+"""File in a local storage folder that names the address of its copy, such as `s3://bucket/x`."""
+
 
 class _DiskFile(io.BufferedWriter):
     """A file that remembers its first disk error, because a writer may raise another error in its
@@ -192,3 +197,10 @@ def write_numbered(path: Path, text: str) -> Path:
             file.write(text)
             return name
     raise AssertionError("a number is always free")
+
+
+def address_of(storage: Path) -> str | None:
+    """Return the address of a storage folder whose copy is at one; None for any other folder."""
+    with contextlib.suppress(OSError):
+        return (storage / ADDRESS).read_text()
+    return None

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import psutil
 
-from tunediff.config import ConfigError
 from tunediff.core import environment
+from tunediff.core.errors import ConfigError
 
 LOCK = ".lock"
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tunediff.config import ConfigError
+from tunediff.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

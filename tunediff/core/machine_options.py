@@ -8,8 +8,8 @@ import re
 import socket
 from typing import Protocol
 
-from tunediff.config import ConfigError
 from tunediff.core import machine
+from tunediff.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tunediff.config import ConfigError
 from tunediff.core.environment import install_command
-from tunediff.core.files import plain, write_text
+from tunediff.core.errors import ConfigError
+from tunediff.core.files import ADDRESS, STORAGE, address_of, plain, write_text
 
 log = logging.getLogger(__name__)
 
-STORAGE = Path("ray_results")
-"""Default folder of all searches."""
-ADDRESS, COPIED = ".address", ".copied.json"
+COPIED = ".copied.json"
 HEAVY = (".safetensors", ".pt")
 """Endings of the files that are fetched only where they are needed."""
 _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
@@ -64,13 +62,6 @@ def local(storage: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ADDRESS, address)
     return folder
-
-
-def address_of(storage: Path) -> str | None:
-    """Return the address of a local folder of `local`; None for any other folder."""
-    with contextlib.suppress(OSError):
-        return (storage / ADDRESS).read_text()
-    return None
 
 
 def place_of(path: Path) -> tuple[Path, Path] | None:

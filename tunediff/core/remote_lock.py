@@ -22,9 +22,10 @@ from typing import Any
 
 import psutil
 
-from tunediff.config import ConfigError
 from tunediff.core import text
-from tunediff.core.remote import ADDRESS, FileSystem, address_of, connect, make_folder, short_error
+from tunediff.core.errors import ConfigError
+from tunediff.core.files import ADDRESS, address_of
+from tunediff.core.remote import FileSystem, connect, make_folder, short_error
 
 NAME = ".lock.json"
 REFRESH_S = 60.0

@@ -9,16 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff.config.code import shown
-from tunediff.core import remote
+from tunediff.core import files
 
-STORAGE = remote.STORAGE
+STORAGE = files.STORAGE
+
+
+def shown(path: Path) -> str:
+    """Return a path as a user would type it in the current folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
     """Return a command to paste here: its words quoted, and `--storage` unless that is the
     default."""
-    if (place := remote.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
+    if (place := files.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 

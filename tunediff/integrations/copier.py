@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tunediff.core import remote
+from tunediff.core import files, remote
 from tunediff.core.remote_lock import LostLockError, StorageLock
 from tunediff.core.trial_record import JOURNAL
 from tunediff.integrations import companion
@@ -42,7 +42,7 @@ def copied(
     under the lock, before anything is copied, to fetch what another machine has written since this
     one read. Raises `ConfigError` if another machine runs it, and what `fetch` raises.
     """
-    if (address := remote.address_of(folder.parent)) is None:
+    if (address := files.address_of(folder.parent)) is None:
         yield None
         return
     unfinished = f"not everything is copied; it is in {folder}, and this copies it: {again}"
@@ -67,7 +67,7 @@ class Copier:
 
     def __init__(self, facts: CopyFacts, say: Say) -> None:
         self._folder, self._lock = facts.folder, StorageLock(facts.folder, facts.token)
-        option = f"--storage {remote.address_of(facts.folder.parent)}"
+        option = f"--storage {files.address_of(facts.folder.parent)}"
         self._attempts = Attempts(
             option, "the search goes on, and is copied later", say, facts.late_s
         )
