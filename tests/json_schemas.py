@@ -1,13 +1,51 @@
-"""Validate what commands print against the JSON Schemas that are shipped for it."""
+"""JSON Schemas of what commands print: `python -m tests.json_schemas` writes those that have a model."""
 
 import functools
 import json
 
 import jsonschema
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
+from tunediff import cli
 from tunediff.knobs import OUTPUTS
+from tunediff.report.pair_result import ComparisonResult
+from tunediff.report.search_result import SearchResult
+from tunediff.search_space import json_schema
 
+MODELS = {"search": SearchResult, "compare": ComparisonResult}
+"""Models by command; the other schemas are written by hand."""
 NAMES = sorted(path.stem for path in OUTPUTS.glob("*-output.json") if path.stem != "progress-output")
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema):
+        return False
+
+
+def generated(command):
+    """Return the text of a schema that is made of its model."""
+    adapter = TypeAdapter(MODELS[command])
+    schema = adapter.json_schema(mode="serialization", schema_generator=_WithoutTitles)
+    for model in (schema, *schema.get("$defs", {}).values()):
+        model.pop("title", None)
+        description = None
+        for name, key in model["properties"].items():
+            key.pop("default", None)
+            description = key.pop("description", description)  # it also covers the undescribed keys below it
+            words = {"description": " ".join(description.split())} if description is not None else {}
+            model["properties"][name] = key | words
+    version = {"const": cli.SCHEMA, "description": "version of these keys and their types"}
+    content = {
+        "$schema": json_schema.DRAFT,
+        "title": f"tunediff {command} --json",
+        "type": "object",
+        "properties": {"schema": version, **schema["properties"]},
+        "required": ["schema", *schema["required"]],
+        "additionalProperties": False,
+        "$defs": schema.get("$defs", {}),
+    }
+    return json_schema.to_text({key: value for key, value in content.items() if value != {}})
 
 
 @functools.cache
@@ -29,3 +67,8 @@ def validate_any(output):
         return min(len(form["properties"].keys() ^ output.keys()) for form in forms)
 
     validate(output, min(NAMES, key=misfit))
+
+
+if __name__ == "__main__":
+    for command in MODELS:
+        (OUTPUTS / f"{command}-output.json").write_text(generated(command), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.json_schemas import validate
+from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.report.test_evidence import GRID, curve, searched, told
 from tests.searches import FILE, make, night, noisy, write
 from tunediff import analysis, cli, search
@@ -47,6 +47,11 @@ OUTCOMES = {
     "noise": lambda folder: finished(folder, noisy),
     "several seeds": seeds,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_shipped_schema_is_that_of_the_model(command):
+    assert (OUTPUTS / f"{command}-output.json").read_text() == generated(command)
 
 
 @pytest.mark.parametrize("build", OUTCOMES.values(), ids=OUTCOMES)

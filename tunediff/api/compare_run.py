@@ -87,9 +87,8 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 def _result(result: pairs.Pairs) -> dict[str, Any]:
     failure = report.failure(result, result.failure) if result.failure is not None else None
-    return result_json.compare(
-        result, failure, sessions.spent_s(result.folder), str(result.folder / page.PAGE)
-    )
+    wall_s, report_path = sessions.spent_s(result.folder), str(result.folder / page.PAGE)
+    return result_json.compare(result, failure, wall_s, report_path).model_dump()
 
 
 def lines(folder: Path) -> list[str]:

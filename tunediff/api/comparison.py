@@ -3,7 +3,6 @@ returns."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from tunediff.core import text
 from tunediff.report import pairs as report
 from tunediff.report import style
 from tunediff.report.html import el, join
+from tunediff.report.pair_result import PairVerdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,37 +25,6 @@ if TYPE_CHECKING:
 Side = Any
 """What `run_comparison` compares: a configuration file, a baseline or a workload, or a tuple of one
 and knobs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PairVerdict:
-    """What a comparison has shown; fields have the names and meanings of the keys in
-    `PairedComparison.json()`."""
-
-    verdict: str | None
-    """`better`, `worse`, `no significant difference` or `failed`: B, against A; None: not over
-    yet."""
-    failure: str | None
-    changed: dict[str, Any]
-    metric: str
-    a_value: float | None
-    a_sd: float | None
-    a_values: list[float]
-    b_value: float | None
-    b_sd: float | None
-    b_values: list[float]
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    difference: float | None
-    difference_low: float | None
-    difference_high: float | None
-    resolution: float | None
-    rough: bool
-    stopped: str
-    pairs: int
-    sentences: list[str]
-    """The verdict in words."""
 
 
 class PairedComparison:
@@ -73,11 +42,8 @@ class PairedComparison:
     def verdict(self) -> PairVerdict:
         """Return what the comparison has shown."""
         values = self.json()
-        names = [
-            field.name for field in dataclasses.fields(PairVerdict) if field.name != "sentences"
-        ]
-        sentences = report.sentences(pairs.read(self.folder))
-        return PairVerdict(**{name: values[name] for name in names}, sentences=sentences)
+        del values["schema"]
+        return PairVerdict(**values, sentences=report.sentences(pairs.read(self.folder)))
 
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff compare --json` prints it.

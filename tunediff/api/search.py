@@ -28,7 +28,7 @@ from tunediff.api.calls import (
     words,
 )
 from tunediff.api.display import display_of, lines_of, show_figures
-from tunediff.api.search_results import BestTrial, SearchVerdict
+from tunediff.api.search_results import BestTrial
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
@@ -36,6 +36,7 @@ from tunediff.core.lock import runner
 from tunediff.report import context, page, style, summary, verdicts
 from tunediff.report import words as phrases
 from tunediff.report.html import el, join, table
+from tunediff.report.search_result import SearchVerdict
 from tunediff.report.sections import curves
 
 if TYPE_CHECKING:
@@ -96,14 +97,10 @@ class Search:
     @property
     def verdict(self) -> SearchVerdict:
         """Return what the search has shown."""
-        evidence, values = self._evidence(), self.json()
-        sentences = (
-            verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
-        )
-        names = [
-            field.name for field in dataclasses.fields(SearchVerdict) if field.name != "sentences"
-        ]
-        return SearchVerdict(**{name: values[name] for name in names}, sentences=sentences)
+        confirmation, values = self._evidence().confirmation, self.json()
+        del values["schema"]
+        sentences = verdicts.sentences(confirmation) if confirmation is not None else []
+        return SearchVerdict(**values, sentences=sentences)
 
     def figure(self, kind: str = "curves") -> Figure:
         """Return a figure of the report: `curves` of all trials, `importance`, `effects`,

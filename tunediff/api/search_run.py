@@ -109,11 +109,13 @@ def _again(folder: Path) -> str:
 
 
 def _send_verdict(folder: Path, tracked: Companion) -> None:
-    from tunediff.report import result_json, summary  # imports matplotlib
+    from tunediff.report import search_result, summary  # imports matplotlib
 
     printed = summary.as_json(shown := read(folder))
     values = {
-        name: value for name, value in printed.items() if name not in ("schema", *result_json.FILES)
+        name: value
+        for name, value in printed.items()
+        if name not in ("schema", *search_result.FILES)
     }
     if (best := shown.best) is not None:
         values["best_configuration"] = text.knobs(shown.results.changed(best))

@@ -126,7 +126,7 @@ def values(
     include theirs.
     """
     more = _costs(evidence.results, wall_s, confirming) | _files(evidence)
-    return result_json.search(evidence, more, studied, longer)
+    return result_json.search(evidence, more, studied, longer).model_dump()
 
 
 def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:
