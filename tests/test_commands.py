@@ -611,9 +611,9 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
 WAITS_AFTER_A_POINT = """
 import sys, time
 from tunediff import train
-from tunediff.training.console import Console
-point = Console.point
-Console.point = lambda self, found: point(self, found) and time.sleep(3600)
+from tunediff.training.console import ConsoleRecorder
+point = ConsoleRecorder.point
+ConsoleRecorder.point = lambda self, found: point(self, found) and time.sleep(3600)
 sys.exit(train.main(sys.argv[1:]))
 """
 """The command `train`, which waits after its first evaluation until it is killed."""

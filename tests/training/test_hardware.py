@@ -183,7 +183,7 @@ def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch):
     monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.02) or fetch(self))
     on_host = train(toy(), samples=8 * 20).seconds
     assert on_host["data_wait"] > 0.3, "19 or 20 fetches of 20 ms"
-    monkeypatch.setattr("tunediff.training.session.Phases", OfADevice)
+    monkeypatch.setattr("tunediff.training.training_run.Phases", OfADevice)
     found = train(toy(), samples=8 * 20)
     assert found.seconds["data_wait"] == pytest.approx(0.020), "the warm-up's is none"
     assert found.seconds["train"] > 0.3

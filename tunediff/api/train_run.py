@@ -32,7 +32,7 @@ from tunediff.training.knobs import Optimized
 if TYPE_CHECKING:
     from tunediff.distributed import World
     from tunediff.training.run_trial import TrialResult
-    from tunediff.training.trial import Outcome
+    from tunediff.training.trial import TrainingOutcome
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +291,7 @@ def _digest(initial: Path | None) -> str | None:
 def _train(request: TrainRequest, lines: EventLines) -> str:
     from tunediff.distributed import from_environment
     from tunediff.training import weights
-    from tunediff.training.console import Console
+    from tunediff.training.console import ConsoleRecorder
     from tunediff.training.engine import Engine
     from tunediff.training.observer import Observer
     from tunediff.training.run_trial import run_trial
@@ -320,7 +320,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
         observer, journal = Observer(signals), Journal(folder)
         if world.main:
             done = trial.points[-1].samples if trial is not None and trial.points else None
-            observer = Console(folder, cfg.of(config), done, signals, lines=lines)
+            observer = ConsoleRecorder(folder, cfg.of(config), done, signals, lines=lines)
             config = cfg.take_along(config, folder)
             journal.start(config, _identity(budget, request.initial), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
@@ -336,7 +336,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
         try:
             result = run_trial(lambda: run_engine(engine), world)
         finally:
-            if isinstance(observer, Console):
+            if isinstance(observer, ConsoleRecorder):
                 observer.close()
         if (outcome := result.outcome) is None:
             _fail(result, config, journal, world)
@@ -349,7 +349,9 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
         return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
 
 
-def _conclude(result: TrialResult, outcome: Outcome, config: Systems, journal: Journal) -> None:
+def _conclude(
+    result: TrialResult, outcome: TrainingOutcome, config: Systems, journal: Journal
+) -> None:
     """Write the weights of a training that has ended or was stopped, and the `end` of one that has
     ended."""
     from tunediff.training import weights

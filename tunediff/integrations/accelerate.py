@@ -13,6 +13,7 @@ def train(trial):
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -61,6 +62,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         options = refuse_settings(trial, options, _SET_BY, made, Accelerator, same)
         refuse_knobs(trial, "accelerate")
         self._trial, self._schedule_steps = trial, schedule_steps
+        self._numbers = itertools.count(1)  # of what is kept beside the model
         self._loader: EpochLoader | None = None
         self._budget_schedulers: list[BudgetScheduler] = []
         handlers = list(options.pop("kwargs_handlers", None) or [])
@@ -92,16 +94,12 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         checkpoints."""
         trial = self._trial
         for module in (one for one in objects if isinstance(one, nn.Module)):
-            if trial.engine.model is not None:
-                raise trial.engine.mistake(
-                    "accelerator.prepare takes one model; put them into one nn.ModuleDict"
-                )
             trial.adopt(module)
             trial.keep(model=module)
         prepared = super().prepare(*map(self._over_the_budget, objects), **options)
         for one in prepared if len(objects) > 1 else [prepared]:
             if isinstance(one, Optimizer) or hasattr(one, "get_last_lr"):
-                trial.keep(**{f"{type(one).__name__}{len(trial.engine.state.names)}": one})
+                trial.keep(**{f"{type(one).__name__}{next(self._numbers)}": one})
         return prepared
 
     def _over_the_budget(self, one: Any) -> Any:
@@ -119,15 +117,13 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
     ) -> Iterator[tuple[int, Iterable[Any]]]:
         """Yield the number of each pass over the prepared loader, and its batches, until the budget
         is spent."""
-        engine, trial = self._trial.engine, self._trial
-        if (judge := engine.evaluation) is not None and self._models:
+        trial = self._trial
+        if (judge := trial.evaluator) is not None and self._models:
             trial.evaluate_with(lambda: in_float32(self.unwrap_model(self._models[0]), judge))
         if self.scaler is not None:
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
-        own = self._loader = EpochLoader(
-            engine, loader, samples=samples, group=steps, reseed=trial.world.size > 1
-        )
+        own = self._loader = trial.epoch_loader(loader, samples=samples, group=steps)
         own.before_step = self._follow_budget
         yield from own.passes()
 

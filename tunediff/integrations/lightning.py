@@ -25,7 +25,7 @@ from tunediff.integrations.seam import (
     refuse_knobs,
     refuse_settings,
 )
-from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.epochs import EpochLoader
 from tunediff.training.state import copied
 from tunediff.training.trial import Trial
 
@@ -66,7 +66,7 @@ def fit(
     length of learning rate schedules, which the budget stands for.
     """
     if not isinstance(model, pl.LightningModule):
-        raise trial.engine.mistake(
+        trial.fail(
             f"{type(model).__name__} is no pytorch_lightning.LightningModule; import it from there"
         )
     refuse_knobs(trial, "Lightning")
@@ -120,9 +120,7 @@ def fit(
 def _refuse_callbacks(trial: Trial, callbacks: Iterable[Any]) -> None:
     """Raise `WorkloadError` for a callback that does not work under the clock of a trial."""
     if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        raise trial.engine.mistake(
-            "GradientAccumulationScheduler is not allowed; allowed: loader.accumulation"
-        )
+        trial.fail("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
 
 
 @contextlib.contextmanager
@@ -161,23 +159,16 @@ class _Clock(Callback):  # type: ignore[misc]
         loaders."""
         trial = self._trial
         if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
-            raise trial.engine.mistake(
-                "train_dataloader: several loaders are not allowed; allowed: one DataLoader"
-            )
+            trial.fail("train_dataloader: several loaders are not allowed; allowed: one DataLoader")
         try:
             len(loader)
         except TypeError:
-            raise trial.engine.mistake(
+            trial.fail(
                 "train_dataloader: a loader without a length is not allowed: Lightning fetches one"
                 " batch ahead of it; allowed: a DataLoader with a length"
-            ) from None
-        seed, world = trial.config.seed, trial.world
-        self._loader = EpochLoader(
-            trial.engine,
-            divided(loader, world, seed),
-            group=trial.config.loader.accumulation,
-            reseed=world.size > 1,
-        )
+            )
+        accumulation = trial.config.loader.accumulation
+        self._loader = trial.epoch_loader(loader, group=accumulation, divide=True)
         self._loader.before_step = self._before_step
         return self._loader
 
@@ -215,7 +206,7 @@ class _Clock(Callback):  # type: ignore[misc]
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
         trial.keep(callbacks=_Saved(trainer, pl_module))
-        if trial.engine.evaluation is None and trainer.enable_validation:
+        if trial.evaluator is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 
     def _steps_per_epoch(self) -> int:
@@ -246,23 +237,22 @@ class _Clock(Callback):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """Note what the point judges: by now callbacks have swapped in their averages."""
-        engine = self._trial.engine
         if batch_idx == 0 and self._finished is not None:
             pl_module.load_state_dict(
                 self._finished
             )  # the averages of callbacks are those of an untrained model
-        if batch_idx == 0 and engine.feed is not None:
-            engine.note_judged()
+        if batch_idx == 0 and self._trial.has_begun:
+            self._trial.note_judged()
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
-        trainer, loop, engine = (
+        trainer, loop, trial = (
             self.trainer,
             self.trainer.fit_loop.epoch_loop.val_loop,
-            self._trial.engine,
+            self._trial,
         )
         judges_module = (
-            engine.feed is None and engine.result is self._module
+            not trial.has_begun and trial.exported is self._module
         )  # nothing will be trained
         self._finished = copied(self._module.state_dict()) if judges_module else None
         connector = trainer._logger_connector
@@ -416,7 +406,7 @@ def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
 
 
 def _strategy(trial: Trial) -> Strategy:
-    amp, scaler = trial.config.precision.amp, trial.engine.amp.scaler
+    amp, scaler = trial.config.precision.amp, trial.scaler
     if amp == "none":
         precision = Precision()
     else:

@@ -32,7 +32,7 @@ class BudgetScheduler:
         ChainedScheduler.
         """
         if not hasattr(scheduler, "last_epoch"):
-            raise trial.engine.mistake(
+            trial.fail(
                 f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since"
                 " it has no last_epoch; allowed: SequentialLR, LambdaLR or another single"
                 " scheduler of torch.optim.lr_scheduler"
@@ -89,16 +89,14 @@ class Attributes:
 def refuse_knobs(trial: Trial, framework: str) -> None:
     """Raise `WorkloadError` for knobs whose meaning the framework cannot have; notes which it does
     not follow."""
-    config, mistake, engine = trial.config, trial.engine.mistake, trial.engine
+    config = trial.config
     strategy, several = config.parallel.strategy, config.parallel.workers > 1
     if several and strategy != "ddp":
-        raise mistake(
-            f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp"
-        )
+        trial.fail(f"parallel.strategy: {strategy} is not allowed with {framework}; allowed: ddp")
     if config.compile.active and config.compile.scope == "blocks":
-        raise mistake(f"compile.scope: blocks is not allowed with {framework}; allowed: model")
+        trial.fail(f"compile.scope: blocks is not allowed with {framework}; allowed: model")
     if several and config.parallel.gradients != "float32":
-        engine.not_followed.add("parallel.gradients")
+        trial.ignores("parallel.gradients")
 
 
 def refuse_settings(
@@ -122,7 +120,7 @@ def refuse_settings(
         and repr(value) not in map(repr, neutral[name])  # 1.0 may mean all, and 1 one
     ]
     if refused:
-        raise trial.engine.mistake(
+        trial.fail(
             f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)"
         )
     return {name: value for name, value in settings.items() if name not in names}
@@ -131,9 +129,9 @@ def refuse_settings(
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:
     """Raise `WorkloadError` where the framework has ended the training before its budget was
     spent."""
-    if not finished and not trial.engine.done:
+    if not finished and not trial.is_over:
         steps = trial.step_count
-        raise trial.engine.mistake(
+        trial.fail(
             f"{framework} ended its training after {steps} steps, before the budget: {causes}"
         )
 

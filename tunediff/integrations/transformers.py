@@ -67,15 +67,15 @@ def fit(
     args = _with_knobs(trial, args)
     if model is None:
         if model_init is None:
-            raise trial.engine.mistake("fit(trial, args, …) needs model= or model_init=")
+            trial.fail("fit(trial, args, …) needs model= or model_init=")
         set_seed(args.seed)
         model = model_init()
-    drawn = trial.engine.state.own()
     kind = type(f"Trial{trainer_class.__name__}", (_UnderClock, trainer_class), {})
-    trainer = kind(model=model, args=args, **trainer_options)
-    trainer.begin(trial)
-    if model_init is not None:  # as Trainer.train has it, which would make the model again
-        trial.engine.state.set_own(*drawn)
+    # as after Trainer.train, which would make the model again
+    preserved = trial.preserve_generators() if model_init is not None else contextlib.nullcontext()
+    with preserved:
+        trainer = kind(model=model, args=args, **trainer_options)
+        trainer.begin(trial)
     trainer.train()
     check_finished(
         trial,
@@ -97,10 +97,10 @@ class _UnderClock:
 
     def begin(self: Any, trial: Trial) -> None:
         """Hand the model to the trial, and say how it is judged."""
-        self.trial, engine = trial, trial.engine
+        self.trial = trial
         trial.adopt(self.model)
         self.callback_handler.callbacks.insert(0, _Epochs(self))
-        if engine.evaluation is None and self.eval_dataset is not None:
+        if trial.evaluator is None and self.eval_dataset is not None:
             trial.evaluate_with(self.judge)
 
     @property
@@ -122,9 +122,9 @@ class _UnderClock:
         }
 
     def get_train_dataloader(self: Any) -> Any:
-        loader, world = super().get_train_dataloader(), self.trial.world  # type: ignore[misc]
+        loader = super().get_train_dataloader()  # type: ignore[misc]
         group = self.args.gradient_accumulation_steps
-        self.own_loader = EpochLoader(self.trial.engine, loader, group=group, reseed=world.size > 1)
+        self.own_loader = self.trial.epoch_loader(loader, group=group)
         self.own_loader.before_step = lambda: self.lr_scheduler.follow()
         return self.own_loader
 
@@ -153,16 +153,14 @@ class _UnderClock:
     def _run_epoch(
         self: Any, *, steps_in_epoch: int, num_update_steps_per_epoch: int, **options: Any
     ) -> None:
-        own, first = self.own_loader, not self.own_loader.begun
+        own = self.own_loader
         if own.fill():
-            behind, size = (
-                own.ahead
-            )  # of this pass before its first batch, and the size of the first step
-            warm_ups = self.trial.engine.warm_ups if first else 0
+            batches, replays = own.left_of_pass(steps_in_epoch)
             super()._run_epoch(  # type: ignore[misc]
-                steps_in_epoch=steps_in_epoch - behind + warm_ups * size,
-                num_update_steps_per_epoch=num_update_steps_per_epoch + warm_ups, **options,
-            )  # fmt: skip
+                steps_in_epoch=batches,
+                num_update_steps_per_epoch=num_update_steps_per_epoch + replays,
+                **options,
+            )
         self.control.should_training_stop |= own.finished
 
     def _finalize_training(
@@ -195,12 +193,12 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
     parallel, several = trial.config.parallel, trial.world.size > 1
     if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
-        raise trial.engine.mistake(
+        trial.fail(
             f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it"
             " follows evaluations, which are the trial's points; allowed: a schedule of steps"
         )
     if compiled.active:
-        trial.engine.not_followed.add("compile.dynamic")
+        trial.ignores("compile.dynamic")
     values = {
         "per_device_train_batch_size": trial.shard.count, "gradient_accumulation_steps": loader.accumulation,
         "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",

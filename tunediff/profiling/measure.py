@@ -30,7 +30,7 @@ from tunediff.profiling.result import Device, Failed, Samples, Speed, Tried
 from tunediff.training import hardware, memory
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.session import Program, Session
+from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 SEGMENTS = 3
@@ -69,15 +69,15 @@ class Measure(Program):
 
     model: nn.Module
 
-    def before_prepare(self, session: Session, model: nn.Module) -> None:
+    def before_prepare(self, run: TrainingRun, model: nn.Module) -> None:
         self.model = model
 
-    def state_mib(self, session: Session) -> dict[str, float]:
+    def state_mib(self, run: TrainingRun) -> dict[str, float]:
         """Return the sizes of the model (`parameters`) and, by the workload's names, of whatever
         else is kept."""
         others = {
             name: stateful
-            for name, stateful in session.state.stateful.items()
+            for name, stateful in run.state.stateful.items()
             if stateful is not self.model
         }
         sizes = {
@@ -110,7 +110,7 @@ class Look(Program):
     samples_each = 1
 
     def on_source(
-        self, session: Session, source: loader.Source | None, options: Mapping[str, Any]
+        self, run: TrainingRun, source: loader.Source | None, options: Mapping[str, Any]
     ) -> None:
         self.source, self.made, self.collate = (
             source,

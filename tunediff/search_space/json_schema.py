@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from tunediff import config as cfg
 from tunediff.config import Knob, Schema
-from tunediff.search_space.sections import COSTS, Budget, Confirm, File
+from tunediff.search_space.sections import COSTS, BudgetSection, Confirm, File
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
     properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
         "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},
-        "budget": _section(Budget), "confirm": _section(Confirm), "study": {"type": "object"},
+        "budget": _section(BudgetSection), "confirm": _section(Confirm), "study": {"type": "object"},
         "fixed": values, "baseline": values, "final": values, "search": searched, "grid": searched,
         "trials": points, "first": points, "ladder": {"type": "object", "additionalProperties": values},
     }  # fmt: skip

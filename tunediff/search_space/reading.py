@@ -31,7 +31,7 @@ from tunediff.search_space.model import (
 from tunediff.search_space.points import left_out, planned, spread
 from tunediff.search_space.sections import (
     COSTS,
-    Budget,
+    BudgetSection,
     Confirm,
     File,
     Objective,
@@ -413,7 +413,7 @@ def _budget(
 ) -> SearchBudget:
     """Return the budget that a file's `budget:` describes. Raises `ConfigError`."""
     where, rate = f"{source}: budget", metric == RATE
-    limits = checked(Budget, content, where)
+    limits = checked(BudgetSection, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
     for key in ("compile", "setup"):

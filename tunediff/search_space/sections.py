@@ -129,7 +129,7 @@ class File(RunOptions):
 
 
 @section
-class Budget:
+class BudgetSection:
     """`budget:`"""
 
     per_trial: Duration

@@ -36,8 +36,8 @@ from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
 from tunediff.training.rerun import Record
 from tunediff.training.run_trial import end_of
-from tunediff.training.session import Session
-from tunediff.training.trial import Outcome, run
+from tunediff.training.training_run import TrainingRun
+from tunediff.training.trial import TrainingOutcome, run
 
 STEPS = 2
 """With an evaluation after each step, so that the last one need not be the best."""
@@ -88,16 +88,16 @@ class Check(Record):
     def _note_early(self, *_: Any) -> None:
         self.early_steps += 1
 
-    def begin(self, session: Session) -> bool:
+    def begin(self, run: TrainingRun) -> bool:
         self.early.remove()
-        return super().begin(session)
+        return super().begin(run)
 
     outer: nn.Module
     plain: nn.Module
     passes = 0
     """Of strategies that own them."""
 
-    def after_prepare(self, session: Session, model: nn.Module, prepared: nn.Module) -> nn.Module:
+    def after_prepare(self, run: TrainingRun, model: nn.Module, prepared: nn.Module) -> nn.Module:
         """Return another module than the one that went in, whatever the strategy, to tell which of
         them is trained."""
         self.plain = model
@@ -111,10 +111,10 @@ class Check(Record):
         self.before = state.copied(model.state_dict())
         return self.outer
 
-    def after_loop(self, session: Session) -> None:
+    def after_loop(self, run: TrainingRun) -> None:
         """Watch which line of `train` changes the weights that were judged."""
-        assert session.result is not None
-        self.watch = LineWatch(session.result, cfg.of(session.config).code.train)
+        assert run.result is not None
+        self.watch = LineWatch(run.result, cfg.of(run.config).code.train)
         self.watch.start()
 
     @property
@@ -122,16 +122,16 @@ class Check(Record):
         """Return how often the prepared model was called to train it."""
         return self.calls.count + self.passes
 
-    def on_passes(self, session: Session) -> None:
+    def on_passes(self, run: TrainingRun) -> None:
         self.passes += 1
 
-    def before_save(self, session: Session) -> None:
-        with session.strategy.states_for_file():
-            contents = session.state.take()["kept"]
+    def before_save(self, run: TrainingRun) -> None:
+        with run.strategy.states_for_file():
+            contents = run.state.take()["kept"]
         for name, content in contents.items():
             if where := state.unreadable_part(content):
                 holds = "a checkpoint holds tensors, numbers, strings, lists and dictionaries"
-                raise session.mistake(f"keep({name}=…): {where}; {holds}")
+                raise run.mistake(f"keep({name}=…): {where}; {holds}")
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
@@ -183,8 +183,8 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     return report
 
 
-def _check_model(session: Session, program: Check) -> None:
-    title, world = cfg.of(session.config).title, session.world
+def _check_model(run: TrainingRun, program: Check) -> None:
+    title, world = cfg.of(run.config).title, run.world
     if not program.called:
         write = "net = trial.prepare(net) returns the model to call"
         raise WorkloadError(
@@ -196,10 +196,8 @@ def _check_model(session: Session, program: Check) -> None:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
-    result = {id(module) for module in (session.result, program.outer) if module is not None}
-    result |= (
-        {id(module) for module in session.result.modules()} if session.result is not None else set()
-    )
+    result = {id(module) for module in (run.result, program.outer) if module is not None}
+    result |= {id(module) for module in run.result.modules()} if run.result is not None else set()
     if program.judging and not program.judging & result:
         say = "trial.export_model(model) names the one that is judged, such as averaged weights"
         raise WorkloadError(
@@ -207,12 +205,10 @@ def _check_model(session: Session, program: Check) -> None:
             f" {say}"
         )
     compared = [after[name] for name in learned]
-    if (
-        session.result is not None and session.result is not program.plain
-    ):  # such as averaged weights
-        exported = session.result.state_dict()
+    if run.result is not None and run.result is not program.plain:  # such as averaged weights
+        exported = run.result.state_dict()
         compared += [
-            exported[name] for name, _ in session.result.named_parameters() if name in exported
+            exported[name] for name, _ in run.result.named_parameters() if name in exported
         ]
     own = [float(one.detach().double().sum()) for one in compared]
     if any(other != own for other in world.gather(own)):
@@ -222,11 +218,11 @@ def _check_model(session: Session, program: Check) -> None:
         )
 
 
-def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
+def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> list[str]:
     warnings = []
     # Weights that are written are no fault in a framework that puts in what it has judged. In a
     # loop they are one even if they are equal: the best weights may be the last ones here.
-    if outcome.reason or (program.watch.line and not session.adopted):
+    if outcome.reason or (program.watch.line and not run.adopted):
         line = program.watch.line
         warnings.append(
             f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}"
@@ -235,11 +231,11 @@ def _warnings(session: Session, program: Check, outcome: Outcome) -> list[str]:
         steps = text.pluralize(program.early_steps, "optimizer step")
         warnings.append(f"train(trial) makes {steps} before its first batch, which the budget counts with setup: "
                         "charged only (budget: in a search file, --setup of a comparison)")  # fmt: skip
-    if not session.seeded:
+    if not run.seeded:
         warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
                      "runs on new seeds are more alike than they should be")  # fmt: skip
-    firsts = session.world.gather(next(iter(program.record.batches), None))
-    if session.strategy.replicas.size > 1 and len(set(firsts)) == 1 and firsts[0] is not None:
+    firsts = run.world.gather(next(iter(program.record.batches), None))
+    if run.strategy.replicas.size > 1 and len(set(firsts)) == 1 and firsts[0] is not None:
         warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data; "
                      "a stream divides itself by trial.replicas.rank and .size")  # fmt: skip
     return warnings

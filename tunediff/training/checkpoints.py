@@ -13,37 +13,37 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import memory, state, weights
 from tunediff.training.feed import Position
-from tunediff.training.session import Session
+from tunediff.training.training_run import TrainingRun
 
 
-def save(session: Session, pending: Point | None = None) -> None:
+def save(run: TrainingRun, pending: Point | None = None) -> None:
     """Write everything that the training has learned and measured. All ranks call it; rank 0
     writes.
 
     `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
     """
-    session.program.before_save(session)
-    if session.folder is None:
+    run.program.before_save(run)
+    if run.folder is None:
         return
-    with session.clock.part("checkpoint"):
-        session.strategy.complete(*([session.result] if session.result is not None else []))
-        with session.strategy.states_for_file():
-            content = learned(session)
+    with run.clock.part("checkpoint"):
+        run.strategy.complete(*([run.result] if run.result is not None else []))
+        with run.strategy.states_for_file():
+            content = learned(run)
             # What is kept anyway shares its memory.
-            content["result"] = session.judged if session.judged is not None else exported(session)
+            content["result"] = run.judged if run.judged is not None else exported(run)
         content |= {
-            "config": to_dict(session.config),
-            "clock": session.clock.state_dict(),
-            "before_first_batch_s": session.clock.before_first_batch_s,
-            "pace": session.pace.state_dict(),
-            "meter": session.meter.state_dict(),
-            "position": session.world.gather(_position(session)),
-            "points": [point.flat for point in session.points],
+            "config": to_dict(run.config),
+            "clock": run.clock.state_dict(),
+            "before_first_batch_s": run.clock.before_first_batch_s,
+            "pace": run.pace.state_dict(),
+            "meter": run.meter.state_dict(),
+            "position": run.world.gather(_position(run)),
+            "points": [point.flat for point in run.points],
             "pending": pending.flat if pending is not None else None,
         }
-        if session.world.main:
-            state.save(content, session.folder)
-        session.world.barrier()
+        if run.world.main:
+            state.save(content, run.folder)
+        run.world.barrier()
 
 
 MOST_FILES = 16
@@ -51,83 +51,81 @@ MOST_FILES = 16
 them."""
 
 
-def write_files(session: Session, index: int) -> None:
+def write_files(run: TrainingRun, index: int) -> None:
     """Write what the workload has given to `write_at_points`. All ranks call it; rank 0 writes.
 
     An open-ended training writes what comes after its budget in place of its last point.
     """
-    total = session.config.evaluation.points
-    if session.folder is None or (
-        index < total and (total - index) % math.ceil(total / MOST_FILES)
-    ):
+    total = run.config.evaluation.points
+    if run.folder is None or (index < total and (total - index) % math.ceil(total / MOST_FILES)):
         return
-    with session.clock.part("checkpoint"):
-        for name, tensors in session.files_of_points.items():
+    with run.clock.part("checkpoint"):
+        for name, tensors in run.files_of_points.items():
             content = tensors()
-            if session.world.main:
-                path = session.folder / name / f"{min(index, total):04}.safetensors"
+            if run.world.main:
+                path = run.folder / name / f"{min(index, total):04}.safetensors"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                weights.save(content, path, {"progress": repr(session.pace.schedule)})
+                weights.save(content, path, {"progress": repr(run.pace.schedule)})
 
 
-def remove_files(session: Session) -> None:
+def remove_files(run: TrainingRun) -> None:
     """Remove what an earlier training in this folder has written by `write_files`. Rank 0 calls
     it."""
-    if session.folder is not None:
-        for name in session.files_of_points:
-            shutil.rmtree(session.folder / name, ignore_errors=True)
+    if run.folder is not None:
+        for name in run.files_of_points:
+            shutil.rmtree(run.folder / name, ignore_errors=True)
 
 
-def _position(session: Session) -> dict[str, Any] | None:
+def _position(run: TrainingRun) -> dict[str, Any] | None:
     """Return how far this rank's loader is, if it is one of the user's own."""
-    position = session.feed.position if session.feed is not None else None
+    position = run.feed.position if run.feed is not None else None
     return dict(vars(position)) if position is not None else None
 
 
-def position_in(session: Session, content: Mapping[str, Any] | None) -> Position | None:
+def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position | None:
     """Return where this rank's loader goes on; after a change of ranks, at the beginning of the
     pass."""
     positions = (content or {}).get("position") or [None]
     if positions[0] is None:
         return None
-    if len(positions) != session.world.size:
+    if len(positions) != run.world.size:
         return Position(positions[0]["epoch"])
-    return Position(**positions[session.world.rank])
+    return Position(**positions[run.world.rank])
 
 
-def exported(session: Session) -> Mapping[str, Any]:
+def exported(run: TrainingRun) -> Mapping[str, Any]:
     """Return the weights that would be exported now; its tensors are not copied.
 
     All ranks call it together, after `complete` of the strategy.
     """
-    return session.result.state_dict() if session.result is not None else {}
+    return run.result.state_dict() if run.result is not None else {}
 
 
-def note_judged(session: Session, last: bool) -> None:
+def note_judged(run: TrainingRun, last: bool) -> None:
     """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
 
     All ranks call it; rank 0 has the digest, and all weights of the copy.
     """
-    session.strategy.complete(*([session.result] if session.result is not None else []))
-    with session.strategy.states_for_file():
-        now = exported(session)
-        session.judged_digest = weights.digest(now) if session.world.main else ""
-        session.judged = cast("dict[str, Any]", state.copied(now)) if last else None
+    run.strategy.complete(*([run.result] if run.result is not None else []))
+    with run.strategy.states_for_file():
+        now = exported(run)
+        run.judged_digest = weights.digest(now) if run.world.main else ""
+        run.judged = cast("dict[str, Any]", state.copied(now)) if last else None
 
 
-def changed_weight(session: Session) -> str:
+def changed_weight(run: TrainingRun) -> str:
     """Return the first weight that has changed since the last point has judged it; "" if none has.
 
     What does not learn beside weights that do, such as a target network, may change, and names may
     go, as those of a parametrization that is merged. All ranks call it; rank 0 knows.
     """
-    judged, result = session.judged, session.result
+    judged, result = run.judged, run.result
     if judged is None or result is None:
         return ""
-    session.strategy.complete(result)
-    with session.strategy.states_for_file():
-        now = exported(session)
-    if not session.world.main or weights.digest(now) == session.judged_digest:
+    run.strategy.complete(result)
+    with run.strategy.states_for_file():
+        now = exported(run)
+    if not run.world.main or weights.digest(now) == run.judged_digest:
         return ""
     # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
     learning = {
@@ -147,76 +145,76 @@ def changed_weight(session: Session) -> str:
     return ""
 
 
-def learned(session: Session) -> dict[str, Any]:
+def learned(run: TrainingRun) -> dict[str, Any]:
     """Return what the training has learned so far; its tensors are not copied."""
-    return session.state.take() | {"scaler": session.amp.scaler.state_dict()}
+    return run.state.take() | {"scaler": run.amp.scaler.state_dict()}
 
 
-def copied(session: Session) -> dict[str, Any]:
+def copied(run: TrainingRun) -> dict[str, Any]:
     """Return a copy of what the training has learned so far, in host memory, for `put` on the same
     ranks."""
-    with session.strategy.states_as_shares():
-        return cast("dict[str, Any]", state.copied(learned(session)))
+    with run.strategy.states_as_shares():
+        return cast("dict[str, Any]", state.copied(learned(run)))
 
 
-def put(session: Session, content: Mapping[str, Any]) -> None:
+def put(run: TrainingRun, content: Mapping[str, Any]) -> None:
     """Put back what the training had learned when `content` was taken."""
-    session.state.put(content)
-    session.amp.scaler.load_state_dict(content["scaler"])
+    run.state.put(content)
+    run.amp.scaler.load_state_dict(content["scaler"])
 
 
-def find(session: Session) -> Mapping[str, Any] | None:
+def find(run: TrainingRun) -> Mapping[str, Any] | None:
     """Return the checkpoint to go on from; None: the training begins at its first step.
 
     Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
-    aside, and `session.restart_reason` says why.
+    aside, and `run.restart_reason` says why.
     """
-    if session.folder is None:
+    if run.folder is None:
         return None
     reasons: list[str] = []
     result: Any = None
     content: dict[str, Any] | None = (
-        state.load(session.folder, reasons.append) if session.world.main else None
+        state.load(run.folder, reasons.append) if run.world.main else None
     )
     if content is not None:
         result = content.pop("result", None)
-    content, reasons = state.broadcast(content, session.world), session.world.tell(reasons)
-    if content is not None and (misfit := _misfit(session, content)):
-        if session.world.main:
-            state.set_aside(session.folder)
+    content, reasons = state.broadcast(content, run.world), run.world.tell(reasons)
+    if content is not None and (misfit := _misfit(run, content)):
+        if run.world.main:
+            state.set_aside(run.folder)
         content, reasons = None, [misfit]
-        session.points, session.pending = [], None
-    if len(session.points) >= session.config.evaluation.points and not session.budget.open_ended:
-        session.judged, session.judged_digest = result, session.points[-1].weights_digest
-    session.restart_reason = "".join(reasons)
+        run.points, run.pending = [], None
+    if len(run.points) >= run.config.evaluation.points and not run.budget.open_ended:
+        run.judged, run.judged_digest = result, run.points[-1].weights_digest
+    run.restart_reason = "".join(reasons)
     return content
 
 
-def _misfit(session: Session, content: Mapping[str, Any]) -> str:
+def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
     """Return why this training cannot take up a checkpoint, of another version or model; "" where
     it can.
 
     Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's
     own tensors.
     """
-    before = copied(session)
+    before = copied(run)
     error: Exception | None = None
     try:
-        session.points = [Point.of(flat) for flat in content["points"]]
-        session.pending = Point.of(content["pending"]) if content["pending"] is not None else None
+        run.points = [Point.of(flat) for flat in content["points"]]
+        run.pending = Point.of(content["pending"]) if content["pending"] is not None else None
         for part, expected in {
-            "pace": session.pace.state_dict(),
-            "clock": session.clock.state_dict(),
+            "pace": run.pace.state_dict(),
+            "clock": run.clock.state_dict(),
         }.items():
             if missing := sorted(expected.keys() - content[part].keys()):
                 raise KeyError(f"{part}: {missing[0]} is missing")
-        put(session, state.copied(content))
+        put(run, state.copied(content))
     except Exception as raised:
         if memory.is_oom(raised):
             raise
         error = raised
-    fails = session.world.any(error is not None)
-    put(session, before)
+    fails = run.world.any(error is not None)
+    put(run, before)
     if not fails:
         return ""
     notes = (

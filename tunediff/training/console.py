@@ -19,7 +19,7 @@ from tunediff.core.progress import EventLines
 from tunediff.training.observer import Recorder, Shown
 
 
-class Console(Recorder):
+class ConsoleRecorder(Recorder):
     """Journal, pictures, curves over samples, and a line per evaluation on stdout."""
 
     def __init__(

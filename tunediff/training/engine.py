@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,15 +18,15 @@ from tunediff.core import text
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.trial_record import NotFiniteError
-from tunediff.data import randomness
+from tunediff.data import loader, randomness
 from tunediff.data.gate import Gate
 from tunediff.training import checkpoints, evaluation, hardware, memory, read_tracking
-from tunediff.training.feed import Feed, Position, WarmupReplay
+from tunediff.training.feed import Feed, Position, RepeatingLoader, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
 from tunediff.training.prefetched import Prefetched
-from tunediff.training.session import Session
 from tunediff.training.step import OptimizerStep
+from tunediff.training.training_run import TrainingRun
 
 MOST_LEFT_OUT = 100
 """Batches in a row of a loader of the user's own that a loop may take without a step."""
@@ -38,7 +38,7 @@ CHANGED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """A training that ended."""
 
     points: list[Point]
@@ -65,7 +65,7 @@ class NotTrainedError(BaseException):
     """
 
 
-class Engine(Session):
+class Engine(TrainingRun):
     """Trains until the budget is spent. A workload sees it through `Trial`."""
 
     saved_s = 0.0
@@ -73,7 +73,7 @@ class Engine(Session):
 
     def __init__(self, *args: Any, checkpoint_every_s: float = 300.0, **options: Any) -> None:
         """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as
-        `Session` has it."""
+        `TrainingRun` has it."""
         super().__init__(*args, **options)
         self.checkpoint_every_s = checkpoint_every_s
         self.step = OptimizerStep(self, self.count_step)
@@ -89,6 +89,49 @@ class Engine(Session):
         self.prefetched = Prefetched(self.clock, self.phases, Gate())
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is asked for
+
+    # ---- what the workload trains on
+    def batches_of_source(
+        self,
+        source: loader.Source,
+        prepare: loader.Prepare | None,
+        collate: Callable[[list[Any]], Any] | None,
+        samples_each: int,
+    ) -> Iterator[Any]:
+        """Return the batches of a data set; see `Trial.batches`."""
+        section, replicas = self.config.loader, self.strategy.replicas
+        options = {"prepare": prepare, "collate": collate, "samples_each": samples_each}
+        self.program.on_source(self, source, options)
+        self.samples_per_step = section.batch_size * samples_each
+        if (length := loader.length(source)) == 0:
+            raise self.mistake("trial.batches: the data set is empty")
+        order = loader.Order(
+            length or 1,
+            section.batch_size,
+            section.accumulation,
+            replicas.rank,
+            replicas.size,
+            self.config.seed,
+        )
+        return self.batches(
+            lambda start, _: loader.build(
+                source, section, order, self.device, start, prepare, collate
+            )
+        )
+
+    def batches_of_loader(self, batches: Iterable[Any], samples: int | None) -> Iterator[Any]:
+        """Return the batches of the user's own loader; see `Trial.steps`."""
+        self.program.on_source(self, None, {})
+        self.own_loader = True
+
+        def build(start: int, position: Position | None) -> RepeatingLoader:
+            feed = RepeatingLoader(batches, self.device, position=position)
+            count = int(self.world.agree(samples if samples is not None else feed.samples))
+            parts = self.strategy.replicas.size * self.step.accumulation
+            self.samples_per_step = count * parts
+            return feed
+
+        return self.batches(build)
 
     # ---- the loop
     def batches(
@@ -401,11 +444,11 @@ class Engine(Session):
         if self.feed is not None:
             self.feed.close()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrainingOutcome:
         """Return how it ended. Raises `WorkloadError` if it did not run as a training does."""
         self.check_done()
         last = self.points[-1].flat if self.points else {}
-        return Outcome(
+        return TrainingOutcome(
             points=self.points,
             finished=len(self.points) == self.config.evaluation.points
             and not self.budget.open_ended,
@@ -419,7 +462,9 @@ class Engine(Session):
             },
             weights=self.judged or {},
             reason=CHANGED.format(name) if (name := checkpoints.changed_weight(self)) else "",
-            unread=read_tracking.unread(self),
+            unread=read_tracking.unread(
+                self.config, self.read_knobs, self.not_followed, self.own_loader
+            ),
         )
 
     # ---- mistakes of a workload

@@ -61,12 +61,13 @@ class EpochLoader:
         """Return where the batch that was given out last stands."""
         return self._feed.current if self.begun else Position()
 
-    @property
-    def ahead(self) -> tuple[int, int]:
-        """Return how many batches of the pass lie before the step that `fill` has ready, and how
-        many are in it."""
+    def left_of_pass(self, length: int) -> tuple[int, int]:
+        """Return how many batches the next iteration gives, of a pass of `length`, replays of the
+        warm-up included; and of how many steps those are. Call it after `fill`."""
         size = len(self._held[0])
-        return self.position.batches - size, size
+        before = self.position.batches - size
+        replays = self._engine.warm_ups if self._engine.warming_up else 0
+        return length - before + replays * size, replays
 
     def __iter__(self) -> Iterator[Any]:
         epoch = None

@@ -20,52 +20,50 @@ from tunediff.core.trial_record import RESERVED, NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import state
 from tunediff.training.precision import evaluation_precision
-from tunediff.training.session import Session
+from tunediff.training.training_run import TrainingRun
 
 _PHASE = re.compile(r"step_\w+_s")
 """Names under which a point has the parts of its mean step."""
 
 
-def evaluate(session: Session) -> Mapping[str, Any]:
+def evaluate(run: TrainingRun) -> Mapping[str, Any]:
     """Return what the workload's evaluation finds of its model, in plain numbers and words. All
     ranks call it.
 
     Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or
     infinite.
     """
-    assert session.evaluation is not None
-    assert session.model is not None
-    models = [model for model in (session.model, session.result) if model is not None]
+    assert run.evaluation is not None
+    assert run.model is not None
+    models = [model for model in (run.model, run.result) if model is not None]
     # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0
     # saves.
     buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
-    for buffer in buffers.values() if session.strategy.replicas.size > 1 else ():
-        session.world.first(buffer)
-    alone = session.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
+    for buffer in buffers.values() if run.strategy.replicas.size > 1 else ():
+        run.world.first(buffer)
+    alone = run.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
     with (
         _evaluation_mode(models),
         alone,
         torch.no_grad(),
-        _fixed_conditions(session),
-        session.compilation.noting(),
+        _fixed_conditions(run),
+        run.compilation.noting(),
     ):
-        values = session.evaluation()
-    return _checked(session, plain_findings(values, "evaluate_with", session.config.schema.title))
+        values = run.evaluation()
+    return _checked(run, plain_findings(values, "evaluate_with", run.config.schema.title))
 
 
-def _checked(session: Session, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(run: TrainingRun, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the finite values; the objective must be one of them."""
-    metric = of(session.config).objective.name
+    metric = of(run.config).objective.name
     if metric not in values:
         listed = ", ".join(values) or "nothing"
-        raise session.mistake(f'evaluate_with: found {listed}, and not OBJECTIVE "{metric}"')
+        raise run.mistake(f'evaluate_with: found {listed}, and not OBJECTIVE "{metric}"')
     value = values[metric]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise session.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
-    if session.world.any(not math.isfinite(value)):
-        raise NotFiniteError(
-            f"{metric} is {value} after {text.pluralize(session.pace.steps, 'step')}"
-        )
+        raise run.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
+    if run.world.any(not math.isfinite(value)):
+        raise NotFiniteError(f"{metric} is {value} after {text.pluralize(run.pace.steps, 'step')}")
     return finite_findings(values)
 
 
@@ -84,14 +82,14 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fixed_conditions(session: Session) -> Iterator[None]:
+def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
     """Use the same number format and random numbers for all trials inside, and restore the
     training's afterwards."""
-    session.evaluating = True
+    run.evaluating = True
     try:
-        devices = [session.device] if session.device.type == "cuda" else []
+        devices = [run.device] if run.device.type == "cuda" else []
         with (
-            evaluation_precision(session.device),
+            evaluation_precision(run.device),
             torch.random.fork_rng(devices),
             randomness.forked(),
         ):
@@ -99,7 +97,7 @@ def _fixed_conditions(session: Session) -> Iterator[None]:
             randomness.seed_libraries(0)
             yield
     finally:
-        session.evaluating = False
+        run.evaluating = False
 
 
 # ---- what it returned

@@ -1,4 +1,4 @@
-"""Judge a finished model by its workload's own evaluation, and time one evaluation for `probe`."""
+"""JudgeWeights a finished model by its workload's own evaluation, and time one evaluation for `probe`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.code import described
@@ -32,11 +31,11 @@ from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
 from tunediff.training.probe import Measured
-from tunediff.training.session import Program, Session
+from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 
-class Judge(Program):
+class JudgeWeights(Program):
     """A training that asks for its first batch gets none: its model becomes the finished one, and
     is judged."""
 
@@ -45,15 +44,15 @@ class Judge(Program):
         self.values: Mapping[str, Any] = {}
         """What the evaluation found."""
 
-    def begin(self, session: Session) -> bool:
-        self.load(session)
-        self.values = self.judge(session, lambda: evaluate(session))
+    def begin(self, run: TrainingRun) -> bool:
+        self.load(run)
+        self.values = self.judge(run, lambda: evaluate(run))
         return False
 
-    def load(self, session: Session) -> None:
+    def load(self, run: TrainingRun) -> None:
         """Give the exported model the finished one's weights."""
-        assert session.result is not None
-        session.result.load_state_dict(self.weights)
+        assert run.result is not None
+        run.result.load_state_dict(self.weights)
 
 
 def judged(
@@ -66,7 +65,7 @@ def judged(
     `guarded`: refuse a file that would write over others, which another training has left. Raises
     what the workload's evaluation raises.
     """
-    program = Judge(weights)
+    program = JudgeWeights(weights)
     with write_watch.watching() if guarded else contextlib.nullcontext():
         run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
     return program.values
@@ -113,10 +112,10 @@ class Rehearse(Program):
         self.evaluates, self._prepared = evaluates, prepared
         self.seconds = 0.0
 
-    def begin(self, session: Session) -> bool:
+    def begin(self, run: TrainingRun) -> bool:
         self._prepared()
         if self.evaluates:
-            self.seconds = seconds_of(lambda: evaluate(session)) / session.config.parallel.processes
+            self.seconds = seconds_of(lambda: evaluate(run)) / run.config.parallel.processes
         return False
 
 
@@ -194,7 +193,7 @@ def _end_with(parent: int) -> None:
     """End this process when the search that started it is killed."""
     while os.getppid() == parent:
         time.sleep(1)
-    os._exit(cli.FAILED)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Take(NamedTuple):
     """Those of them that its processes have noted, while the clock stood still."""
 
 
-class Speed(NamedTuple):
+class LoaderSpeed(NamedTuple):
     """How a loader works while the clock runs and the loop waits for it."""
 
     interval_s: float
@@ -74,7 +74,7 @@ class Prefetched:
         self._clock, self._phases, self.gate = clock, phases, gate
         clock.on_read = self.charge
         self._takes = collections.deque[Take | None](maxlen=WINDOW)  # None: the clock stood still
-        self._speed: Speed | None = None
+        self._speed: LoaderSpeed | None = None
         self._runs, self._changed_s, self._ran_s = False, clock.now(), 0.0
         self._lead_s = self._noted_s = 0.0
         # batches that came with the last one that was waited for, less those that were taken
@@ -165,11 +165,11 @@ class Prefetched:
             self._lead_s = 0.0  # no batch was ready: none is left that was made meanwhile
 
     @property
-    def _sure(self) -> Speed | None:
+    def _sure(self) -> LoaderSpeed | None:
         """Return the speed if it is known well enough to forget what was before."""
         return self._speed if self._speed is not None and self._enough(self._speed) else None
 
-    def _enough(self, speed: Speed) -> bool:
+    def _enough(self, speed: LoaderSpeed) -> bool:
         return speed.stalls >= SURE and speed.batches >= SURE * self.gate.processes
 
     def _measure(self) -> None:
@@ -188,7 +188,7 @@ class Prefetched:
         return {"batches_ahead": batches, "batches_ahead_s": seconds}
 
 
-def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, float] | None:
+def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[LoaderSpeed, float] | None:
     """Return a loader's speed by the batches between those that the loop waited for, and how many
     are ready that came with the last one; None: there were too few.
 
@@ -217,7 +217,7 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[Speed, 
         last, count, waited_s = take, 0, 0.0
     if not stalls:
         return None
-    speed = Speed(
+    speed = LoaderSpeed(
         interval_s / batches, wait_s / batches, stall_s, stalls, batches, batches / stalls
     )
     return speed, max(0.0, speed.burst - 1 - count)

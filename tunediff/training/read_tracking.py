@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import mmap
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tunediff.config import Configuration, flatten, of, systems, to_dict
-from tunediff.evaluation.knobs import Evaluation
-
-if TYPE_CHECKING:
-    from tunediff.training.session import Session
 
 T = TypeVar("T")
 
@@ -76,26 +72,27 @@ def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
     return copy
 
 
-def _read_elsewhere(config: Any) -> set[str]:
-    """Return the knobs of our section `evaluation` that the engine and `tunediff.evaluate` read."""
-    judged = (
-        isinstance(config.evaluation, Evaluation)
-        and of(config).get_hook("sample_images") is not None
-    )
-    fields = dataclasses.fields(Evaluation if judged else systems.Evaluation)
-    return {f"evaluation.{field.name}" for field in fields} - {
-        "evaluation.images"
-    }  # the command has its own
+def unread(
+    config: Configuration, read: Reads, ignored: Iterable[str], own_loader: bool
+) -> tuple[str, ...]:
+    """Return the knobs that a user's training could have read and never did, on this rank.
 
-
-def unread(session: Session) -> tuple[str, ...]:
-    """Return the knobs that a user's training could have looked at and never did, on this rank."""
-    config = session.config
-    if not config.schema.version:
+    `ignored`: knobs that its framework cannot follow; `own_loader`: whether its batches come from a
+    loader of its own, which need not follow the knobs of `loader`.
+    """
+    if not config.schema.version:  # ours read all of theirs
         return ()
     sections = {field.name for field in dataclasses.fields(config.schema.own)}
-    sections |= {"loader"} if session.own_loader else set()  # `trial.batches` follows them all
+    sections |= {"loader"} if own_loader else set()
     names = [name for name in flatten(to_dict(config)) if name.partition(".")[0] in sections]
-    read = {*session.read_knobs, *_read_elsewhere(config)}
-    unread = [name for name in (*names, "precision.amp") if name not in read]
-    return (*unread, *sorted(session.not_followed - set(unread)))
+    known = {*read, *_read_by_us(config)}
+    unread = [name for name in (*names, "precision.amp") if name not in known]
+    return (*unread, *sorted(set(ignored) - set(unread)))
+
+
+def _read_by_us(config: Any) -> set[str]:
+    """Return the knobs of the section `evaluation` that the engine and `tunediff.evaluate` read;
+    the command has an option in place of `evaluation.images`."""
+    judges_images = of(config).get_hook("sample_images") is not None
+    fields = dataclasses.fields(config.evaluation if judges_images else systems.Evaluation)
+    return {f"evaluation.{field.name}" for field in fields} - {"evaluation.images"}

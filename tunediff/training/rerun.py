@@ -27,9 +27,9 @@ from tunediff.core.clock import Budget
 from tunediff.distributed import World
 from tunediff.training import evaluation, memory, weights
 from tunediff.training.engine import Engine
-from tunediff.training.judging import Judge
+from tunediff.training.judging import JudgeWeights
 from tunediff.training.observer import Observer
-from tunediff.training.session import Program, Session
+from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 MOST_S = 240.0
@@ -68,25 +68,25 @@ class Record(Program):
         self.judging = set[int]()
         """Ids of the modules that the last evaluation called."""
 
-    def before_prepare(self, session: Session, model: nn.Module) -> None:
+    def before_prepare(self, run: TrainingRun, model: nn.Module) -> None:
         self.record.initial.extend(_digests(model))
 
     @contextlib.contextmanager
-    def batch(self, session: Session, batch: Any) -> Iterator[None]:
+    def batch(self, run: TrainingRun, batch: Any) -> Iterator[None]:
         counter = isinstance(batch, int)  # the loop draws its data itself
-        if len(self.record.batches) < BATCHES and not session.warming_up and not counter:
+        if len(self.record.batches) < BATCHES and not run.warming_up and not counter:
             self.record.batches.append(digest(batch))
         self.generators.watching = True
         yield
         self.generators.watching = False
 
     def judge(
-        self, session: Session, evaluate: Callable[[], Mapping[str, Any]]
+        self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
         """Judge, and remember the weights when they are called: an evaluation may swap in others
         before."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
-        models = [model for model in (session.model, session.result) if model is not None]
+        models = [model for model in (run.model, run.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
 
         def note(module: nn.Module, inputs: Any) -> None:
@@ -99,15 +99,15 @@ class Record(Program):
         random.seed(0)  # torch's generators are seeded for every evaluation
         numpy.random.seed(0)
         try:
-            findings = super().judge(session, evaluate)
+            findings = super().judge(run, evaluate)
         finally:
             hook.remove()
         self.record = dataclasses.replace(self.record, findings=findings, called=called)
         return findings
 
-    def object_to(self, session: Session, message: str) -> None:
+    def object_to(self, run: TrainingRun, message: str) -> None:
         """Raise `WorkloadError`: before a search nothing has been spent."""
-        raise session.mistake(message)
+        raise run.mistake(message)
 
 
 class Rejudged(Record):
@@ -118,19 +118,19 @@ class Rejudged(Record):
         self._first, self.random_keys = first, set[str]()
         """Findings that differ from one evaluation to the next of one model."""
 
-    def after_loop(self, session: Session) -> None:
-        if session.restart_reason:
+    def after_loop(self, run: TrainingRun) -> None:
+        if run.restart_reason:
             return
-        evaluate = functools.partial(evaluation.evaluate, session)
-        self.judge(session, evaluate)
+        evaluate = functools.partial(evaluation.evaluate, run)
+        self.judge(run, evaluate)
         resumed = self.record
-        if differing(self._first.findings, resumed.findings, session.world):
-            self.judge(session, evaluate)
-            self.random_keys = differing(resumed.findings, self.record.findings, session.world)
+        if differing(self._first.findings, resumed.findings, run.world):
+            self.judge(run, evaluate)
+            self.random_keys = differing(resumed.findings, self.record.findings, run.world)
         self.record = resumed
 
 
-class RecordedJudge(Record, Judge):
+class RecordedJudge(Record, JudgeWeights):
     """What `tunediff.evaluate` does with a training, remembered."""
 
     fresh: set[str]
@@ -140,13 +140,13 @@ class RecordedJudge(Record, Judge):
 
     def __init__(self, saved: Mapping[str, Tensor]) -> None:
         Record.__init__(self)
-        Judge.__init__(self, saved)
+        JudgeWeights.__init__(self, saved)
 
-    def load(self, session: Session) -> None:
-        assert session.result is not None
-        self.fresh = set(_digests(session.result))
-        super().load(session)
-        self.loaded = set(_digests(session.result))
+    def load(self, run: TrainingRun) -> None:
+        assert run.result is not None
+        self.fresh = set(_digests(run.result))
+        super().load(run)
+        self.loaded = set(_digests(run.result))
 
 
 class GeneratorWatch(TorchFunctionMode):
@@ -258,7 +258,7 @@ def _run_again(engine: Engine, when: str) -> None:
 
 
 def _compare(
-    session: Session,
+    run: TrainingRun,
     first: RunRecord,
     second: RunRecord,
     random_keys: set[str],
@@ -267,11 +267,11 @@ def _compare(
 ) -> None:
     """Raise `WorkloadError` with what differs between two evaluations of one model."""
     if first.called != second.called:
-        raise session.mistake(f"evaluate_with: judges other weights {when}; {hint}")
-    if keys := sorted(differing(first.findings, second.findings, session.world) - random_keys):
+        raise run.mistake(f"evaluate_with: judges other weights {when}; {hint}")
+    if keys := sorted(differing(first.findings, second.findings, run.world) - random_keys):
         a, b = (run.findings.get(keys[0], "missing") for run in (first, second))
         where = when if when.startswith("after") else "of the saved weights"
-        raise session.mistake(
+        raise run.mistake(
             f'evaluate_with: "{keys[0]}" is {a} in the training and {b} {where}; {hint}'
         )
 

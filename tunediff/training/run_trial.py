@@ -19,7 +19,7 @@ from tunediff.core import environment
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
-from tunediff.training.engine import Outcome
+from tunediff.training.engine import TrainingOutcome
 
 LOST_PEER_SIGNS = (
     # gloo
@@ -38,7 +38,7 @@ class TrialResult:
 
     end: End | None
     """None: `error` says nothing about the configuration."""
-    outcome: Outcome | None = None
+    outcome: TrainingOutcome | None = None
     """Of a training that ran to its end or was asked to stop."""
     error: Exception | None = None
     """What broke the training, or a profile after it, and may have harmed its process. It keeps the
@@ -47,7 +47,7 @@ class TrialResult:
 
 
 def run_trial(
-    train: Callable[[], Outcome], world: World, folder: Path | None = None,
+    train: Callable[[], TrainingOutcome], world: World, folder: Path | None = None,
     not_of_trial: tuple[type[Exception], ...] = (), per_gpu: int = 1,
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tunediff.training import losses
-from tunediff.training.session import Session
+from tunediff.training.training_run import TrainingRun
 
 LossOf = Callable[..., Tensor]
 """Gives the loss of each item [b], float32, from the model's output and the targets."""
@@ -20,10 +20,10 @@ class OptimizerStep:
     """Backward passes and updates between two optimizer steps, under loss scaling and
     accumulation."""
 
-    def __init__(self, session: Session, on_update: Callable[[], None]) -> None:
+    def __init__(self, run: TrainingRun, on_update: Callable[[], None]) -> None:
         """`on_update` is called after every update that is not undone."""
-        self.session, self.on_update = session, on_update
-        self.accumulation = session.config.loader.accumulation
+        self.run, self.on_update = run, on_update
+        self.accumulation = run.config.loader.accumulation
         self.pass_index = 0
         self.loss: Tensor | None = None
         """Of this step so far, a scalar on the device."""
@@ -50,23 +50,23 @@ class OptimizerStep:
     # ---- backward passes
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of one pass's mean loss."""
-        session = self.session
-        if session.strategy.owns_passes:
+        run = self.run
+        if run.strategy.owns_passes:
             needs = (
                 "parallel.strategy = pipeline needs trial.forward_backward(…) in place of"
                 " trial.step"
             )
-            raise session.mistake(needs)
-        session.phases.switch("backward")
+            raise run.mistake(needs)
+        run.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
-        session.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._add_loss(session.compilation.detach(share))
-        session.phases.switch(None)
+        run.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+        self._add_loss(run.compilation.detach(share))
+        run.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
         """Add the gradients of parameters outside the prepared model, which learn from a loss of
         their own."""
-        self.session.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
+        self.run.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
 
     def forward_backward(
         self,
@@ -76,47 +76,45 @@ class OptimizerStep:
         weights: Tensor | None,
     ) -> Tensor:
         """Forward and backward pass in one; returns the items' losses [b], detached."""
-        session = self.session
-        assert session.model is not None, "trial.prepare(model) comes first"
-        if session.strategy.owns_passes:
+        run = self.run
+        assert run.model is not None, "trial.prepare(model) comes first"
+        if run.strategy.owns_passes:
             count = len(inputs[0]) * self.accumulation
             factors = (
-                torch.ones(len(inputs[0]), device=session.device) if weights is None else weights
+                torch.ones(len(inputs[0]), device=run.device) if weights is None else weights
             ) / count
-            session.program.on_passes(session)
-            item_losses = session.strategy.passes(
-                inputs, targets, loss_of, factors, session.autocast
-            )
+            run.program.on_passes(run)
+            item_losses = run.strategy.passes(inputs, targets, loss_of, factors, run.autocast)
             self._add_loss((factors * item_losses).sum())
-            session.phases.switch(None)
+            run.phases.switch(None)
             return item_losses
-        with session.autocast():
-            output = session.model(*inputs)
+        with run.autocast():
+            output = run.model(*inputs)
         item_losses = loss_of(output, *targets)
         self.backward((item_losses if weights is None else weights * item_losses).mean())
         return item_losses.detach()
 
     def _backward_each(self, by_optimizer: losses.Losses) -> None:
         """Add the gradients of several losses, each to its own optimizer's parameters."""
-        session = self.session
-        if not session.strategy.separate_losses:
-            raise session.mistake(
-                f"parallel.strategy: {session.config.parallel.strategy} is not allowed with several"
+        run = self.run
+        if not run.strategy.separate_losses:
+            raise run.mistake(
+                f"parallel.strategy: {run.config.parallel.strategy} is not allowed with several"
                 " losses: it averages gradients in one backward pass; allowed: ddp, dp, single"
             )
-        session.phases.switch("backward")
+        run.phases.switch("backward")
         try:
             losses.backward(
-                by_optimizer, lambda loss: session.amp.scaler.scale(loss / self.accumulation)
+                by_optimizer, lambda loss: run.amp.scaler.scale(loss / self.accumulation)
             )
         except ValueError as error:
-            raise session.mistake(str(error)) from None
+            raise run.mistake(str(error)) from None
         for loss in by_optimizer.values():
-            self._add_loss(session.compilation.detach(loss) / self.accumulation)
-        session.phases.switch(None)
+            self._add_loss(run.compilation.detach(loss) / self.accumulation)
+        run.phases.switch(None)
 
     def _add_loss(self, share: Tensor) -> None:
-        self.session.read_knobs.add("loader.accumulation")
+        self.run.read_knobs.add("loader.accumulation")
         self.loss = share if self.loss is None else self.loss + share
 
     # ---- updates
@@ -128,12 +126,12 @@ class OptimizerStep:
     ) -> None:
         """Update the weights after the last pass; see `Trial.update`."""
         self._mark_updated("update")
-        session, scaler = self.session, self.session.amp.scaler
-        with session.phases("optimizer"):
-            session.world.average_gradients(beside)
+        run, scaler = self.run, self.run.amp.scaler
+        with run.phases("optimizer"):
+            run.world.average_gradients(beside)
             scaler.unscale_(optimizer)
-            if clip_norm is not None and session.model is not None:
-                session.strategy.clip(self._parameters(session.model), clip_norm)
+            if clip_norm is not None and run.model is not None:
+                run.strategy.clip(self._parameters(run.model), clip_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
@@ -149,14 +147,14 @@ class OptimizerStep:
     def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
         """Update the weights of several optimizers, counted as one step."""
         self._mark_updated("step")
-        session, scaler = self.session, self.session.amp.scaler
-        with session.phases("optimizer"):
+        run, scaler = self.run, self.run.amp.scaler
+        with run.phases("optimizer"):
             for optimizer in by_optimizer:
                 own = losses.parameters(optimizer)
-                session.strategy.average(own)
+                run.strategy.average(own)
                 scaler.unscale_(optimizer)
                 if clip_norm is not None:
-                    session.strategy.clip(own, clip_norm)
+                    run.strategy.clip(own, clip_norm)
                 scaler.step(optimizer)
             scaler.update()
             for optimizer in by_optimizer:
@@ -173,7 +171,7 @@ class OptimizerStep:
         try:
             by_optimizer = losses.of_step(loss, optimizer)
         except ValueError as error:
-            raise self.session.mistake(str(error)) from None
+            raise self.run.mistake(str(error)) from None
         self._refuse_second("step", self.stepped)
         self.stepped = True
         if isinstance(loss, Tensor):
@@ -193,16 +191,16 @@ class OptimizerStep:
                 "loader.accumulation needs trial.step(loss, optimizer) instead of"
                 " trial.record_step(loss)"
             )
-            raise self.session.mistake(needs)
+            raise self.run.mistake(needs)
         self._mark_updated("record_step")
-        self.loss = self.session.compilation.detach(loss)
+        self.loss = self.run.compilation.detach(loss)
         self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
 
     def _finish(self, learning_rate: float) -> None:
-        if self.session.warming_up:
+        if self.run.warming_up:
             return
         if self.loss is None:
-            raise self.session.mistake("trial.update without trial.backward(loss)")
+            raise self.run.mistake("trial.update without trial.backward(loss)")
         self.learning_rate = learning_rate
         self.on_update()
 
@@ -214,7 +212,7 @@ class OptimizerStep:
 
     def _refuse_second(self, call: str, done: bool) -> None:
         if done:
-            raise self.session.mistake(
+            raise self.run.mistake(
                 f"trial.{call} was called twice for one batch; several losses and optimizers go"
                 " into one call: trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
             )

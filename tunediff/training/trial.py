@@ -1,5 +1,5 @@
-"""The seam between a workload and everything that makes its training fair, distributed, resumable
-and measured.
+"""What a workload sees of its training; everything behind it makes the training fair, distributed,
+resumable and measured.
 
 A workload is `train(trial)`, called on every rank:
 
@@ -12,16 +12,15 @@ A workload is `train(trial)`, called on every rank:
             loss = F.cross_entropy(net(images), labels)
         trial.step(loss, optimizer)
 
-`run` calls it and returns the `Outcome`.
+`run` calls it and returns the `TrainingOutcome`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -31,28 +30,13 @@ from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import hardware, losses, memory, state, write_watch
-from tunediff.training.engine import Engine, NotTrainedError, Outcome
+from tunediff.training import losses, model_setup, state, write_watch
+from tunediff.training.engine import Engine, NotTrainedError, TrainingOutcome
 from tunediff.training.epochs import EpochLoader, divided
-from tunediff.training.feed import Position, RepeatingLoader
 from tunediff.training.observer import Shown
-from tunediff.training.session import Facts
+from tunediff.training.training_run import Facts, Shard
 
-__all__ = ["Facts", "Outcome", "Shard", "Trial", "run"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """Where this rank's items lie within a micro-batch of all ranks."""
-
-    first: int
-    count: int
-    total: int
-
-    @property
-    def mine(self) -> slice:
-        """Return the slice of this rank's items."""
-        return slice(self.first, self.first + self.count)
+__all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
 
 
 class Trial:
@@ -61,7 +45,6 @@ class Trial:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        """What runs the training; a workload rarely needs it."""
         self.config: Systems = engine.shown_config
         """Every knob, those of the system included."""
         self.knobs: Any = engine.knobs
@@ -94,6 +77,11 @@ class Trial:
         return min(1.0, self.engine.pace.schedule)
 
     @property
+    def schedule(self) -> float:
+        """Return `progress`, which goes on above 1 in an open-ended training."""
+        return self.engine.pace.schedule
+
+    @property
     def stride(self) -> float:
         """Return the part of the training that the last step took, in units of `progress`."""
         return self.engine.stride
@@ -118,12 +106,7 @@ class Trial:
     @property
     def shard(self) -> Shard:
         """Return this rank's part of every micro-batch."""
-        return self._shard(self.config)
-
-    def _shard(self, config: Systems) -> Shard:
-        loader, replicas = config.loader, self.replicas
-        count = loader.batch_size // (loader.accumulation * replicas.size)
-        return Shard(replicas.rank * count, count, count * replicas.size)
+        return Shard.of(self.config, self.replicas)
 
     @property
     def replicas(self) -> World:
@@ -153,78 +136,12 @@ class Trial:
         the share of the device's peak. `kept`: an optimizer and what else was made before, which
         `keep` takes with the model; `export`: averaged weights, kept as well, for `export_model`.
         """
-        engine = self.engine
-        self._begin(model, blocks)
-        prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
-        engine.model = engine.program.after_prepare(engine, model, prepared)
-        engine.flops_per_sample = flops_per_sample
-        if export is not None:
-            self.export_model(export)
-            kept["export"] = export
-        if kept:
-            self._keep_made_before(model, kept)
-        return engine.model
-
-    def _keep_made_before(self, model: nn.Module, kept: dict[str, state.Stateful]) -> None:
-        strategy = self.engine.config.parallel.strategy
-        if self.world.size > 1 and strategy in ("fsdp", "pipeline"):
-            raise self.engine.mistake(
-                f"parallel.strategy: {strategy} is not allowed with an optimizer made before"
-                " trial.prepare, which replaces the parameters; allowed: ddp, or make the"
-                " optimizer of net.parameters() after it"
-            )
-        self.keep(**({} if "net" in kept else {"net": model}), **kept)
-
-    def adopt(self, model: nn.Module) -> None:
-        """Take a model that a framework wraps, compiles and calls by itself, instead of
-        `prepare`."""
-        engine = self.engine
-        self._begin(model, None)
-        engine.program.after_prepare(engine, model, model)
-        engine.model, engine.adopted = model, True
-
-    def _begin(self, model: nn.Module, blocks: type[nn.Module] | None) -> None:
-        """Move the model to its device, in its memory format, with the weights that it starts
-        from."""
-        engine = self.engine
-        if not isinstance(model, nn.Module):
-            raise engine.mistake(
-                f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}"
-            )
-        if engine.model is not None:
-            raise engine.mistake(
-                "trial.prepare was called twice; put the models into one nn.ModuleDict"
-            )
-        engine.program.before_prepare(engine, model)
-        engine.seeded = torch.initial_seed() == self.config.seed
-        model.to(self.device)
-        if self._channels_last(model):
-            model.to(memory_format=torch.channels_last)
-        if (share := self.config.memory.checkpoint) > 0:
-            memory.checkpoint(model, blocks, share)
-        if engine.initial is not None:
-            model.load_state_dict(engine.initial)
-        engine.result = model
-
-    def _channels_last(self, model: nn.Module) -> bool:
-        """Return whether the model is trained in NHWC: on all ranks as rank 0 has measured."""
-        setting = self.config.memory.channels_last
-        if setting != "auto":
-            return setting
-        divided = (
-            self.config.parallel.strategy == "fsdp" and self.world.size > 1
-        )  # takes weights in their usual order
-        faster = not divided and hardware.faster_in_nhwc(model, setting, self.engine.amp.dtype)
-        faster = bool(self.world.agree(faster))
-        self.about(channels_last=faster)
-        return faster
+        return model_setup.prepare(self.engine, model, blocks, flops_per_sample, export, kept)
 
     def keep(self, **objects: state.Stateful) -> None:
         """Register what is learned for checkpoints: anything with `state_dict` and
         `load_state_dict`."""
-        self.engine.state.keep(objects)
-        for stateful in objects.values():
-            self.engine.strategy.keeps(stateful)
+        self.engine.keep(objects)
 
     def export_model(self, model: nn.Module) -> None:
         """Set the model that is the result if it is not the prepared one, such as averaged
@@ -302,12 +219,9 @@ class Trial:
         return self.engine.step.forward_backward(inputs, targets, loss_of, weights)
 
     def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float | None = None,
+        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None,
         beside: Iterable[nn.Parameter] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Make the optimizer's step, after the last pass.
 
         `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters
@@ -349,12 +263,13 @@ class Trial:
         them. Raises `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a
         rank.
         """
-        shard = self._shard(self.engine.config)  # what a workload reads itself counts as read
+        # not `self.config`: what the workload reads itself counts as read
+        shard = Shard.of(self.engine.config, self.replicas)
         if len(mine) > shard.count:
-            many, part = text.pluralize(len(mine), "row"), "this rank's part of loader.batch_size"
-            loader = "a loader of your own takes trial.loader_options"
-            raise self.engine.mistake(
-                f"trial.randn_like: {many}, and {part} is {shard.count}; {loader}"
+            self.fail(
+                f"trial.randn_like: {text.pluralize(len(mine), 'row')}, and this rank's part of"
+                f" loader.batch_size is {shard.count}; a loader of your own takes"
+                " trial.loader_options"
             )
         whole = torch.randn((shard.total, *mine.shape[1:]), generator=self.rng, device=mine.device)
         return whole[shard.mine][: len(mine)]
@@ -374,25 +289,7 @@ class Trial:
         numbers that no way of dividing the batch changes. `samples_each`: what one item counts as
         in `UNIT`, such as the tokens of a sequence.
         """
-        engine, section, world = self.engine, self.engine.config.loader, self.replicas
-        about = {"prepare": prepare, "collate": collate, "samples_each": samples_each}
-        engine.program.on_source(engine, source, about)
-        engine.samples_per_step = section.batch_size * samples_each
-        if (length := loader.length(source)) == 0:
-            raise engine.mistake("trial.batches: the data set is empty")
-        order = loader.Order(
-            length or 1,
-            section.batch_size,
-            section.accumulation,
-            world.rank,
-            world.size,
-            self.config.seed,
-        )
-        return engine.batches(
-            lambda start, _: loader.build(
-                source, section, order, self.device, start, prepare, collate
-            )
-        )
+        return self.engine.batches_of_source(source, prepare, collate, samples_each)
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         """Yield the batches of a loader of one's own, over and over until the budget is spent;
@@ -403,19 +300,7 @@ class Trial:
         one of steps, equal on all ranks. The knobs of `loader` have no effect but where the loader
         is made of them.
         """
-        engine = self.engine
-        engine.program.on_source(engine, None, {})
-
-        def build(start: int, position: Position | None) -> RepeatingLoader:
-            feed = RepeatingLoader(batches, self.device, position=position)
-            batch_samples = int(self.world.agree(samples if samples is not None else feed.samples))
-            engine.samples_per_step = (
-                batch_samples * self.replicas.size * engine.config.loader.accumulation
-            )
-            return feed
-
-        engine.own_loader = True
-        return engine.batches(build)
+        return self.engine.batches_of_loader(batches, samples)
 
     def epochs(
         self, loader: Iterable[Any], *, samples: int | None = None
@@ -426,43 +311,105 @@ class Trial:
         A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its
         own. `samples`: of one of its batches, as `steps` has it.
         """
-        reseed = self.world.size > 1  # else the loop draws what it would draw alone
-        loader = divided(loader, self.replicas, self.config.seed)
-        yield from EpochLoader(self.engine, loader, samples=samples, reseed=reseed).passes()
+        yield from self.epoch_loader(loader, samples=samples, divide=True).passes()
 
     @property
     def loader_options(self) -> dict[str, Any]:
         """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is
         that of one rank."""
         section = self.config.loader
-        of_processes = {
-            "prefetch_factor": section.prefetch_factor,
-            "persistent_workers": section.persistent_workers,
-        }
-        pin_memory = section.pin_memory and self.device.type == "cuda"
-        options = {
+        options: dict[str, Any] = {
             "batch_size": self.shard.count,
             "num_workers": section.workers,
-            "pin_memory": pin_memory,
+            "pin_memory": section.pin_memory and self.device.type == "cuda",
         }
-        return options | (of_processes if section.workers else {})
+        if section.workers:
+            options["prefetch_factor"] = section.prefetch_factor
+            options["persistent_workers"] = section.persistent_workers
+        return options
+
+    # ---- for adapters of frameworks that own their loop
+    def fail(self, message: str) -> NoReturn:
+        """Raise the `WorkloadError` that names the workload and what is wrong in it."""
+        raise self.engine.mistake(message) from None
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model that the framework wraps, compiles and calls by itself, instead of
+        `prepare`."""
+        model_setup.adopt(self.engine, model)
+
+    def ignores(self, *knobs: str) -> None:
+        """Note knobs, by dotted name, that the framework cannot follow."""
+        self.engine.not_followed.update(knobs)
+
+    def epoch_loader(
+        self, loader: Iterable[Any], *, samples: int | None = None, group: int | None = None,
+        divide: bool = False,
+    ) -> EpochLoader:  # fmt: skip
+        """Return `loader` under the budget: each iteration is a pass, and ends early when the
+        budget is spent.
+
+        `group`: batches of an optimizer step, for a framework that accumulates by itself; `divide`:
+        give each rank its part of a torch DataLoader without a sampler of the user's own.
+        """
+        if divide:
+            loader = divided(loader, self.replicas, self.config.seed)
+        # a training that is alone draws what its loop would draw without tunediff
+        reseed = self.world.size > 1
+        return EpochLoader(self.engine, loader, samples=samples, group=group, reseed=reseed)
+
+    @property
+    def evaluator(self) -> Facts | None:
+        """Return what `evaluate_with` was given, if anything."""
+        return self.engine.evaluation
+
+    @property
+    def exported(self) -> nn.Module | None:
+        """Return the model that is judged and saved."""
+        return self.engine.result
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the first batch was requested and something is trained."""
+        return self.engine.feed is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the workload gets no further batch."""
+        return self.engine.done
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return the scaler of losses, which is kept in checkpoints and enabled for float16."""
+        return self.engine.amp.scaler
+
+    def note_judged(self) -> None:
+        """Take the weights as they are now for those that this point judges. All ranks call it, in
+        an evaluation that swaps weights in, while they are there."""
+        self.engine.note_judged()
+
+    @contextlib.contextmanager
+    def preserve_generators(self) -> Iterator[None]:
+        """Put the global random generators back at the end."""
+        before = self.engine.state.own()
+        try:
+            yield
+        finally:
+            self.engine.state.set_own(*before)
 
 
-def run(engine: Engine) -> Outcome:
+def run(engine: Engine) -> TrainingOutcome:
     """Train as the workload says. All ranks call it.
 
     Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all
     ranks at the same step.
     """
     workload = of(engine.config)
-    path, seed = (
-        workload.file.file if workload.file is not None else Path(workload.title),
-        engine.config.seed,
-    )
+    path = workload.file.file if workload.file is not None else Path(workload.title)
     try:
         with (
             described_in_environment(engine.world),
-            script_arguments(path, engine.knobs, seed=seed),
+            script_arguments(path, engine.knobs, seed=engine.config.seed),
             write_watch.run_of(engine.folder),
             contextlib.suppress(NotTrainedError),
         ):

@@ -40,7 +40,7 @@ from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
-from tunediff.training.trial import Outcome, run
+from tunediff.training.trial import TrainingOutcome, run
 from tunediff.tuning import cluster
 from tunediff.tuning.messages import Lost, get
 from tunediff.tuning.trial_spec import TrialSpec
@@ -144,7 +144,7 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
 
     settings, draining = dict[str, Any](), list[str]()
 
-    def train() -> Outcome:
+    def train() -> TrainingOutcome:
         _ = cfg.of(
             job.config
         ).code  # a file is imported once: what it sets meanwhile stays set for all its trials
@@ -258,7 +258,7 @@ def _reset(device: torch.device) -> None:
 def _train(
     job: TrialSpec, serial: str, slot: Any, world: World, on_part: Callable[[str], object],
     stop_requests: Sequence[object],
-) -> Outcome:  # fmt: skip
+) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation.
 
     `on_part` is called with the name of each part of the time that begins; a non-empty list
@@ -294,7 +294,9 @@ def _train(
     return _after_training(job, outcome, clock, world) if outcome.finished else outcome
 
 
-def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World) -> Outcome:
+def _after_training(
+    job: TrialSpec, outcome: TrainingOutcome, clock: Clock, world: World
+) -> TrainingOutcome:
     """Keep the weights and judge them once more, as the job asks for."""
     if world.main and job.keeps:
         about = weights.about(job.config, job.folder, outcome.steps)
@@ -307,7 +309,11 @@ def _after_training(job: TrialSpec, outcome: Outcome, clock: Clock, world: World
 
 
 def evaluate_finally(
-    config: Systems, protocol: Mapping[str, Any], outcome: Outcome, world: World, folder: Path
+    config: Systems,
+    protocol: Mapping[str, Any],
+    outcome: TrainingOutcome,
+    world: World,
+    folder: Path,
 ) -> None:
     """Judge the finished model once more with other `evaluation.` knobs and write the journal's
     `final` event.

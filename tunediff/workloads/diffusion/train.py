@@ -76,9 +76,8 @@ def train(trial: Trial) -> None:
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
         with trial.phase("ema"):
-            trained = (
-                trial.engine.pace.schedule
-            )  # their half-lives grow after an open-ended training's budget too
+            # their half-lives grow after an open-ended training's budget too
+            trained = trial.schedule
             ema.update(unet, trained, trial.stride)
             if snapshots is not None:
                 snapshots.update(unet, trained, trial.stride)

@@ -1,0 +1,82 @@
+"""Take a workload's model: move it to its device and wrap it as the knobs say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from tunediff.training import hardware, memory
+from tunediff.training.state import Stateful
+from tunediff.training.training_run import TrainingRun
+
+
+def prepare(
+    run: TrainingRun,
+    model: nn.Module,
+    blocks: type[nn.Module] | None,
+    flops_per_sample: float | None,
+    export: nn.Module | None,
+    kept: Mapping[str, Stateful],
+) -> nn.Module:
+    """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
+    _place(run, model, blocks)
+    prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)
+    run.model = run.program.after_prepare(run, model, prepared)
+    run.flops_per_sample = flops_per_sample
+    if export is not None:
+        run.result = export
+        kept = {**kept, "export": export}
+    if kept:
+        strategy = run.config.parallel.strategy
+        if run.world.size > 1 and strategy in ("fsdp", "pipeline"):
+            raise run.mistake(
+                f"parallel.strategy: {strategy} is not allowed with an optimizer made before"
+                " trial.prepare, which replaces the parameters; allowed: ddp, or make the"
+                " optimizer of net.parameters() after it"
+            )
+        run.keep({"net": model} | dict(kept))
+    return run.model
+
+
+def adopt(run: TrainingRun, model: nn.Module) -> None:
+    """Take a model that a framework wraps, compiles and calls by itself."""
+    _place(run, model, None)
+    run.program.after_prepare(run, model, model)
+    run.model, run.adopted = model, True
+
+
+def _place(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] | None) -> None:
+    """Move the model to its device, in its memory format, with the weights that it starts from."""
+    if not isinstance(model, nn.Module):
+        raise run.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
+    if run.model is not None:
+        raise run.mistake(
+            "trial.prepare was called twice, and a training has one model; put several into one"
+            " nn.ModuleDict"
+        )
+    run.program.before_prepare(run, model)
+    run.seeded = torch.initial_seed() == run.config.seed
+    model.to(run.device)
+    if _uses_channels_last(run, model):
+        model.to(memory_format=torch.channels_last)
+    if (share := run.config.memory.checkpoint) > 0:
+        memory.checkpoint(model, blocks, share)
+    if run.initial is not None:
+        model.load_state_dict(run.initial)
+    run.result = model
+
+
+def _uses_channels_last(run: TrainingRun, model: nn.Module) -> bool:
+    """Return whether the model is trained in NHWC: on all ranks as rank 0 has measured."""
+    setting = run.config.memory.channels_last
+    if setting != "auto":
+        return setting
+    # FSDP takes weights in their usual order
+    is_sharded = run.config.parallel.strategy == "fsdp" and run.world.size > 1
+    faster = not is_sharded and hardware.faster_in_nhwc(model, setting, run.amp.dtype)
+    faster = bool(run.world.agree(faster))
+    if run.world.main:
+        run.observer.about({"channels_last": faster})
+    return faster
