@@ -1,0 +1,171 @@
+"""Runs of real programs, and what they may do wrong."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tunediff.command import process
+from tunediff.command.definition import CommandDefinition
+from tunediff.command.run import POINTS, CommandRun, execute
+from tunediff.core.trial_record import End
+
+FOREVER = "import time, itertools\nfor i in itertools.count():\n print(f'loss: {1 / (i + 1)}'); time.sleep(0.01)\n"
+
+
+def definition(program, **settings):
+    words = (sys.executable, "-c", program, "{seed}")
+    return CommandDefinition(words, "loss", **{"grace_s": 0.5, **settings})
+
+
+def run(folder, program, budget_s=None, **settings):
+    """Return (points, end) of a run."""
+    *points, end = execute(CommandRun(definition(program, **settings), {}, 3, folder, budget_s))
+    assert isinstance(end, End)
+    return points, end
+
+
+def processes_of(folder):
+    """Return the processes of a run, by its folder in their environment."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get("TUNEDIFF_FOLDER") == str(folder) and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_the_value_at_the_budget_counts_and_the_curve_has_seconds(tmp_path):
+    points, end = run(tmp_path, FOREVER, 2.0)
+    assert end.status == "ok"
+    assert points[-1].index == POINTS
+    assert points[-1].train_s <= 2.0 < end.seconds["process"] + 0.2
+    assert [point.index for point in points] == sorted({point.index for point in points})
+    assert [point.train_s for point in points] == sorted(point.train_s for point in points)
+    assert points[-1]["loss"] == pytest.approx(1 / points[-1].steps)
+    assert not processes_of(tmp_path)
+    assert "loss: 1.0\n" in (tmp_path / process.LOG).read_text()
+
+
+def test_a_command_that_ends_by_itself_has_the_value_of_its_end(tmp_path):
+    program = "import sys\nprint('METRIC loss=3 acc=0.5'); print(f'METRIC loss={sys.argv[1]} acc=0.75')"
+    points, end = run(tmp_path, program, outcome="final")
+    assert (end.status, points[-1]["loss"], points[-1]["acc"]) == ("ok", 3.0, 0.75)
+
+
+def test_the_seconds_until_the_target_are_the_outcome(tmp_path):
+    settings = {"outcome": "time", "target": "loss<=0.1"}
+    points, end = run(tmp_path, FOREVER, 60.0, **settings)
+    assert end.status == "ok"
+    assert points[-1]["time_to_target_s"] == points[-1].train_s < 60
+    assert points[-1].steps == 10
+    _, end = run(tmp_path / "never", "print('loss: 1')", 60.0, **settings)
+    assert end.status == "error"
+    assert "loss<=0.1" in end.reason
+
+
+FAILURES = {
+    "nothing printed": ("print('no value')", "error", "no value of loss"),
+    "not finite": ("print('loss: 1'); print('loss: nan')", "nan", "loss is nan"),
+    "exit code": ("import sys\nprint('loss: 1'); sys.exit('no such data')", "error", "no such data"),
+    "memory": ("import sys\nsys.exit('torch.OutOfMemoryError: CUDA out of memory.')", "oom", "out of memory"),
+    "killed": ("import os\nprint('loss: 1'); os.kill(os.getpid(), 9)", "error", "signal 9"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_a_result_with_its_reason(tmp_path, name):
+    program, status, reason = FAILURES[name]
+    _, end = run(tmp_path, program, outcome="final")
+    assert end.status == status
+    assert reason in end.reason
+
+
+def test_a_program_that_does_not_exist_is_a_failure(tmp_path):
+    command = CommandDefinition(("no-such-program", "{seed}"), "loss")
+    (end,) = execute(CommandRun(command, {}, 0, tmp_path, 1.0))
+    assert end.status == "error"
+    assert "no-such-program" in end.reason
+
+
+HARD_TO_END = {
+    "ignores SIGTERM": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
+    "has children": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n",
+    "detaches": (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD_TO_END)
+def test_nothing_of_a_run_is_left(tmp_path, name):
+    _, end = run(tmp_path, HARD_TO_END[name] + FOREVER, 1.0)
+    assert end.status == "ok"
+    assert not processes_of(tmp_path)
+
+
+def test_a_command_that_hangs_at_its_start_ends_at_its_budget(tmp_path):
+    _, end = run(tmp_path, "import time\ntime.sleep(1000)", 0.5)
+    assert end.status == "error"
+    assert "no value of loss" in end.reason
+
+
+def test_odd_output_neither_fills_memory_nor_hides_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "LOG_LIMIT", 1 << 20)
+    program = (
+        "import sys\n"
+        "out = sys.stdout.buffer\n"
+        "out.write(bytes(range(256)) * 40 + b'\\n')\n"
+        "for _ in range(200): out.write(b'x' * 100_000)\n"  # 20 MB without a newline
+        "out.write(b'\\rloss: 0.5\\rloss: 0.25\\r')\n"
+        "out.flush()\n"
+    )
+    points, end = run(tmp_path, program, outcome="final")
+    assert (end.status, points[-1]["loss"]) == ("ok", 0.25)
+    assert (tmp_path / process.LOG).stat().st_size < (1 << 20) + 200_000
+
+
+def test_a_full_disk_costs_the_log_and_no_value(tmp_path):
+    (tmp_path / process.LOG).symlink_to("/dev/full")
+    points, end = run(tmp_path, "print('loss: 0.5')", outcome="final")
+    assert (end.status, points[-1]["loss"]) == ("ok", 0.5)
+
+
+def test_a_run_can_be_stopped_early(tmp_path):
+    seen = []
+    *_, end = execute(
+        CommandRun(definition(FOREVER), {}, 0, tmp_path, 1000.0), lambda: seen.append(1) or len(seen) > 20
+    )
+    assert end.status == "pruned"
+    assert not processes_of(tmp_path)
+
+
+def test_a_program_gets_its_seed_folder_port_and_budget(tmp_path):
+    names = "SEED", "FOLDER", "BUDGET_S", "RESUME"
+    program = f"import os\nprint([os.environ['TUNEDIFF_' + n] for n in {names}], os.environ['MASTER_PORT'])\nprint('loss: 1')"
+    run(tmp_path, program, 60.0)
+    line = (tmp_path / process.LOG).read_text()
+    assert f"['3', '{tmp_path}', '60.0', '0']" in line
+
+
+def test_nothing_survives_a_judge_that_is_killed(tmp_path):
+    script = (
+        "from tests.command.test_run import *\n"
+        f"list(execute(CommandRun(definition(HARD_TO_END['detaches'] + FOREVER), {{}}, 3, Path({str(tmp_path)!r}), 1000.0)))"
+    )
+    root = Path(__file__).parents[2]
+    judge = subprocess.Popen([sys.executable, "-c", script], cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
+    while len(processes_of(tmp_path)) < 2:
+        assert judge.poll() is None
+        time.sleep(0.1)
+    judge.kill()
+    judge.wait()
+    while processes_of(tmp_path):
+        time.sleep(0.1)

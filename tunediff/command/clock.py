@@ -1,0 +1,90 @@
+"""The seconds of a program: since its start, since a line that it prints, or as it counts them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+START, PAUSE, GO = "TUNEDIFF start", "TUNEDIFF pause", "TUNEDIFF go"
+PROCESS, LINE, TRAINING = "process", "from a line", "training"
+"""What the clock counts: all of the process, what follows a line, or training alone. Only the last
+can be compared with a workload, whose clock stands still while a model is judged."""
+TOLERANCE = 0.05
+"""Difference of the program's own seconds to the judge's that is not worth a word."""
+
+
+@dataclasses.dataclass
+class CommandClock:
+    """Counts the seconds of one run; every argument `now` is of one monotonic clock."""
+
+    begun: float
+    """When the process was started."""
+    start_line: re.Pattern[str] | None = None
+    """A line at which the clock begins, besides `TUNEDIFF start`."""
+    seconds_line: re.Pattern[str] | None = None
+    """Lines with the program's own seconds, in its one group."""
+    started: float | None = None
+    own_s: float | None = None
+    """Seconds that the program has printed last."""
+    own_at_s: float = 0.0
+    """The judge's seconds at that line."""
+    _paused_at: float | None = None
+    _paused_s: float = 0.0
+    _pauses: bool = False
+
+    def read(self, line: str, now: float) -> None:
+        """Take note of a line that concerns the clock."""
+        text = line.strip()
+        begins = self.start_line is not None and self.start_line.search(line) is not None
+        if self.started is None and (text == START or begins):
+            self.started, self._paused_s = now, 0.0
+            self._paused_at = None
+        elif text == PAUSE and self._paused_at is None:
+            self._paused_at, self._pauses = now, True
+        elif text == GO and self._paused_at is not None:
+            self._paused_s += now - self._paused_at
+            self._paused_at = None
+        if self.seconds_line is not None and (match := self.seconds_line.search(line)):
+            unit = 1000.0 if "ms" in line[match.end(1) : match.end(1) + 3] else 1.0
+            self.own_s, self.own_at_s = float(match[1]) / unit, self._judged_s(now)
+
+    def elapsed_s(self, now: float) -> float:
+        """Return the seconds that count so far: the program's own where it prints them."""
+        return self._judged_s(now) if self.seconds_line is None else self.own_s or 0.0
+
+    def _judged_s(self, now: float) -> float:
+        until = now if self._paused_at is None else self._paused_at
+        return max(
+            0.0, until - (self.begun if self.started is None else self.started) - self._paused_s
+        )
+
+    def reached(self, limit_s: float, now: float) -> bool:
+        """Return whether the budget is spent; without a line of its own for long, by the judge's."""
+        if self.seconds_line is None:
+            return self._judged_s(now) >= limit_s
+        return (self.own_s or 0.0) >= limit_s or self._judged_s(now) >= 2 * limit_s
+
+    def remaining_s(self, limit_s: float, now: float) -> float:
+        """Return the least seconds until the budget can be spent; while it pauses, all of them."""
+        return max(0.0, limit_s - self._judged_s(now))
+
+    @property
+    def kind(self) -> str:
+        """Return what the clock counts: `process`, `from a line` or `training`."""
+        if self.seconds_line is not None and self.own_s is not None:
+            return TRAINING
+        if self.started is None:
+            return PROCESS
+        return TRAINING if self._pauses else LINE
+
+    def start_up_s(self, now: float) -> float | None:
+        """Return the seconds before the clock began; None where it began with the process."""
+        return None if self.started is None else self.started - self.begun
+
+    @property
+    def disagreement(self) -> float | None:
+        """Return by which share the program's own seconds differ from the judge's, if that is much."""
+        if self.own_s is None or self.own_at_s <= 0:
+            return None
+        share = self.own_s / self.own_at_s - 1
+        return share if abs(share) > TOLERANCE else None

@@ -1,0 +1,189 @@
+"""What is known of a command: its template, where its metrics are, and how a run is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tunediff.command.clock import CommandClock
+from tunediff.command.metrics import NUMBER, MetricPattern, Reduction
+from tunediff.command.template import CommandTemplate
+from tunediff.config.knobs import ConfigError
+
+FILE = "command.yaml"
+OutcomeName = Literal["budget", "final", "time"]
+TIME_TO_TARGET = "time_to_target_s"
+"""The objective of `outcome: time`."""
+_COMPARISON = re.compile(rf"\s*([\w./-]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A value that a metric is to reach: `val_loss<=3.28`."""
+
+    metric: str
+    sign: str
+    value: float
+
+    @classmethod
+    def of(cls, text: str, where: str) -> Target:
+        """Raises `ConfigError` for a text that is no such comparison."""
+        match = _COMPARISON.fullmatch(text)
+        if match is None or not math.isfinite(float(match[3])):
+            raise ConfigError(f"{where}: {text!r} is not allowed; allowed: such as val_loss<=3.28")
+        return cls(match[1], match[2], float(match[3]))
+
+    def met(self, value: float) -> bool:
+        """Return whether a value reaches it; NaN never does."""
+        if self.sign.startswith("<"):
+            return value <= self.value if self.sign == "<=" else value < self.value
+        return value >= self.value if self.sign == ">=" else value > self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandDefinition:
+    """A command and how it is judged; made once, kept with its results as `command.yaml`."""
+
+    command: str | tuple[str, ...]
+    objective: str
+    """Name of the metric, as the command prints it."""
+    mode: Literal["min", "max"] = "min"
+    pattern: str | None = None
+    """A regular expression for the objective, with one group around the number."""
+    metrics: str | None = None
+    """A file that the command writes, with `{folder}`: JSON, JSON lines or CSV."""
+    reduce: str = "last"
+    outcome: OutcomeName = "budget"
+    """`budget`: the value when the budget is spent; `final`: when the command ends by itself;
+    `time`: the seconds until the target is met."""
+    target: str | None = None
+    clock_from: str | None = None
+    """A regular expression for the line at which the clock begins."""
+    time: str | None = None
+    """A regular expression for the seconds that the command prints itself (`ms` behind the number:
+    milliseconds)."""
+    grace_s: float = 10.0
+    """Seconds between SIGTERM and SIGKILL."""
+    gpus: int = 0
+    """GPUs of a run; 0: it sees all that the machine has."""
+    shell: bool = False
+    same_seed: bool = False
+    """Whether the command needs no seed: every run of a configuration is then expected to vary by
+    itself."""
+    folder: str = "."
+    """Where the command runs."""
+
+    def __post_init__(self) -> None:
+        self.check("command")
+
+    def check(self, where: str) -> None:
+        """Raise `ConfigError` for what is not allowed, with the name of the key."""
+        for key, allowed in (("mode", ("min", "max")), ("outcome", get_args(OutcomeName))):
+            value = getattr(self, key)
+            if value not in allowed:
+                raise ConfigError(
+                    f"{where}: {key}: {value!r} is not allowed; allowed: {', '.join(allowed)}"
+                )
+        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
+            raise ConfigError(f"{where}: grace: {self.grace_s} is not allowed; allowed: seconds")
+        if (self.outcome == "time") != (self.target is not None):
+            raise ConfigError(
+                f"{where}: target: {self.target!r} is not allowed with outcome: {self.outcome};"
+                " allowed: a target with outcome: time, and no other"
+            )
+        if self.pattern is not None and self.metrics is not None:
+            raise ConfigError(
+                f"{where}: pattern: is for printed lines; allowed: pattern or metrics"
+            )
+        MetricPattern(self.objective, self.pattern, f"{where}: pattern")
+        Reduction(self.reduce, f"{where}: reduce")
+        for key in ("clock_from", "time"):
+            if (text := getattr(self, key)) is not None:
+                _expression(text, f"{where}: {key}", groups=1 if key == "time" else None)
+        if self.target is not None:
+            Target.of(self.target, f"{where}: target")
+        self.template  # noqa: B018 – refuses what cannot be split
+
+    @property
+    def template(self) -> CommandTemplate:
+        return CommandTemplate.of(self.command, "command", shell=self.shell)
+
+    @property
+    def judged(self) -> str:
+        """Return the name of the metric that ranks runs."""
+        return self.objective if self.outcome != "time" else TIME_TO_TARGET
+
+    @property
+    def judged_mode(self) -> Literal["min", "max"]:
+        return self.mode if self.outcome != "time" else "min"
+
+    def clock(self, now: float) -> CommandClock:
+        """Return the clock of a run that starts now."""
+        start, seconds = (
+            None if text is None else _expression(text, key, groups=None)
+            for key, text in (("clock_from", self.clock_from), ("time", self.time))
+        )
+        return CommandClock(now, start, seconds)
+
+    @property
+    def lines(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as `command.yaml` has it."""
+        names = [field.name for field in dataclasses.fields(self)]
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        lines = {name: getattr(self, name) for name in names}
+        lines = {name: value for name, value in lines.items() if value != defaults[name]}
+        if not isinstance(self.command, str):
+            lines["command"] = list(self.command)
+        return lines
+
+    @classmethod
+    def of(cls, lines: Mapping[str, Any], where: str) -> CommandDefinition:
+        """Return the definition that `lines` describe. Raises `ConfigError`."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(lines.keys() - names):
+            raise ConfigError(
+                f"{where}: {unknown[0]}: unknown key; allowed: {', '.join(sorted(names))}"
+            )
+        for key in ("command", "objective"):
+            if not lines.get(key):
+                raise ConfigError(f"{where}: {key}: is missing")
+        command = lines["command"]
+        words = command if isinstance(command, str) else tuple(map(str, command))
+        return cls(**{**lines, "command": words})
+
+
+def _expression(text: str, where: str, groups: int | None) -> re.Pattern[str]:
+    try:
+        expression = re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{where}: {text!r}: {error}") from None
+    if groups is not None and expression.groups != groups:
+        raise ConfigError(
+            f"{where}: {text!r} has {expression.groups} groups; allowed: {groups}, around the number"
+        )
+    return expression
+
+
+def split_sides(words: Sequence[str], where: str) -> list[dict[str, str]]:
+    """Return the groups of `name=value`: a name that comes again begins the next one."""
+    sides: list[dict[str, str]] = [{}]
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{where}: {word}: is not allowed; allowed: name=value")
+        if name in sides[-1]:
+            sides.append({})
+        sides[-1][name] = value
+    return sides
+
+
+def places(
+    folder: Path, seed: int, port: int, budget_s: float | None, **more: Any
+) -> dict[str, Any]:
+    """Return what `{seed}`, `{folder}` … stand for in one run."""
+    known = {"seed": seed, "folder": folder, "port": port, "budget_s": budget_s, **more}
+    return {name: value for name, value in known.items() if value is not None}

@@ -1,0 +1,142 @@
+"""Find metrics in what a program prints or writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff.config.knobs import ConfigError
+
+NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
+"""A number as programs print it, NaN and infinities included; for `re.IGNORECASE`."""
+REDUCTIONS = "last, mean:K, min, max"
+
+
+class MetricPattern:
+    """Finds the values of one metric in lines of text.
+
+    Without a pattern it reads `METRIC loss=0.1`, `loss: 0.1`, `loss=0.1`, JSON, the dictionaries
+    that Hugging Face's and Lightning's trainers print (quoted numbers too) and cells of tables.
+    """
+
+    def __init__(self, name: str, pattern: str | None, where: str) -> None:
+        """Raises `ConfigError` for a pattern that is no regular expression with one group."""
+        self.name = name
+        if pattern is None:
+            border, after = r"(?<![\w./-])", r"['\"]?\s*[:=│|]\s*['\"]?"
+            text = rf"{border}{re.escape(name)}{after}({NUMBER})(?!\w|\.\d)"
+            self._expression = re.compile(text, re.IGNORECASE)
+            return
+        try:
+            self._expression = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{where}: {pattern!r}: {error}") from None
+        if self._expression.groups != 1:
+            raise ConfigError(
+                f"{where}: {pattern!r} has {self._expression.groups} groups; allowed: one group (…)"
+                " around the number"
+            )
+
+    def find(self, line: str) -> float | None:
+        """Return the last value in a line; None: there is none. A text that is no number is NaN."""
+        found = self._expression.findall(line)
+        return as_number(found[-1]) if found else None
+
+
+def as_number(text: Any) -> float:
+    """Return a printed number; NaN for anything else."""
+    try:
+        return float(str(text).replace("_", "").rstrip("%"))
+    except ValueError:
+        return math.nan
+
+
+_METRIC = re.compile(rf"([A-Za-z_][\w./-]*)=({NUMBER})(?=\s|$)", re.IGNORECASE)
+
+
+def declared(line: str) -> dict[str, float]:
+    """Return all values of a line `METRIC name=value …`; empty for another line."""
+    words = line.strip()
+    if not words.startswith("METRIC "):
+        return {}
+    return {name: as_number(value) for name, value in _METRIC.findall(words)}
+
+
+class Reduction:
+    """Turns the values so far into the value that counts: `last`, `mean:K`, `min` or `max`."""
+
+    def __init__(self, text: str, where: str) -> None:
+        """`mean:K`: of the last K values. Raises `ConfigError`."""
+        kind, colon, count = text.partition(":")
+        whole = colon and count.isdigit() and int(count) > 0
+        if not (kind == "mean" and whole) and (colon or kind not in ("last", "min", "max")):
+            raise ConfigError(f"{where}: {text!r} is not allowed; allowed: {REDUCTIONS}")
+        self.kind = kind
+        self._values: deque[float] = deque(maxlen=int(count) if whole else 1)
+
+    def add(self, value: float) -> float:
+        """Take the next value; return the one that counts now."""
+        if self.kind in ("min", "max") and self._values:
+            before = self._values[-1]
+            # NaN stays: min and max of NaN would depend on the order of their arguments
+            if math.isnan(before) or math.isnan(value):
+                value = math.nan
+            else:
+                value = min(before, value) if self.kind == "min" else max(before, value)
+        self._values.append(value)
+        return math.fsum(self._values) / len(self._values)
+
+
+class MetricFile:
+    """Reads metrics from a file that the program writes: JSON, JSON lines or CSV."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: tuple[int, int] | None = None
+        self._rows = 0
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the records that are new since the last call; none while the file is half written."""
+        try:
+            status = self.path.stat()
+            state = status.st_mtime_ns, status.st_size
+            if state == self._read:
+                return
+            rows = parsed(self.path.read_text(errors="replace"), self.path.suffix)
+        except (OSError, ValueError):
+            return
+        self._read = state
+        if self.path.suffix == ".json":  # one record, written again
+            yield from rows[-1:]
+        else:
+            yield from rows[self._rows :]
+        self._rows = len(rows)
+
+
+def parsed(text: str, suffix: str) -> list[Mapping[str, Any]]:
+    """Return the records of a file. Raises `ValueError` for text that cannot be read."""
+    if suffix == ".csv":
+        complete = text[: text.rfind("\n") + 1]
+        return list(csv.DictReader(io.StringIO(complete)))
+    if suffix == ".json":
+        content = json.loads(text)
+        return content if isinstance(content, list) else [content]
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def value_in(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of a record, also by a dotted path into it; None: it is not in it."""
+    value: Any = record
+    for part in (name,) if name in record else name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return None if value in (None, "") else as_number(value)
