@@ -178,6 +178,9 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
         not is_users(name),
         f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}",
     )
+    if is_command(name):
+        module = importlib.import_module("tunediff.command.workload")
+        return typing.cast(Workload, module.of_file((folder / name).absolute(), where))
     if (purpose := _shipped_only.get()) is not None:
         raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
@@ -209,7 +212,16 @@ def shipped_only(purpose: str) -> Iterator[None]:
 def is_users(name: str) -> bool:
     """Return whether a workload's name is that of a file or module of the user."""
     module = "." in name and all(part.isidentifier() for part in name.split("."))
-    return name.endswith(".py") or (module and not name.endswith((".yaml", ".yml")))
+    return (
+        name.endswith(".py")
+        or is_command(name)
+        or (module and not name.endswith((".yaml", ".yml")))
+    )
+
+
+def is_command(name: str) -> bool:
+    """Return whether a workload's name is that of a command's definition."""
+    return Path(name).name == "command.yaml"
 
 
 @functools.cache
