@@ -26,7 +26,12 @@ def test_the_clock_begins_at_a_line_once(line):
 
 def test_the_clock_stands_still_between_pause_and_go():
     clock = CommandClock(0.0)
-    for line, now in (("TUNEDIFF pause", 3.0), ("TUNEDIFF start", 5.0), ("TUNEDIFF pause", 7.0), ("TUNEDIFF pause", 8.0)):
+    for line, now in (
+        ("TUNEDIFF pause", 3.0),
+        ("TUNEDIFF start", 5.0),
+        ("TUNEDIFF pause", 7.0),
+        ("TUNEDIFF pause", 8.0),
+    ):
         clock.read(line, now)
     assert clock.elapsed_s(50.0) == 2.0
     clock.read("TUNEDIFF go", 60.0)

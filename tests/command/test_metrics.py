@@ -62,7 +62,11 @@ def test_reduces_the_values_so_far(reduce, values):
 
 def test_a_diverged_run_has_no_best_value():
     reduction = Reduction("min", "x")
-    assert [reduction.add(1.0), math.isnan(reduction.add(math.nan)), math.isnan(reduction.add(0.5))] == [1.0, True, True]
+    assert [reduction.add(1.0), math.isnan(reduction.add(math.nan)), math.isnan(reduction.add(0.5))] == [
+        1.0,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "json"])

@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from tunediff.command import process
+from tunediff.command.curve import POINTS
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import POINTS, CommandRun, execute
+from tunediff.command.run import CommandRun, execute
+from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
 FOREVER = "import time, itertools\nfor i in itertools.count():\n print(f'loss: {1 / (i + 1)}'); time.sleep(0.01)\n"
@@ -24,21 +26,27 @@ def definition(program, **settings):
 
 def run(folder, program, budget_s=None, **settings):
     """Return (points, end) of a run."""
-    *points, end = execute(CommandRun(definition(program, **settings), {}, 3, folder, budget_s))
+    *events, end = execute(CommandRun(definition(program, **settings), {}, 3, folder, budget_s))
     assert isinstance(end, End)
-    return points, end
+    return [event for event in events if isinstance(event, Point)], end
+
+
+def alive(process, folder):
+    """Return whether a process belongs to the run in a folder, by its environment, and still runs."""
+    try:
+        ours = process.environ().get("TUNEDIFF_FOLDER") == str(folder)
+        return ours and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:  # it has ended
+        return False
 
 
 def processes_of(folder):
-    """Return the processes of a run, by its folder in their environment."""
-    found = []
-    for one in psutil.process_iter():
-        try:
-            if one.environ().get("TUNEDIFF_FOLDER") == str(folder) and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-        except psutil.Error:
-            continue
-    return found
+    return [process for process in psutil.process_iter() if alive(process, folder)]
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.05)
 
 
 def test_the_value_at_the_budget_counts_and_the_curve_has_seconds(tmp_path):
@@ -108,7 +116,7 @@ HARD_TO_END = {
 def test_nothing_of_a_run_is_left(tmp_path, name):
     _, end = run(tmp_path, HARD_TO_END[name] + FOREVER, 1.0)
     assert end.status == "ok"
-    assert not processes_of(tmp_path)
+    wait_until(lambda: not processes_of(tmp_path))  # who was killed is gone a moment later
 
 
 def test_a_command_that_hangs_at_its_start_ends_at_its_budget(tmp_path):
@@ -149,7 +157,9 @@ def test_a_run_can_be_stopped_early(tmp_path):
 
 def test_a_program_gets_its_seed_folder_port_and_budget(tmp_path):
     names = "SEED", "FOLDER", "BUDGET_S", "RESUME"
-    program = f"import os\nprint([os.environ['TUNEDIFF_' + n] for n in {names}], os.environ['MASTER_PORT'])\nprint('loss: 1')"
+    program = (
+        f"import os\nprint([os.environ['TUNEDIFF_' + n] for n in {names}], os.environ['MASTER_PORT'])\nprint('loss: 1')"
+    )
     run(tmp_path, program, 60.0)
     line = (tmp_path / process.LOG).read_text()
     assert f"['3', '{tmp_path}', '60.0', '0']" in line
@@ -162,10 +172,8 @@ def test_nothing_survives_a_judge_that_is_killed(tmp_path):
     )
     root = Path(__file__).parents[2]
     judge = subprocess.Popen([sys.executable, "-c", script], cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
-    while len(processes_of(tmp_path)) < 2:
-        assert judge.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: len(processes_of(tmp_path)) >= 2 or judge.poll() is not None)
+    assert judge.poll() is None
     judge.kill()
     judge.wait()
-    while processes_of(tmp_path):
-        time.sleep(0.1)
+    wait_until(lambda: not processes_of(tmp_path))

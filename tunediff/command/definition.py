@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from tunediff.command.clock import CommandClock
@@ -113,6 +112,11 @@ class CommandDefinition:
         return CommandTemplate.of(self.command, "command", shell=self.shell)
 
     @property
+    def takes_steps(self) -> bool:
+        """Return whether the command names `{steps}`, so that these have to be measured."""
+        return "steps" in self.template.names
+
+    @property
     def judged(self) -> str:
         """Return the name of the metric that ranks runs."""
         return self.objective if self.outcome != "time" else TIME_TO_TARGET
@@ -166,24 +170,3 @@ def _expression(text: str, where: str, groups: int | None) -> re.Pattern[str]:
             f"{where}: {text!r} has {expression.groups} groups; allowed: {groups}, around the number"
         )
     return expression
-
-
-def split_sides(words: Sequence[str], where: str) -> list[dict[str, str]]:
-    """Return the groups of `name=value`: a name that comes again begins the next one."""
-    sides: list[dict[str, str]] = [{}]
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"{where}: {word}: is not allowed; allowed: name=value")
-        if name in sides[-1]:
-            sides.append({})
-        sides[-1][name] = value
-    return sides
-
-
-def places(
-    folder: Path, seed: int, port: int, budget_s: float | None, **more: Any
-) -> dict[str, Any]:
-    """Return what `{seed}`, `{folder}` … stand for in one run."""
-    known = {"seed": seed, "folder": folder, "port": port, "budget_s": budget_s, **more}
-    return {name: value for name, value in known.items() if value is not None}

@@ -12,17 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff.command.clock import CommandClock
-from tunediff.command.definition import TIME_TO_TARGET, CommandDefinition, Target, places
+from tunediff.command.curve import Curve
+from tunediff.command.definition import TIME_TO_TARGET, CommandDefinition, Target
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
 from tunediff.command.process import LOG, CommandProcess
 from tunediff.core.point import Point
 from tunediff.core.trial_record import RESERVED, End
 
-POINTS = 20
-"""Points of a curve at most, at equal shares of the budget."""
-GROWTH = 1.05
-"""Least growth of the seconds from point to point where there is no budget."""
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
 
 
@@ -36,172 +32,181 @@ class CommandRun:
     seed: int
     folder: Path
     budget_s: float | None
-    """None: it runs to its own end."""
     steps: int | None = None
+    """What `{steps}` stands for."""
     devices: Sequence[int] | None = None
     """GPUs that it may use; None: what the environment says."""
     threads: int | None = None
-    stop_at_first: bool = False
-    """Whether the first value is enough: for a check."""
+    ends_at_first: bool = False
+    """Whether the first value is enough, as for a check."""
+    ends_itself: bool = False
+    """Whether the budget does not end it, as with `outcome: final`."""
+    resumed_s: float | None = None
+    """Seconds of the clock at the checkpoint that it goes on from; None: it begins anew."""
+
+    @property
+    def limit_s(self) -> float | None:
+        """Return the seconds after which the judge ends it; None: it runs to its own end."""
+        ends_itself = self.ends_itself or self.definition.outcome == "final"
+        return None if ends_itself else self.budget_s
 
     def argv(self, port: int) -> list[str]:
         """Return the command line of this run."""
-        gpus = self.definition.gpus or None
-        known = places(self.folder, self.seed, port, self.budget_s, steps=self.steps, gpus=gpus)
+        places = {
+            "seed": self.seed, "folder": self.folder, "steps": self.steps, "port": port,
+            "gpus": self.definition.gpus or None, "budget_s": self.budget_s,
+        }  # fmt: skip
+        known = {name: value for name, value in places.items() if value is not None}
         return self.definition.template.render(self.values, known)
 
     def environment(self, port: int) -> dict[str, str]:
         """Return the environment of this run."""
         cache = self.folder / "cache"
-        mine = {
-            "TUNEDIFF_SEED": self.seed, "TUNEDIFF_FOLDER": self.folder, "TUNEDIFF_BUDGET_S": self.budget_s,
-            "TUNEDIFF_RESUME": 0, "MASTER_PORT": port, "PYTHONUNBUFFERED": 1,
-            "TORCHINDUCTOR_CACHE_DIR": cache / "inductor", "TRITON_CACHE_DIR": cache / "triton",
-        }  # fmt: skip
+        added: dict[str, Any] = {
+            "TUNEDIFF_SEED": self.seed,
+            "TUNEDIFF_FOLDER": self.folder,
+            "TUNEDIFF_BUDGET_S": self.budget_s,
+            "TUNEDIFF_RESUME": int(self.resumed_s is not None),
+            "MASTER_PORT": port,
+            "PYTHONUNBUFFERED": 1,  # a process that is killed would lose its last lines
+            # equally cold for every run: a warm cache would favour whichever comes later
+            "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
+            "TRITON_CACHE_DIR": cache / "triton",
+        }
         if self.threads is not None:
-            mine |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), self.threads)
+            added |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), self.threads)
         if self.devices is not None:
-            mine["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
-        return os.environ | {name: str(value) for name, value in mine.items() if value is not None}
+            added["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
+        return os.environ | {name: str(value) for name, value in added.items() if value is not None}
 
 
-class RunFollower:
-    """Turns lines of a run into points of its curve; knows nothing of processes."""
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """A line `CHECKPOINT path` or `ARTIFACT path`."""
 
-    def __init__(self, run: CommandRun, clock: CommandClock) -> None:
+    path: str
+    artifact: bool
+    train_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocked:
+    """Which seconds counted in a run, said before its end."""
+
+    kind: str
+    """`process`, `from a line` or `training`."""
+    process_s: float
+    """All seconds of the process."""
+    start_up_s: float
+    """Those before the clock began, or else before the first value."""
+    disagreement: float | None = None
+    """By which share the program's own seconds differ from the judge's; None: hardly."""
+
+
+Event = Point | Left | Clocked | End
+
+
+class RunReader:
+    """Reads the lines of a run, and the file of its metrics; knows nothing of processes."""
+
+    def __init__(self, run: CommandRun, begun: float) -> None:
+        """`begun`: when the process was started, on a monotonic clock."""
         definition = run.definition
-        self.run, self.clock = run, clock
+        self.run, self.clock, self.curve = run, definition.clock(begun), Curve(run.limit_s)
+        self.clock.begun -= run.resumed_s or 0.0
+        self._begun = begun
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
         self._target = Target.of(definition.target, "target") if definition.target else None
-        self._file = (
-            MetricFile(Path(definition.metrics.format(folder=run.folder)))
-            if definition.metrics
-            else None
-        )
-        self.values = 0
-        """Values of the objective so far."""
-        self.first_s: float | None = None
-        """Seconds after the start at which the first one came."""
-        self.target_met = False
-        self.artifacts: list[str] = []
-        self.out_of_memory = False
+        self._file: MetricFile | None = None
+        if definition.metrics is not None:
+            path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
+            self._file = MetricFile(path)
         self._others: dict[str, float] = {}
-        self._pending: Point | None = None
-        self._latest: Point | None = None
-        self._thinned: Point | None = None
-        self._ready: list[Point] = []
-        self._emitted_s = 0.0
+        self.left: list[Left] = []
+        self.values = 0
+        self.first_at: float | None = None
+        self.target_met = False
+        self.out_of_memory = False
 
     def read(self, line: str, now: float) -> None:
         """Take note of a line."""
         self.clock.read(line, now)
-        name, _, path = line.strip().partition(" ")
-        if name in ("ARTIFACT", "CHECKPOINT") and path:
-            self.artifacts.append(path)
-        if any(sign in line for sign in OUT_OF_MEMORY):
-            self.out_of_memory = True
-        others = declared(line)
-        self._others |= {key: value for key, value in others.items() if _free(key)}
-        value = others.get(self.run.definition.objective)
-        if value is None and (
-            self.run.definition.pattern is not None or self._pattern.name in line
-        ):
-            value = self._pattern.find(line) if self._file is None else None
+        word, _, path = line.strip().partition(" ")
+        if word in ("ARTIFACT", "CHECKPOINT") and path:
+            self.left.append(Left(path.strip(), word == "ARTIFACT", self.clock.elapsed_s(now)))
+        self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
+        values = declared(line)
+        self._others |= {name: value for name, value in values.items() if name not in RESERVED}
+        value = values.get(self._pattern.name)
+        # most lines have no metric: looking for a word is faster than for a pattern
+        searched = self.run.definition.pattern is not None or self._pattern.name in line
+        if value is None and self._file is None and searched:
+            value = self._pattern.find(line)
         if value is not None:
-            self._take(value, now)
+            self._add(value, now)
 
     def read_file(self, now: float) -> None:
         """Take note of what is new in the file of metrics."""
         for record in self._file.rows() if self._file is not None else ():
-            if (value := value_in(record, self.run.definition.objective)) is not None:
-                self._take(value, now)
+            if (value := value_in(record, self._pattern.name)) is not None:
+                self._add(value, now)
 
-    def _take(self, value: float, now: float) -> None:
-        seconds = self.clock.elapsed_s(now)
-        if self.run.budget_s is not None and seconds > self.run.budget_s:
+    def _add(self, value: float, now: float) -> None:
+        seconds, limit_s = self.clock.elapsed_s(now), self.run.limit_s
+        if limit_s is not None and seconds > limit_s:
             return
         self.values += 1
-        if self.first_s is None:
-            self.first_s = now - self.clock.begun
-        reduced = self._reduction.add(value)
-        metrics = {**self._others, self.run.definition.objective: reduced}
-        if self._target is not None and not self.target_met and self._target.met(reduced):
-            self.target_met = True
-            metrics[TIME_TO_TARGET] = seconds
-        index, fraction = self._bin(seconds)
-        if self._pending is not None and self._pending.index != index:
-            self._complete()
-        self._thinned = None
-        self._pending = self._latest = Point(
-            index=index, train_s=seconds, samples=self.values, steps=self.values,
-            fraction=fraction, device_s=seconds * max(1, self.run.definition.gpus),
-            before_first_batch_s=self.clock.start_up_s(now), metrics=metrics,
-        )  # fmt: skip
-
-    def _bin(self, seconds: float) -> tuple[int, float]:
-        if self.run.budget_s is None:
-            return self.values, 1.0
-        index = min(POINTS, 1 + int(seconds / self.run.budget_s * POINTS))
-        return index, index / POINTS
-
-    def _complete(self) -> None:
-        """Put the pending point on the curve: nothing later can belong to its share of the budget."""
-        point, self._pending = self._pending, None
-        assert point is not None
-        if self.run.budget_s is not None or point.train_s >= GROWTH * self._emitted_s:
-            self._ready.append(point)
-            self._emitted_s = point.train_s
-        else:
-            self._thinned = point
-
-    def points(self, now: float) -> list[Point]:
-        """Return the points that are complete by now, each once."""
-        point, budget_s = self._pending, self.run.budget_s
-        if point is not None and (
-            budget_s is None
-            or (point.index < POINTS and self.clock.elapsed_s(now) >= point.fraction * budget_s)
-        ):
-            self._complete()
-        ready, self._ready = self._ready, []
-        return ready
-
-    def last_point(self) -> Point | None:
-        """Return the last value as the point at the whole of the budget; None: it is out already."""
-        if self.run.budget_s is None:
-            return self._pending or self._thinned
-        last = self._pending or self._latest
-        return last and dataclasses.replace(last, index=POINTS, fraction=1.0)
+        self.first_at = self.first_at or now
+        metrics = {**self._others, self._pattern.name: self._reduction.add(value)}
+        if self._target is not None and not self.target_met:
+            self.target_met = self._target.met(metrics.get(self._target.metric, math.nan))
+            if self.target_met:
+                metrics[TIME_TO_TARGET] = seconds
+        self.curve.add(
+            Point(
+                index=0,
+                train_s=seconds,
+                samples=self.values,
+                steps=self.values,
+                device_s=seconds * max(1, self.run.definition.gpus),
+                before_first_batch_s=self.clock.start_up_s(now),
+                metrics=metrics,
+            )
+        )
 
     @property
     def value(self) -> float:
         """Return the value that counts so far; NaN without one."""
-        return math.nan if self._latest is None else float(self._latest[self._pattern.name])
+        latest = self.curve.latest
+        return math.nan if latest is None else float(latest[self._pattern.name])
+
+    def clocked(self, now: float) -> Clocked:
+        """Return which seconds counted."""
+        clock, first_at = self.clock, self.first_at or now
+        start_up_s = clock.start_up_s(now)
+        before_s = first_at - self._begun if start_up_s is None else start_up_s
+        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement)
 
 
-def _free(name: str) -> bool:
-    return name not in RESERVED
+def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+    """Run a command; yield its points and what it left, and at last its end.
 
-
-def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Point | End]:
-    """Run a command; yield its points, and at last its end. Nothing of it is left then.
-
-    `stopped`: asked several times a second whether to end the run now (`pruned`).
+    Nothing of it runs any more then, nor when the iterator is closed. `stopped`: asked several
+    times a second whether to end the run now (`pruned`).
     """
     definition = run.definition
     run.folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
+    argv = run.argv(port)
     try:
-        process = CommandProcess(
-            run.argv(port), run.folder, Path(definition.folder), run.environment(port)
-        )
+        process = CommandProcess(argv, run.folder, Path(definition.folder), run.environment(port))
     except OSError as error:
-        yield End("error", f"{error.strerror or error}: {error.filename or run.argv(port)[0]}")
+        yield End("error", f"{error.strerror or error}: {error.filename or argv[0]}")
         return
-    clock = definition.clock(process.begun)
-    follower = RunFollower(run, clock)
+    reader = RunReader(run, process.begun)
     ending: str | None = None
-    signalled_at, code = 0.0, 0
+    signalled_at = 0.0
     try:
         for now, line in process.lines():
             if ending is not None:  # what is printed after the budget does not count
@@ -209,73 +214,65 @@ def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Ite
                     process.signal(signal.SIGKILL)
                 continue
             if line is not None:
-                follower.read(line, now)
-            elif (ending := _over(run, follower, now, stopped)) is not None:
+                reader.read(line, now)
+            elif (ending := _ending(reader, now, stopped())) is not None:
                 signalled_at = now
                 process.signal(signal.SIGTERM)
-            yield from follower.points(now)
-            if run.budget_s is not None:
-                process.wait_s = clock.remaining_s(run.budget_s, now)
-        ended = time.monotonic()
+            yield from _news(reader, now)
+            if run.limit_s is not None:
+                process.wait_s = reader.clock.remaining_s(run.limit_s, now)
+        ended = signalled_at or time.monotonic()
     finally:
         code = process.finish()
     if ending is None:
-        follower.read_file(ended)
-    if (point := follower.last_point()) is not None:
+        reader.read_file(ended)
+    yield from _news(reader, ended)
+    if (point := reader.curve.last()) is not None:
         yield point
-    yield _end(run, follower, process, ending, code, signalled_at or ended)
+    yield reader.clocked(ended)
+    yield _end(reader, process, ending, code, ended)
 
 
-def _over(
-    run: CommandRun, follower: RunFollower, now: float, stopped: Callable[[], bool]
-) -> str | None:
+def _news(reader: RunReader, now: float) -> Iterator[Event]:
+    left, reader.left = reader.left, []
+    yield from left
+    yield from reader.curve.take(reader.clock.elapsed_s(now))
+
+
+def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
     """Return why the run is to end now; None: it goes on."""
-    follower.read_file(now)
-    if stopped():
+    run = reader.run
+    reader.read_file(now)
+    if stopped:
         return "pruned"
-    if follower.target_met or (run.stop_at_first and follower.values):
+    if reader.target_met or (run.ends_at_first and reader.values):
         return "enough"
-    if run.budget_s is not None and follower.clock.reached(run.budget_s, now):
+    if run.limit_s is not None and reader.clock.reached(run.limit_s, now):
         return "budget"
     return None
 
 
 def _end(
-    run: CommandRun,
-    follower: RunFollower,
-    process: CommandProcess,
-    ending: str | None,
-    code: int,
-    now: float,
+    reader: RunReader, process: CommandProcess, ending: str | None, code: int, now: float
 ) -> End:
-    clock = follower.clock
-    seconds = {"process": now - clock.begun, "training": clock.elapsed_s(now)}
-    if (start_up_s := clock.start_up_s(now)) is not None:
-        seconds["start_up"] = start_up_s
-
-    def end(status: str, reason: str = "") -> End:
-        return End(status, reason, seconds, follower.values)
-
+    """Return how a run ended: that it printed no value is a failure, never a value."""
+    definition, log = reader.run.definition, reader.run.folder / LOG
+    status, reason = "ok", ""
     if ending == "pruned":
-        return end("pruned", "stopped early")
-    if ending is None and code != 0:
-        tail = "\n".join(process.errors)
+        status, reason = "pruned", "stopped early"
+    elif ending is None and code != 0:
+        tail = "\n".join(process.errors) or f"see {log}"
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        status = "oom" if follower.out_of_memory or "out of memory" in tail.lower() else "error"
-        return end(status, f"{how}: {tail or f'see {run.folder / LOG}'}")
-    if follower.values == 0:
-        where = f"no value of {run.definition.objective} in what it printed ({run.folder / LOG})"
-        if run.definition.metrics is not None:
-            where = f"no value of {run.definition.objective} in {run.definition.metrics}"
-        return end("error", where)
-    if run.definition.outcome == "time" and not follower.target_met:
-        return end("error", f"the target {run.definition.target} was not reached")
-    value = follower.last_point()
-    if value is not None and not math.isfinite(value.metrics[run.definition.objective]):
-        return end(
-            "nan", f"{run.definition.objective} is {value.metrics[run.definition.objective]}"
-        )
-    return end("ok")
+        status, reason = "oom" if reader.out_of_memory else "error", f"{how}: {tail}"
+    elif reader.values == 0:
+        where = definition.metrics or f"what it printed ({log})"
+        status, reason = "error", f"no value of {definition.objective} in {where}"
+    elif definition.outcome == "time" and not reader.target_met:
+        status, reason = "error", f"the target {definition.target} was not reached"
+    elif not math.isfinite(reader.value):
+        status, reason = "nan", f"{definition.objective} is {reader.value}"
+    seconds = {"process": now - process.begun, "training": reader.clock.elapsed_s(now)}
+    return End(status, reason, seconds, reader.values)
 
 
 def free_port() -> int:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from annotated_types import Ge, Lt
 
+from tunediff.command.curve import POINTS
 from tunediff.command.definition import FILE, TIME_TO_TARGET, CommandDefinition
-from tunediff.command.run import POINTS
 from tunediff.config import systems
 from tunediff.config.code import Code
 from tunediff.config.files import FORMAT, FORMAT_KEY, check_format, to_yaml

@@ -1,0 +1,102 @@
+"""Run a command as a trial: its journal, and where a run that was interrupted goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.command import calibration
+from tunediff.command.run import Clocked, CommandRun, Left, execute
+from tunediff.command.workload import CommandSystems, CommandWorkload
+from tunediff.config import Values
+from tunediff.core import trial_record
+from tunediff.core.journal import Journal
+from tunediff.core.point import Point
+
+CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
+"""Events of a command's journal: a line `CHECKPOINT path`, and which clock it had."""
+
+
+def run_of(
+    config: CommandSystems, folder: Path, budget_s: float | None, devices: Sequence[int] | None = None,
+    threads: int | None = None,
+) -> CommandRun:  # fmt: skip
+    """Return the run of a configuration in a folder of its own."""
+    workload = cfg.of(config)
+    assert isinstance(workload, CommandWorkload)
+    own = dataclasses.fields(config.schema.own)
+    values = cfg.flatten({field.name: _plain(getattr(config, field.name)) for field in own})
+    return CommandRun(
+        workload.definition, values, config.seed, folder, budget_s, devices=devices, threads=threads
+    )
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+
+
+def follow(
+    run: CommandRun, config: CommandSystems, drawn: Values, number: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Point]:  # fmt: skip
+    """Run one trial, write its journal, and yield its points; every line is on disk before.
+
+    A run that was interrupted begins again, or goes on from its last checkpoint if its program has
+    printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written.
+    """
+    journal = Journal(run.folder)
+    reached_s = resumable_s(run.folder)
+    if reached_s is None:
+        journal.restarted("it was interrupted, and printed no CHECKPOINT to go on from")
+    journal.start(config, drawn, run.budget_s, number)
+    device = "cpu" if run.devices is None else "cuda"
+    journal.write("worker", device=device, threads=run.threads or os.cpu_count())
+    if run.definition.takes_steps:
+        run = dataclasses.replace(run, steps=calibration.steps(run))
+    for event in execute(dataclasses.replace(run, resumed_s=reached_s), stopped):
+        if isinstance(event, Point):
+            journal.point(event)
+            yield event
+        elif isinstance(event, Left):
+            journal.write(CHECKPOINT_EVENT, **vars(event))
+        elif isinstance(event, Clocked):
+            journal.write(CLOCK_EVENT, **vars(event))
+        else:
+            journal.end_trial(event)
+
+
+def resumable_s(folder: Path) -> float | None:
+    """Return the seconds at the last checkpoint of a run without an end; None: it begins anew."""
+    seconds = None
+    for line in trial_record.events(folder):
+        if line["event"] == CHECKPOINT_EVENT and not line["artifact"]:
+            seconds = float(line["train_s"])
+        elif line["event"] in ("restarted", "end"):
+            seconds = None
+    return seconds
+
+
+def artifacts(folder: Path) -> list[Path]:
+    """Return what a run left: its lines `ARTIFACT path`, or else its last `CHECKPOINT path`."""
+    lines: list[dict[str, Any]] = []
+    for line in trial_record.events(folder):
+        if line["event"] == "restarted":
+            lines = []
+        elif line["event"] == CHECKPOINT_EVENT:
+            lines.append(line)
+    chosen = [line for line in lines if line["artifact"]] or lines[-1:]
+    return [folder / path for path in dict.fromkeys(line["path"] for line in chosen)]
+
+
+def clock_of(folder: Path) -> Clocked | None:
+    """Return which clock a run had; None before its end."""
+    names = {field.name for field in dataclasses.fields(Clocked)}
+    found = None
+    for line in trial_record.events(folder):
+        if line["event"] == CLOCK_EVENT:
+            found = Clocked(**{name: value for name, value in line.items() if name in names})
+    return found
