@@ -1,0 +1,155 @@
+"""Try a command before a comparison or a search spends hours on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff.command import calibration
+from tunediff.command.run import Clocked, CommandRun, execute
+from tunediff.config.knobs import ConfigError
+from tunediff.core.point import Point
+from tunediff.core.trial_record import End
+
+OTHER_SEED = 7919
+"""Distance to a seed that no run of a comparison or a search has."""
+PATIENCE_S = 600.0
+"""Seconds after which a command without any value is given up, where its budget is longer."""
+MOST_FILES = 10_000
+"""Files of a folder at most that are looked at for what a run has written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What the check has found."""
+
+    first_value_s: float
+    """Seconds from the start of the command to its first value."""
+    deterministic: bool
+    """Whether one seed gave the same first value twice."""
+    without_effect: list[str]
+    """Parameters whose ends have the first value of the baseline."""
+    written: list[str]
+    """Files outside the folder of a run that it wrote."""
+    clock: str
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for whatever the user ought to know."""
+        for name in self.without_effect:
+            yield f"{name}: its ends print the same first value as the baseline: has it an effect?"
+        if self.written:
+            listed = ", ".join(self.written[:5]) + (" …" if len(self.written) > 5 else "")
+            yield f"written outside {{folder}}: {listed}; runs may overwrite each other's files"
+
+
+def check(
+    run: CommandRun, ends: Mapping[str, Sequence[Any]], say: Callable[[str], None]
+) -> Checked:
+    """Run the baseline to its first value, once more, and on another seed; then the ends.
+
+    `ends`: for each parameter that is varied, values that it may take. Raises `ConfigError` for a
+    command that fails, prints no value, or whose seed has no effect.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
+        attempt = _Attempts(run, Path(scratch))
+        before, begun = _listing(Path(run.definition.folder)), time.time()
+        say("checking the command: the baseline until its first value")
+        first = attempt(run)
+        written = _written(before, begun, Path(run.definition.folder))
+        again = attempt(run)
+        takes_seed = "seed" in run.definition.template.names
+        other = (
+            attempt(dataclasses.replace(run, seed=run.seed + OTHER_SEED)) if takes_seed else None
+        )
+        deterministic = first.value == again.value
+        if deterministic and other is not None and other.value == first.value:
+            raise ConfigError(
+                f"command: {{seed}}: {run.seed} and {run.seed + OTHER_SEED} print the same first"
+                f" value, {first.value}: the seed has no effect; allowed: a command that uses its"
+                " seed, or one without {seed} and --same-seed"
+            )
+        idle = [name for name, values in ends.items() if _idle(attempt, run, name, values, first)]
+    clock = "process" if first.clock is None else first.clock.kind
+    return Checked(first.first_s, deterministic, idle if deterministic else [], written, clock)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tried:
+    value: float
+    first_s: float
+    clock: Clocked | None
+
+
+class _Attempts:
+    """Runs configurations to their first value, each in a folder of its own."""
+
+    def __init__(self, run: CommandRun, scratch: Path) -> None:
+        self._scratch, self._count = scratch, 0
+        patience_s = PATIENCE_S if run.budget_s is None else max(PATIENCE_S, 2 * run.budget_s)
+        self._limit_s = patience_s
+
+    def __call__(self, run: CommandRun) -> _Tried:
+        folder, self._count = self._scratch / str(self._count), self._count + 1
+        trial = dataclasses.replace(
+            run, folder=folder, ends_at_first=True, budget_s=self._limit_s, steps=calibration.FIRST_STEPS
+        )  # fmt: skip
+        point: Point | None = None
+        clock, end = None, None
+        begun = time.monotonic()
+        for event in execute(trial):
+            if isinstance(event, Point) and point is None:
+                point = event
+            elif isinstance(event, Clocked):
+                clock = event
+            elif isinstance(event, End):
+                end = event
+        if point is None or end is None or end.status in ("error", "oom"):
+            reason = end.reason if end is not None else "it printed nothing"
+            values = " ".join(f"{name}={value}" for name, value in run.values.items())
+            raise ConfigError(f"command: with {values or 'no parameters'}: {reason}")
+        first_s = clock.start_up_s if clock is not None else time.monotonic() - begun
+        return _Tried(float(point[run.definition.objective]), first_s, clock)
+
+
+def _idle(
+    attempt: _Attempts, run: CommandRun, name: str, values: Sequence[Any], first: _Tried
+) -> bool:
+    """Return whether no value of a parameter changes the first value of the metric."""
+    others = [value for value in values if value != run.values[name]]
+    for value in others:
+        tried = attempt(dataclasses.replace(run, values={**run.values, name: value}))
+        if tried.value != first.value:
+            return False
+    return bool(others)
+
+
+def _listing(folder: Path) -> set[str]:
+    return {str(path) for path, _ in _files(folder)}
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, float]]:
+    seen = 0
+    for root, folders, names in os.walk(folder):
+        hidden = (name for name in folders if name.startswith(".") or name == "__pycache__")
+        folders[:] = sorted(set(folders) - set(hidden) - {"ray_results"})
+        for name in names:
+            seen += 1
+            if seen > MOST_FILES:
+                return
+            path = Path(root) / name
+            try:
+                yield path, path.stat().st_mtime
+            except OSError:
+                continue
+
+
+def _written(before: set[str], begun: float, folder: Path) -> list[str]:
+    """Return the files in a folder that are new or were written since."""
+    found = (path for path, when in _files(folder) if str(path) not in before or when > begun)
+    return sorted(str(path.relative_to(folder)) for path in found)
