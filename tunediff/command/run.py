@@ -19,6 +19,8 @@ from tunediff.command.process import LOG, CommandProcess
 from tunediff.core.point import Point
 from tunediff.core.trial_record import RESERVED, End
 
+STEPS_MARGIN = 1.1
+"""Factor of the budget after which a run is ended whose steps were chosen to end at its budget."""
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
 
 
@@ -47,8 +49,9 @@ class CommandRun:
     @property
     def limit_s(self) -> float | None:
         """Return the seconds after which the judge ends it; None: it runs to its own end."""
-        ends_itself = self.ends_itself or self.definition.outcome == "final"
-        return None if ends_itself else self.budget_s
+        if self.ends_itself or self.definition.outcome == "final" or self.budget_s is None:
+            return None
+        return self.budget_s * (1.0 if self.steps is None else STEPS_MARGIN)
 
     def argv(self, port: int) -> list[str]:
         """Return the command line of this run."""

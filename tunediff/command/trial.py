@@ -17,6 +17,8 @@ from tunediff.core import trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 
+CALIBRATION = "calibration"
+"""Folder of a search or a comparison with the steps of its configurations."""
 CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
 """Events of a command's journal: a line `CHECKPOINT path`, and which clock it had."""
 
@@ -56,7 +58,9 @@ def follow(
     device = "cpu" if run.devices is None else "cuda"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     if run.definition.takes_steps:
-        run = dataclasses.replace(run, steps=calibration.steps(run))
+        configuration = cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False))
+        file = run.folder.parents[1] / CALIBRATION / f"{configuration}.json"
+        run = dataclasses.replace(run, steps=calibration.steps(run, file))
     for event in execute(dataclasses.replace(run, resumed_s=reached_s), stopped):
         if isinstance(event, Point):
             journal.point(event)
