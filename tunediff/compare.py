@@ -7,7 +7,8 @@ goes on top of it. Without B it is A with what stands behind it: `compare mine.p
 once on each of several seeds, which decide initial weights, order of the data and everything drawn,
 one run at a time, until the difference is larger than the noise, or no number of pairs that is
 allowed would tell it. The test allows for every look: B is wrongly called better, or worse, in at
-most 2.5 % of comparisons each.
+most 2.5 % of comparisons each. Any command can be compared too: `compare --run 'python train.py
+--lr {lr} --seed {seed}' lr=3e-4 lr=1e-3 --objective val_loss`; see `compare --run= --help`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tunediff import cli
 from tunediff.analysis import pairs
 from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
+from tunediff.command import compare as command_compare
 from tunediff.core.files import write_text
 from tunediff.core.progress import EventLines
 from tunediff.core.signals import terminable
@@ -118,6 +120,9 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
 @terminable()
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
+    words = sys.argv[1:] if argv is None else argv
+    if command_compare.concerns(words):
+        return command_compare.main(words)
     options = arguments(argv)
     if options.comment is not None:
         cli.check_writable("--comment", options.comment)

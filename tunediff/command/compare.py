@@ -22,8 +22,9 @@ from typing import Any, get_args
 from tunediff import cli
 from tunediff.analysis import pairs
 from tunediff.command import comparison
-from tunediff.command.definition import CommandDefinition, OutcomeName
+from tunediff.command.definition import FILE, CommandDefinition, OutcomeName
 from tunediff.config import ConfigError
+from tunediff.config.code import FOLDER
 from tunediff.core import text
 from tunediff.core.files import write_text
 from tunediff.core.progress import EventLines
@@ -96,6 +97,25 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
+def concerns(words: Sequence[str], storage: Path = text.STORAGE) -> bool:
+    """Return whether the words of a command line ask for a comparison of commands."""
+    if any(word == "--run" or word.startswith("--run=") for word in words):
+        return True
+    options = [word.partition("=") for word in words]
+    following = [*words[1:], ""]
+
+    def value(name: str) -> str | None:
+        given = zip(options, following, strict=True)
+        return next(
+            (text if equals else after for (word, equals, text), after in given if word == name),
+            None,
+        )
+
+    resumed = value("--resume")
+    folder = Path(value("--storage") or storage) / str(resumed)
+    return resumed is not None and (folder / pairs.SIDES[0] / FOLDER / FILE).is_file()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare commands; see `--help`. Called by `tunediff.compare` for `--run`."""
     with terminable():
@@ -104,10 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = _resumed(options) if options.resume is not None else _new(options, lines)
         if folder is None:
             return 0
+        again = text.command("compare", "--resume", folder.name, storage=folder.parent)
         try:
-            now = comparison.run_pairs(folder, lines.say)
+            now = comparison.run_pairs(folder, again, lines.say)
         except KeyboardInterrupt:
-            again = f"tunediff compare --resume {folder.name} --storage {folder.parent}"
             raise KeyboardInterrupt(
                 f"interrupted; what was measured stays. To go on: {again}"
             ) from None

@@ -27,6 +27,7 @@ from tunediff.core.files import write_text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.lock import alone
 from tunediff.search_space.model import PAIR_SEED_OFFSET
+from tunediff.tuning import sessions
 
 Say = Callable[..., None]
 SOURCE = "source"
@@ -140,7 +141,7 @@ def create(
             kept = cfg.take_along(config, new / name)
             write_text(new / name / "config.yaml", cfg.dump(kept, folder=new / name))
         content = {
-            "a": both[0].name, "b": both[1].name, "budget_s": budget_s, "pairs": most, "within": within,
+            "a": both[0].name, "b": both[1].name, "budget_s": budget_s or 0.0, "pairs": most, "within": within,
             "compile": "charged", "setup": "charged", "unit": "wall",
         }  # fmt: skip
         write_text(new / pairs.FILE, cfg.to_yaml(content))
@@ -214,12 +215,13 @@ def _labelled(say: Say, name: str, line: str) -> None:
     say(f"{name}: {line}")
 
 
-def run_pairs(folder: Path, say: Say) -> pairs.Pairs:
+def run_pairs(folder: Path, command: str, say: Say) -> pairs.Pairs:
     """Run pairs until it is decided; every other pair in the opposite order.
 
-    A machine that slows down then favours neither side. Returns the comparison.
+    A machine that slows down then favours neither side. `command`: what is typed to go on.
+    Returns the comparison.
     """
-    with alone(folder):
+    with alone(folder), sessions.noted(folder, command):
         repeat_lost(folder)
         while not (now := pairs.read(folder)).over:
             for number in _open_runs(now):
@@ -250,7 +252,7 @@ def run_one(now: pairs.Pairs, number: int, say: Say) -> None:
     side, seed = pairs.SIDES[number % 2], now.configs[number % 2].seed + number // 2
     config = cfg.override(now.configs[number % 2], {"seed": seed}, check=False)
     folder, called = now.folder / "trials" / f"t{number:04d}", f"{side} seed {seed}"
-    run = trial.run_of(config, folder.absolute(), now.budget_s)
+    run = trial.run_of(config, folder.absolute(), now.budget_s or None)
     say(f"{called} start", "start", trial=folder.name, side=side, seed=seed)
     said = time.monotonic()
     for point in trial.follow(run, config, {"side": side, "seed": seed}, number):

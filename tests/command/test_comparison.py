@@ -1,0 +1,147 @@
+"""Comparisons of commands, from the command line to the verdict."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command.test_run import processes_of, wait_until
+from tunediff import compare
+from tunediff.analysis import pairs
+from tunediff.command import comparison, trial
+from tunediff.config import ConfigError
+
+NOISY = """
+import argparse, random
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1.0)
+parser.add_argument("--seed", type=int)
+options = parser.parse_args()
+random.seed(options.seed)
+value = options.lr * (1 + 0.1 * random.random())
+print({"loss": f"{value:.4f}"})
+"""
+RUN = f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A folder with a training that takes no time, and is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NOISY)
+    return tmp_path
+
+
+def compared(capsys, *words):
+    """Return (exit code, JSON) of a comparison by the final values."""
+    code = compare.main([*words, "--objective", "loss", "--outcome", "final", "--json", "--no-check"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "harm")
+    assert (code, result["verdict"], result["pairs"]) == (11, "worse", 3)
+    assert result["ratio"] == pytest.approx(100, rel=0.1)
+    code, result = compared(capsys, "--run", RUN, "--run", f"{RUN} ", "lr=1.0", "--pairs", "4", "--name", "equal")
+    assert (code, result["verdict"]) == (10, "no significant difference")
+    assert result["a_values"] == result["b_values"]
+    assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
+
+
+def test_two_revisions_run_in_worktrees_with_what_git_ignores(program, capsys):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+
+    Path("data").mkdir()
+    Path("data/factor").write_text("1.0")
+    git("init", "-q")
+    Path(".gitignore").write_text("data\nray_results\n")
+    Path("train.py").write_text(NOISY.replace("options.lr *", "float(open('data/factor').read()) * 10 *"))
+    git("add", "-A")
+    git("commit", "-qm", "slow")
+    Path("train.py").write_text(NOISY)
+    code, result = compared(capsys, "--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--name", "at")
+    assert (code, result["verdict"], result["a"]) == (0, "better", "HEAD")
+    assert result["ratio"] == pytest.approx(0.1, rel=0.1)
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+
+
+def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
+    Path("train.py").write_text(NOISY + "\nimport time\nwhile options.seed == 501: time.sleep(0.1)\n")
+    words = [sys.executable, "-m", "tunediff.compare", "--run", RUN, "lr=1", "lr=100", "--name", "killed",
+             "--objective", "loss", "--outcome", "final", "--no-check"]  # fmt: skip
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    )
+    folder = program / "ray_results" / "killed"
+    wait_until(lambda: len(list(folder.glob("trials/*"))) == 3 or process.poll() is not None)
+    process.kill()
+    process.wait()
+    waiting = folder / "trials" / "t0003"  # the second pair begins with B
+    wait_until(lambda: not processes_of(waiting))
+    before = [run.value("loss") for run in pairs.read(folder).runs[0]]
+    Path("train.py").write_text(NOISY)
+    assert compare.main(["--resume", "killed"]) == 11
+    now = pairs.read(folder)
+    assert [run.value("loss") for run in now.runs[0]] == before
+    assert [run.attempts for run in now.runs[0]] == [1, 1]
+    assert now.runs[1][1].attempts == 2
+    assert "interrupted" in now.runs[1][1].remarks
+    assert "worse" in capsys.readouterr().out
+
+
+def test_the_check_refuses_a_seed_without_effect_and_names_idle_parameters(program, capsys):
+    words = ["--objective", "loss", "--outcome", "final"]
+    Path("train.py").write_text(NOISY.replace("random.seed(options.seed)", "random.seed(0)"))
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", *words]) == 2
+    assert "seed" in capsys.readouterr().err
+    assert not list(program.glob("ray_results/*"))
+    Path("train.py").write_text(NOISY.replace("options.lr *", "1.0 *") + "\nopen('left.txt', 'w').close()\n")
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", *words, "--pairs", "3"]) == 10
+    printed = capsys.readouterr().out
+    assert "WARNING: A: lr" in printed
+    assert "left.txt" in printed
+
+
+REFUSED = {
+    "no difference": ["--run", RUN, "lr=1"],
+    "two differences": ["--run", RUN, "--run", "b {lr} {seed}", "lr=1", "lr=2"],
+    "equal sides": ["--run", RUN, "lr=1", "lr=1"],
+    "no seed": ["--run", "python train.py --lr {lr}", "lr=1", "lr=2"],
+    "unknown parameter": ["--run", RUN, "lr=1", "wd=1", "lr=2"],
+    "no word": ["--run", RUN, "lr", "lr=2"],
+    "pairs": ["--run", RUN, "lr=1", "lr=2", "--pairs", "2"],
+    "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],
+    "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss<1"],
+    "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
+    "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
+    "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
+    "steps without budget": ["--run", f"{RUN} {{steps}}", "lr=1", "lr=2", "--outcome", "final"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_anything_runs(program, capsys, name):
+    assert compare.main([*REFUSED[name], "--objective", "loss", "--no-check"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not list(program.glob("ray_results/*"))
+
+
+def test_values_of_a_parameter_have_one_type():
+    assert comparison.values_of(["lr=1", "lr=3e-4"], "x") == [{"lr": 1.0}, {"lr": 3e-4}]
+    assert comparison.values_of(["n=1", "n=auto"], "x") == [{"n": "1"}, {"n": "auto"}]
+    assert comparison.values_of(["a=true", "b=on", "a=false"], "x") == [{"a": True, "b": "on"}, {"a": False}]
+    with pytest.raises(ConfigError, match="name=value"):
+        comparison.values_of(["=3"], "x")
+
+
+def test_what_a_run_leaves_is_what_it_names(program, capsys):
+    Path("train.py").write_text(NOISY + "\nprint('CHECKPOINT step1.pt'); print('ARTIFACT adapter')\n")
+    compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "left", "--pairs", "3")
+    folder = program / "ray_results" / "left" / "trials" / "t0000"
+    assert trial.artifacts(folder) == [folder / "adapter"]
+    assert trial.clock_of(folder).kind == "process"
