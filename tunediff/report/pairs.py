@@ -145,7 +145,9 @@ def write_all(pairs: Pairs) -> Path:
 def _about(pairs: Pairs) -> str:
     run = next((run for pair in pairs.runs for run in pair if run is not None), None)
     where = environment.hardware(run.environment) if run is not None else ""
-    length = f"{text.seconds(pairs.budget_s)} of {pairs.clock.what}" if pairs.budget_s else "its end"
+    length = (
+        f"{text.seconds(pairs.budget_s)} of {pairs.clock.what}" if pairs.budget_s else "its end"
+    )
     about = f"{length} per run, judged by {pairs.label}"
     return f"{about}; {where}" if where else about
 
