@@ -274,7 +274,7 @@ def test_the_energy_of_a_cpu_is_that_of_its_packages(tmp_path, monkeypatch):
     meter = hardware.EnergyMeter(torch.device("cpu"))
     counted(8_000_000, 4_000_000, 10**8)
     assert meter.joules() == pytest.approx(3 + 5)
-    assert not meter.own, "workers of one machine share it"
+    assert meter.is_shared, "workers of one machine share it"
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
     assert meter.joules() is None
     for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):

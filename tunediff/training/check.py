@@ -31,9 +31,10 @@ from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
 from tunediff.distributed import World, from_environment, share_of_cores
 from tunediff.training import hardware, memory, rerun, state, weights, write_watch
-from tunediff.training.engine import CHANGED, Engine
+from tunediff.training.engine import Engine
 from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
+from tunediff.training.outcome import CHANGED
 from tunediff.training.rerun import Record
 from tunediff.training.run_trial import end_of
 from tunediff.training.training_run import TrainingRun

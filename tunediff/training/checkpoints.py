@@ -15,6 +15,10 @@ from tunediff.training import memory, state, weights
 from tunediff.training.feed import Position
 from tunediff.training.training_run import TrainingRun
 
+MOST_FILES = 16
+"""Points at which files are written, at most; they are evenly spaced, and the last one is among
+them."""
+
 
 def save(run: TrainingRun, pending: Point | None = None) -> None:
     """Write everything that the training has learned and measured. All ranks call it; rank 0
@@ -26,18 +30,19 @@ def save(run: TrainingRun, pending: Point | None = None) -> None:
     if run.folder is None:
         return
     with run.clock.part("checkpoint"):
-        run.strategy.complete(*([run.result] if run.result is not None else []))
+        run.strategy.complete(*_result(run))
         with run.strategy.states_for_file():
-            content = learned(run)
-            # What is kept anyway shares its memory.
-            content["result"] = run.judged if run.judged is not None else exported(run)
+            content = _learned(run)
+            # What is kept anyway shares its memory, and is written once.
+            content["result"] = run.judged if run.judged is not None else _exported(run)
+        position = run.feed.position if run.feed is not None else None
         content |= {
             "config": to_dict(run.config),
             "clock": run.clock.state_dict(),
             "before_first_batch_s": run.clock.before_first_batch_s,
             "pace": run.pace.state_dict(),
             "meter": run.meter.state_dict(),
-            "position": run.world.gather(_position(run)),
+            "position": run.world.gather(position and dict(vars(position))),
             "points": [point.flat for point in run.points],
             "pending": pending.flat if pending is not None else None,
         }
@@ -46,11 +51,142 @@ def save(run: TrainingRun, pending: Point | None = None) -> None:
         run.world.barrier()
 
 
-MOST_FILES = 16
-"""Points at which files are written, at most; they are evenly spaced, and the last one is among
-them."""
+def _learned(run: TrainingRun) -> dict[str, Any]:
+    """Return what the training has learned so far; its tensors are not copied."""
+    return run.state.take() | {"scaler": run.amp.scaler.state_dict()}
 
 
+def copied(run: TrainingRun) -> dict[str, Any]:
+    """Return a copy of what the training has learned so far, in host memory, for `put` on the same
+    ranks."""
+    with run.strategy.states_as_shares():
+        return cast("dict[str, Any]", state.copied(_learned(run)))
+
+
+def put(run: TrainingRun, content: Mapping[str, Any]) -> None:
+    """Put back what the training had learned when `content` was taken."""
+    run.state.put(content)
+    run.amp.scaler.load_state_dict(content["scaler"])
+
+
+# ---- the next process goes on
+def find(run: TrainingRun) -> Mapping[str, Any] | None:
+    """Return the checkpoint to go on from; None: the training begins at its first step.
+
+    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
+    aside, and `run.restart_reason` says why.
+    """
+    if run.folder is None:
+        return None
+    reasons: list[str] = []
+    content = state.load(run.folder, reasons.append) if run.world.main else None
+    result = content.pop("result", None) if content is not None else None
+    content, reasons = state.broadcast(content, run.world), run.world.tell(reasons)
+    if content is not None and (misfit := _misfit(run, content)):
+        if run.world.main:
+            state.set_aside(run.folder)
+        content, reasons = None, [misfit]
+        run.points, run.pending = [], None
+    if len(run.points) >= run.config.evaluation.points and not run.budget.open_ended:
+        run.judged, run.judged_digest = result, run.points[-1].weights_digest
+    run.restart_reason = "".join(reasons)
+    return content
+
+
+def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
+    """Return why this training cannot take up a checkpoint, of another version or model; "" where
+    it can.
+
+    Tries it with a copy and undoes that: the warm-up must not change the checkpoint's own tensors.
+    """
+    before = copied(run)
+    error: Exception | None = None
+    try:
+        run.points = [Point.of(flat) for flat in content["points"]]
+        run.pending = Point.of(content["pending"]) if content["pending"] is not None else None
+        expected = {"pace": run.pace.state_dict(), "clock": run.clock.state_dict()}
+        for name, part in expected.items():
+            if missing := sorted(part.keys() - content[name].keys()):
+                raise KeyError(f"{name}: {missing[0]} is missing")
+        put(run, state.copied(content))
+    except Exception as raised:
+        if memory.is_oom(raised):
+            raise
+        error = raised
+    fails = run.world.any(error is not None)
+    put(run, before)
+    if not fails:
+        return ""
+    notes = ["on another rank"]
+    if error is not None:
+        notes = [described(error), *getattr(error, "__notes__", ())]
+    return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"
+
+
+def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position | None:
+    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the
+    pass."""
+    positions = (content or {}).get("position") or [None]
+    if positions[0] is None:
+        return None
+    if len(positions) != run.world.size:
+        return Position(positions[0]["epoch"])
+    return Position(**positions[run.world.rank])
+
+
+# ---- the weights that are exported
+def _result(run: TrainingRun) -> list[Any]:
+    return [run.result] if run.result is not None else []
+
+
+def _exported(run: TrainingRun) -> Mapping[str, Any]:
+    """Return the weights that would be exported now; its tensors are not copied.
+
+    All ranks call it together, after `complete` of the strategy.
+    """
+    return run.result.state_dict() if run.result is not None else {}
+
+
+def note_judged(run: TrainingRun, last: bool) -> None:
+    """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
+
+    All ranks call it; rank 0 has the digest, and all weights of the copy.
+    """
+    run.strategy.complete(*_result(run))
+    with run.strategy.states_for_file():
+        now = _exported(run)
+        run.judged_digest = weights.digest(now) if run.world.main else ""
+        run.judged = cast("dict[str, Any]", state.copied(now)) if last else None
+
+
+def changed_weight(run: TrainingRun) -> str:
+    """Return the first weight that has changed since the last point has judged it; "" if none has.
+
+    All ranks call it; rank 0 knows. Frozen weights beside weights that learn, such as a target
+    network, may change, and names may go, as those of a parametrization that is merged.
+    """
+    judged, result = run.judged, run.result
+    if judged is None or result is None:
+        return ""
+    run.strategy.complete(result)
+    with run.strategy.states_for_file():
+        now = _exported(run)
+    if not run.world.main or weights.digest(now) == run.judged_digest:
+        return ""
+    # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
+    learns: dict[str, bool] = {}
+    for name, parameter in result.named_parameters():
+        module = name.rpartition(".")[0]
+        learns[module] = learns.get(module, False) or parameter.requires_grad
+    for name in sorted(judged.keys() & now.keys()):
+        may_change = any(learns.values()) and not learns.get(name.rpartition(".")[0], True)
+        before, after = (weights.digest({"": one[name]}) for one in (judged, now))
+        if before != after and not may_change:
+            return name
+    return ""
+
+
+# ---- further files
 def write_files(run: TrainingRun, index: int) -> None:
     """Write what the workload has given to `write_at_points`. All ranks call it; rank 0 writes.
 
@@ -74,152 +210,3 @@ def remove_files(run: TrainingRun) -> None:
     if run.folder is not None:
         for name in run.files_of_points:
             shutil.rmtree(run.folder / name, ignore_errors=True)
-
-
-def _position(run: TrainingRun) -> dict[str, Any] | None:
-    """Return how far this rank's loader is, if it is one of the user's own."""
-    position = run.feed.position if run.feed is not None else None
-    return dict(vars(position)) if position is not None else None
-
-
-def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position | None:
-    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the
-    pass."""
-    positions = (content or {}).get("position") or [None]
-    if positions[0] is None:
-        return None
-    if len(positions) != run.world.size:
-        return Position(positions[0]["epoch"])
-    return Position(**positions[run.world.rank])
-
-
-def exported(run: TrainingRun) -> Mapping[str, Any]:
-    """Return the weights that would be exported now; its tensors are not copied.
-
-    All ranks call it together, after `complete` of the strategy.
-    """
-    return run.result.state_dict() if run.result is not None else {}
-
-
-def note_judged(run: TrainingRun, last: bool) -> None:
-    """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
-
-    All ranks call it; rank 0 has the digest, and all weights of the copy.
-    """
-    run.strategy.complete(*([run.result] if run.result is not None else []))
-    with run.strategy.states_for_file():
-        now = exported(run)
-        run.judged_digest = weights.digest(now) if run.world.main else ""
-        run.judged = cast("dict[str, Any]", state.copied(now)) if last else None
-
-
-def changed_weight(run: TrainingRun) -> str:
-    """Return the first weight that has changed since the last point has judged it; "" if none has.
-
-    What does not learn beside weights that do, such as a target network, may change, and names may
-    go, as those of a parametrization that is merged. All ranks call it; rank 0 knows.
-    """
-    judged, result = run.judged, run.result
-    if judged is None or result is None:
-        return ""
-    run.strategy.complete(result)
-    with run.strategy.states_for_file():
-        now = exported(run)
-    if not run.world.main or weights.digest(now) == run.judged_digest:
-        return ""
-    # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
-    learning = {
-        name.rpartition(".")[0] for name, one in result.named_parameters() if one.requires_grad
-    }
-    frozen = (
-        {name.rpartition(".")[0] for name, _ in result.named_parameters()} - learning
-        if learning
-        else set()
-    )
-    for name in sorted(judged.keys() & now.keys()):
-        before, after = ({"": state[name]} for state in (judged, now))
-        if name.rpartition(".")[0] not in frozen and weights.digest(before) != weights.digest(
-            after
-        ):
-            return name
-    return ""
-
-
-def learned(run: TrainingRun) -> dict[str, Any]:
-    """Return what the training has learned so far; its tensors are not copied."""
-    return run.state.take() | {"scaler": run.amp.scaler.state_dict()}
-
-
-def copied(run: TrainingRun) -> dict[str, Any]:
-    """Return a copy of what the training has learned so far, in host memory, for `put` on the same
-    ranks."""
-    with run.strategy.states_as_shares():
-        return cast("dict[str, Any]", state.copied(learned(run)))
-
-
-def put(run: TrainingRun, content: Mapping[str, Any]) -> None:
-    """Put back what the training had learned when `content` was taken."""
-    run.state.put(content)
-    run.amp.scaler.load_state_dict(content["scaler"])
-
-
-def find(run: TrainingRun) -> Mapping[str, Any] | None:
-    """Return the checkpoint to go on from; None: the training begins at its first step.
-
-    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
-    aside, and `run.restart_reason` says why.
-    """
-    if run.folder is None:
-        return None
-    reasons: list[str] = []
-    result: Any = None
-    content: dict[str, Any] | None = (
-        state.load(run.folder, reasons.append) if run.world.main else None
-    )
-    if content is not None:
-        result = content.pop("result", None)
-    content, reasons = state.broadcast(content, run.world), run.world.tell(reasons)
-    if content is not None and (misfit := _misfit(run, content)):
-        if run.world.main:
-            state.set_aside(run.folder)
-        content, reasons = None, [misfit]
-        run.points, run.pending = [], None
-    if len(run.points) >= run.config.evaluation.points and not run.budget.open_ended:
-        run.judged, run.judged_digest = result, run.points[-1].weights_digest
-    run.restart_reason = "".join(reasons)
-    return content
-
-
-def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
-    """Return why this training cannot take up a checkpoint, of another version or model; "" where
-    it can.
-
-    Takes up a copy of it, and goes back to how it was: the warm-up must not change the checkpoint's
-    own tensors.
-    """
-    before = copied(run)
-    error: Exception | None = None
-    try:
-        run.points = [Point.of(flat) for flat in content["points"]]
-        run.pending = Point.of(content["pending"]) if content["pending"] is not None else None
-        for part, expected in {
-            "pace": run.pace.state_dict(),
-            "clock": run.clock.state_dict(),
-        }.items():
-            if missing := sorted(expected.keys() - content[part].keys()):
-                raise KeyError(f"{part}: {missing[0]} is missing")
-        put(run, state.copied(content))
-    except Exception as raised:
-        if memory.is_oom(raised):
-            raise
-        error = raised
-    fails = run.world.any(error is not None)
-    put(run, before)
-    if not fails:
-        return ""
-    notes = (
-        [described(error), *getattr(error, "__notes__", ())]
-        if error is not None
-        else ["on another rank"]
-    )
-    return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"

@@ -20,35 +20,47 @@ from tunediff.training.feed import Position, RepeatingLoader
 
 
 class EpochLoader:
-    """A loader whose iterations are passes over `loader`; between two steps the engine counts,
-    judges and saves.
+    """A loader whose iterations are passes over `loader`, under the engine's clock.
 
-    The first batch comes again: for the warm-up, whose step is undone. After a resume the first
-    iteration is the rest of a pass. An iteration ends early when the budget is spent; one that is
-    left ends its pass, but in the warm-up. Attributes are those of `loader`.
+    The engine's loop is a generator of steps, each a list of batches. It is resumed by `fill`
+    whenever the batches of the next step are needed: then it counts the step before, and where it
+    is time evaluates, saves and reports. So an iteration
+
+    - gives the batches of the first step again, for the warm-up that is undone;
+    - begins within a pass after a resume;
+    - ends early when the budget is spent;
+    - ends its pass when the loop leaves it, but during the warm-up.
+
+    Attributes are those of `loader`.
     """
 
     def __init__(
-        self, engine: Engine, loader: Iterable[Any], *, samples: int | None = None, group: int | None = None,
-        reseed: bool = True,
-    ) -> None:  # fmt: skip
-        """`group`: batches of an optimizer step; `samples` of each batch and rank, None: as the
-        first ones have."""
-        self._engine, self._loader, self._samples, self._reseed = engine, loader, samples, reseed
-        self._group, self._held = group or 1, list[list[Any]]()
-        self.begun = False
-        """Whether the training has begun."""
-        self._steps: Iterator[list[Any]] = iter(())
+        self,
+        engine: Engine,
+        loader: Iterable[Any],
+        *,
+        samples: int | None,
+        group: int | None,
+        reseed: bool,
+    ) -> None:
+        """`group`: batches of a step that a framework accumulates by itself; `samples` of each
+        batch and rank, None: as the first ones have; `reseed`: see `Engine.batches`."""
+        self._engine, self._loader, self._samples = engine, loader, samples
+        self._group, self._reseed = group or 1, reseed
+        self._feed: RepeatingLoader | None = None
+        self._steps: Iterator[list[Any]] | None = None
+        self._next: list[Any] | None = None
+        """Batches of the next step, of which none was given out."""
         self.finished = False
         """Whether the budget is spent."""
         self.last_of_step = True
         """Whether the batch that was given out last is the last of its step."""
         self.before_step: Callable[[], object] = lambda: None
-        """Called before each step's first batch is given out."""
+        """Called before the first batch of each step is given out."""
         engine.program.on_source(engine, None, {})
         engine.own_loader = True
         if group is not None:
-            engine.step.accumulation = 1  # of the engine's items, which are whole steps
+            engine.step.accumulation = 1  # the engine's items are complete steps
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -58,72 +70,17 @@ class EpochLoader:
 
     @property
     def position(self) -> Position:
-        """Return where the batch that was given out last stands."""
-        return self._feed.current if self.begun else Position()
-
-    def left_of_pass(self, length: int) -> tuple[int, int]:
-        """Return how many batches the next iteration gives, of a pass of `length`, replays of the
-        warm-up included; and of how many steps those are. Call it after `fill`."""
-        size = len(self._held[0])
-        before = self.position.batches - size
-        replays = self._engine.warm_ups if self._engine.warming_up else 0
-        return length - before + replays * size, replays
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch = None
-        while self.fill():
-            if epoch is None:
-                epoch = self.position.epoch
-            elif self.position.epoch != epoch:
-                return  # a loader without length: the next pass has begun
-            self.before_step()
-            group = self._held.pop()
-            for number, batch in enumerate(group, 1):
-                self.last_of_step = number == len(group)
-                try:
-                    yield batch
-                except GeneratorExit:  # the loop was left, for the next pass
-                    if (
-                        not self._engine.warming_up
-                        and self.position.epoch == epoch
-                        and not self._complete
-                    ):
-                        self._feed.end_pass()
-                    raise
-            if self._complete:
-                return
-
-    def passes(self) -> Iterator[tuple[int, EpochLoader]]:
-        """Yield the number of each pass and this loader, until the budget is spent.
-
-        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same
-        pass for ever.
-        """
-        while self.fill():
-            step = self._held[0]
-            yield self.position.epoch, self
-            if self._held and self._held[0] is step:
-                raise self._engine.mistake(
-                    "train(trial): a pass of epochs(loader) was not iterated: for epoch, batches in"
-                    " epochs(loader) needs a loop over batches, not over loader"
-                )
-
-    @property
-    def _complete(self) -> bool:
-        """Return whether the pass has no more batches; False where their number is not known."""
-        try:
-            return self.position.batches >= len(self)
-        except TypeError:
-            return False
+        """Return the position behind the step that was fetched last."""
+        return self._feed.position if self._feed is not None else Position()
 
     def fill(self) -> bool:
-        """Have the next step's batches ready, and account for those before. Returns whether there
-        is a step."""
-        if not self.begun:
-            self.begun, self._steps = True, self._engine.batches(self._build, reseed=self._reseed)
-        if not self._held and not self.finished:
-            group = next(self._steps, None)
-            self._held, self.finished = ([], True) if group is None else ([group], False)
+        """Have the batches of the next step ready, and account for the step before. Returns whether
+        there is a next step."""
+        if self._steps is None:
+            self._steps = self._engine.batches(self._build, reseed=self._reseed)
+        if self._next is None and not self.finished:
+            self._next = next(self._steps, None)
+            self.finished = self._next is None
         return not self.finished
 
     def _build(self, start: int, position: Position | None) -> RepeatingLoader:
@@ -134,23 +91,75 @@ class EpochLoader:
         engine.samples_per_step = int(engine.world.agree(samples)) * parts
         return feed
 
+    def __iter__(self) -> Iterator[Any]:
+        epoch = None
+        while self.fill():
+            if epoch is None:
+                epoch = self.position.epoch
+            elif self.position.epoch != epoch:
+                return  # a loader without length: the next pass has begun
+            self.before_step()
+            batches, self._next = self._next or [], None
+            for number, batch in enumerate(batches, 1):
+                self.last_of_step = number == len(batches)
+                try:
+                    yield batch
+                except GeneratorExit:  # the loop was left, for the next pass
+                    same_pass = self.position.epoch == epoch and not self._pass_is_complete
+                    if same_pass and not self._engine.warming_up and self._feed is not None:
+                        self._feed.end_pass()
+                    raise
+            if self._pass_is_complete:
+                return
+
+    def passes(self) -> Iterator[tuple[int, EpochLoader]]:
+        """Yield the number of each pass and this loader, until the budget is spent.
+
+        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same
+        pass for ever.
+        """
+        while self.fill():
+            step = self._next
+            yield self.position.epoch, self
+            if self._next is step:
+                raise self._engine.mistake(
+                    "train(trial): a pass of epochs(loader) was not iterated: for epoch, batches in"
+                    " epochs(loader) needs a loop over batches, not over loader"
+                )
+
+    def left_of_pass(self, length: int) -> tuple[int, int]:
+        """Return how many batches the next iteration gives, of a pass of `length`, replays of the
+        warm-up included; and of how many steps those are. Call it after `fill`."""
+        size = len(self._next or ())
+        before = self.position.batches - size
+        replays = self._engine.warm_ups if self._engine.warming_up else 0
+        return length - before + replays * size, replays
+
+    @property
+    def _pass_is_complete(self) -> bool:
+        """Return whether the pass has no more batches; False where their number is not known."""
+        try:
+            return self.position.batches >= len(self)
+        except TypeError:
+            return False
+
 
 def divided(loader: Any, world: World, seed: int) -> Any:
     """Return a DataLoader whose ranks have parts of the data; itself where a sampler of the user's
     own decides."""
-    plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
-    if (
-        world.size == 1
-        or not plain
-        or type(loader.sampler) not in (RandomSampler, SequentialSampler)
-    ):
+    if world.size == 1 or type(loader) is not DataLoader:
         return loader
-    if len(loader.sampler) != len(loader.dataset):
+    samplers = type(loader.batch_sampler), type(loader.sampler)
+    if samplers[0] is not BatchSampler or samplers[1] not in (RandomSampler, SequentialSampler):
+        return loader
+    dataset: Any = loader.dataset
+    if len(loader.sampler) != len(dataset):  # type: ignore[arg-type]
         return loader
     shuffle = isinstance(loader.sampler, RandomSampler)
-    sampler = DistributedSampler[Any](loader.dataset, world.size, world.rank, shuffle, seed)
-    names = [
-        "dataset", "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
-        "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
-    ]  # fmt: skip
-    return type(loader)(**{name: getattr(loader, name) for name in names}, sampler=sampler)
+    sampler = DistributedSampler[Any](dataset, world.size, world.rank, shuffle, seed)
+    names = (
+        "dataset batch_size num_workers collate_fn pin_memory drop_last timeout worker_init_fn"
+        " multiprocessing_context generator prefetch_factor persistent_workers"
+    )
+    options = {name: getattr(loader, name) for name in names.split()}
+    return DataLoader(**options, sampler=sampler)

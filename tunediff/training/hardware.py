@@ -33,43 +33,45 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     can reach.
 
     `dtype`: that of autocast, None for float32, which `matmul`
-    (`torch.set_float32_matmul_precision`) may hand to faster units. Half a second or less; the best
-    of this process counts, since others may disturb a single look. A format that the device only
-    emulates does not lower its roof: float32 counts as well. What it took stays with the allocator,
-    until `memory.reset`.
+    (`torch.set_float32_matmul_precision`) may hand to faster units. Takes half a second or less;
+    its memory stays with the allocator until `memory.reset`.
     """
     best = 0.0
     with float32_formats(matmul, conv_tf32=False):
+        # Float32 counts as well: the device may only emulate another format.
         for number_format in {None, dtype}:
             key = (device, number_format, matmul)
-            _peaks[key] = max(
-                _peaks.get(key, 0.0), fastest_product(device, number_format or torch.float32)
-            )
+            measured = fastest_product(device, number_format or torch.float32)
+            # The best of this process: others may disturb a single measurement.
+            _peaks[key] = max(_peaks.get(key, 0.0), measured)
             best = max(best, _peaks[key])
     return best
 
 
 def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the highest FLOP/s of a @ b at the present matmul precision over some sizes; constant
-    numbers would need less power, and a GPU is faster."""
-    generator = torch.Generator(device).manual_seed(
-        0
-    )  # its own: what a training draws stays as it is
-    best, taken = 0.0, [0.0]
+    """Return the highest FLOP/s of a @ b at the present matmul precision over some sizes."""
+    # Random numbers: constant ones need less power, and a GPU is faster with them. From a generator
+    # of their own, so that what the training draws stays as it is.
+    generator = torch.Generator(device).manual_seed(0)
+    best, seconds = 0.0, [0.0]
     for size in (1024, 2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024):
-        if min(taken) > 0.02:  # a larger one would take long, and tells nothing more
+        if min(seconds) > 0.02:  # a larger one takes long and is not faster
             break
         a, b = torch.randn(2, size, size, device=device, dtype=dtype, generator=generator)
         a @ b  # libraries load, workspaces are allocated
-        taken, until = [], time.perf_counter() + 0.06
-        while len(taken) < 3 or (time.perf_counter() < until and len(taken) < 50):
-            begin = time.perf_counter()
+        seconds, until = [], time.perf_counter() + 0.06
+        while len(seconds) < 3 or (time.perf_counter() < until and len(seconds) < 50):
+            began = time.perf_counter()
             a @ b
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begin)
-        best = max(best, 2.0 * size**3 / min(taken))
+            _synchronize(device)
+            seconds.append(time.perf_counter() - began)
+        best = max(best, 2.0 * size**3 / min(seconds))
     return best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def faster_in_nhwc(model: nn.Module, setting: bool | str, dtype: torch.dtype | None = None) -> bool:
@@ -81,46 +83,40 @@ def faster_in_nhwc(model: nn.Module, setting: bool | str, dtype: torch.dtype | N
 
 
 @torch.inference_mode(False)
-@torch.enable_grad()
+@torch.enable_grad()  # the caller may have switched gradients off
 def channels_last_gain(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> float:
-    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW,
-    both passes, on feature maps of 16×16, under autocast to `dtype`; 0 where it has none. The two
-    take turns, the best of each counts: tens of milliseconds. A GPU has more maps, and several
-    passes between two looks at the clock, since one pass of few takes as long as starting it. The
-    caller may have switched gradients off."""
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    alike = Counter(
-        (convolution.weight.shape, convolution.stride, convolution.groups)
-        for convolution in convolutions
-    )
-    if not alike:
+    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW; 0
+    where it has none.
+
+    Measures both passes on feature maps of 16×16, under autocast to `dtype`, in tens of
+    milliseconds. The two formats take turns, and the best time of each counts. A GPU gets more maps
+    and several passes in a row, since a pass of few takes as long as starting it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    kinds = Counter((layer.weight.shape, layer.stride, layer.groups) for layer in layers)
+    if not kinds:
         return 0.0
-    (shape, stride, groups), _ = alike.most_common(1)[0]
+    (shape, stride, groups), _ = kinds.most_common(1)[0]
     maps, passes = (128, 20) if device.type == "cuda" else (8, 1)
-    taken: dict[torch.memory_format, list[float]] = {
+    autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+    seconds: dict[torch.memory_format, list[float]] = {
         torch.contiguous_format: [],
         torch.channels_last: [],
     }
-    for _, (order, seconds) in itertools.product(range(8), taken.items()):
-        x, weight = (
-            torch.ones(maps, shape[1] * groups, 16, 16, device=device),
-            torch.ones(shape, device=device),
-        )
-        x, weight = (tensor.to(memory_format=order).requires_grad_() for tensor in (x, weight))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
+    for _, memory_format in itertools.product(range(8), seconds):
+        x = torch.ones(maps, shape[1] * groups, 16, 16, device=device)
+        weight = torch.ones(shape, device=device)
+        x, weight = (one.to(memory_format=memory_format).requires_grad_() for one in (x, weight))
+        _synchronize(device)
+        began = time.perf_counter()
         for _ in range(passes):
-            with torch.autocast(
-                device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None
-            ):
+            with autocast:
                 y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
             y.float().mean().backward()  # type: ignore[no-untyped-call]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    plain, last = (min(seconds[1:]) for seconds in taken.values())  # the first loads libraries
-    return plain / last
+        _synchronize(device)
+        seconds[memory_format].append(time.perf_counter() - began)
+    nchw, nhwc = (min(times[1:]) for times in seconds.values())  # the first loads libraries
+    return nchw / nhwc
 
 
 # ---- energy
@@ -133,46 +129,39 @@ NO_ENERGY = (
 
 
 class EnergyMeter:
-    """Joules of the devices that a rank trains on; None where nothing here counts them.
+    """Joules of the devices that a rank trains on; None where nothing counts them.
 
-    A GPU: NVML's counter of it, from Volta on; needs the optional dependency `nvidia-ml-py` (the
-    extra `energy`). A CPU: the RAPL counters of all its packages, which hold whatever else runs on
-    them.
+    A GPU: NVML's counter, from Volta on; needs the optional dependency `nvidia-ml-py` (the extra
+    `energy`). A CPU: the RAPL counters of all its packages, which count all processes.
     """
 
     def __init__(self, device: torch.device, count: int = 1) -> None:
         """`count`: GPUs, of which `device` is the first."""
-        self.own = device.type == "cuda"
-        """Whether no other rank of this machine reads the same counter."""
-        several = (
-            [torch.device("cuda", (device.index or 0) + number) for number in range(count)]
-            if self.own
-            else []
-        )
-        self._read = _together([_nvml(gpu) for gpu in several]) if self.own else _rapl(POWERCAP)
+        self.is_shared = device.type != "cuda"
+        """Whether other ranks of this machine read the same counter."""
+        if self.is_shared:
+            self._counters = [_rapl(POWERCAP)]
+        else:
+            first = device.index or 0
+            self._counters = [_nvml(torch.device("cuda", first + n)) for n in range(count)]
 
     def joules(self) -> float | None:
-        """Return the counter's value; only differences mean something. Call it every few minutes at
-        least."""
-        if self._read is None:
-            return None
-        try:
-            return self._read()
-        except Exception:
-            return None
-
-
-def _together(counters: list[Callable[[], float] | None]) -> Callable[[], float] | None:
-    readable = [counter for counter in counters if counter is not None]
-    return (
-        (lambda: sum(counter() for counter in readable)) if len(readable) == len(counters) else None
-    )
+        """Return the counter's value, of which only differences mean something. Call it every few
+        minutes at least."""
+        total = 0.0
+        for counter in self._counters:
+            if counter is None:
+                return None
+            try:
+                total += counter()
+            except Exception:
+                return None
+        return total
 
 
 def _nvml(device: torch.device) -> Callable[[], float] | None:
-    with contextlib.suppress(
-        Exception
-    ):  # NVML has many ways to be absent; none of them may cost a training
+    # NVML has many ways to be absent; none of them may cost a training.
+    with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
@@ -187,33 +176,35 @@ def _nvml(device: torch.device) -> Callable[[], float] | None:
 def _rapl(folder: Path) -> Callable[[], float] | None:
     """Return a function of the joules of all CPU packages; their counters (µJ) wrap at
     `max_energy_range_uj`."""
-    packages = sorted(
-        path.parent
-        for path in folder.glob("*-rapl:*/energy_uj")
-        if path.parent.name.count(":") == 1
-    )
+    files = folder.glob("*-rapl:*/energy_uj")  # one colon: a package; two: a part of it
+    packages = sorted(path.parent for path in files if path.parent.name.count(":") == 1)
 
-    def counters() -> list[list[int]]:
-        names = "energy_uj", "max_energy_range_uj"
-        return [[int((package / name).read_text()) for name in names] for package in packages]
+    def read() -> list[tuple[int, int]]:
+        return [
+            (
+                int((package / "energy_uj").read_text()),
+                int((package / "max_energy_range_uj").read_text()),
+            )
+            for package in packages
+        ]
 
     try:
-        before = counters()
+        last = read()
     except (OSError, ValueError):
         return None
     total = 0.0
 
-    def read() -> float:
-        nonlocal before, total
-        last, before = before, counters()
-        for (old, _), (new, largest) in zip(last, before, strict=True):
+    def joules() -> float:
+        nonlocal last, total
+        before, last = last, read()
+        for (old, _), (new, largest) in zip(before, last, strict=True):
             total += (new - old + (largest if new < old else 0)) / 1e6
         return total
 
-    return read if packages else None
+    return joules if packages else None
 
 
-# ---- neighbours
+# ---- other processes
 @dataclasses.dataclass(frozen=True)
 class Usage:
     """CPU seconds since some moment: of all processes on the machine, and of a training's own."""
@@ -231,42 +222,32 @@ class Usage:
         """Return the usage as of now; takes a few milliseconds."""
         times = psutil.cpu_times()
         # What a guest uses is part of user; idle and iowait are the rest.
-        machine = (
-            times.user
-            + times.system
-            + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq"))
-        )
-        return cls(time.monotonic(), machine, _own_cpu_s(), _waited_s())
+        names = ("user", "system", "nice", "irq", "softirq")
+        machine_s = sum(getattr(times, name, 0.0) for name in names)
+        return cls(time.monotonic(), machine_s, _own_cpu_s(), _waited_s())
 
     def since(self, before: Usage) -> Usage:
         """Return the usage since an earlier one."""
-        return Usage(
-            **{
-                field.name: max(0.0, getattr(self, field.name) - getattr(before, field.name))
-                for field in dataclasses.fields(self)
-            }
-        )
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
+        return Usage(*(max(0.0, now - then) for now, then in pairs))
 
 
 def _own_cpu_s() -> float:
-    process = psutil.Process()
-    total = 0.0
+    process, total = psutil.Process(), 0.0
     for member in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             times = member.cpu_times()
-            # Processes that have ended, such as the loader's of an earlier pass, count as their
-            # parent's children.
+            # Processes that have ended, such as loaders of an earlier pass, count as children.
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 def _waited_s() -> float:
-    """Run delay of all threads: the second number of Linux's schedstat, in nanoseconds."""
+    """Return the run delay of all threads: the second number of Linux's schedstat, in ns."""
     total = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for path in Path("/proc/self/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):
-                total += int(path.read_text().split()[1])
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may have ended
+            total += int(path.read_text().split()[1])
     return total / 1e9
 
 

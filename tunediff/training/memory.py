@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tunediff.config.knobs import refuse
 
+# ---- freed memory of the CPU
 KEEPING = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -30,14 +31,11 @@ KEEPING = {
 """What `keep_freed` sets, for the environment of a process that does not train in its main thread:
 glibc gives other threads heaps of 64 MiB of their own, and those of a thread that has begun cannot
 be joined to the main one any more."""
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = (
-    -1,
-    -2,
-    -3,
-    -4,
-    -8,
-)  # glibc's malloc.h
-_retains = False
+# Options of mallopt, by their numbers in glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
+_KEEP = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
+_GIVE_BACK = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
+_keeps = False
 
 
 def keep_freed(keep: bool, device: torch.device) -> None:
@@ -50,56 +48,52 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     cannot return to glibc's start, whose thresholds move with what is freed; it gets those where
     they end.
     """
-    global _retains
-    if device.type == "cuda" or keep == _retains:
+    global _keeps
+    if device.type == "cuda" or keep == _keeps:
         return
-    options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
-    if not keep:
-        options = {
-            _MMAP_MAX: 2**16,
-            _MMAP_THRESHOLD: 2**25,
-            _TRIM_THRESHOLD: 2**26,
-            _TOP_PAD: 2**17,
-        }
     with contextlib.suppress(OSError, AttributeError):  # no glibc: `config.not_effective` says so
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in options.items():
-            mallopt(name, value)
+        for option, value in (_KEEP if keep else _GIVE_BACK).items():
+            mallopt(option, value)
         if not keep:
-            ctypes.CDLL(None).malloc_trim(0)
-        _retains = keep
+            _trim()
+        _keeps = keep
 
 
+def _trim() -> None:
+    """Give memory that is free back to the system, also where the process keeps it."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# ---- activations
 def checkpoint(model: nn.Module, blocks: type[nn.Module] | None, share: float) -> None:
     """Let this share of the blocks in a model, from the first on, keep no activations, in place.
 
     They run again in the backward pass (`torch.utils.checkpoint`), batch statistics not being
-    updated a second time. Raises `ConfigError` where nobody says which parts repeat, or there are
-    none of them.
+    updated a second time. Raises `ConfigError` where the model has no such blocks.
     """
-    modules = [
-        module for module in model.modules() if blocks is not None and isinstance(module, blocks)
-    ]
+    modules = [one for one in model.modules() if blocks is not None and isinstance(one, blocks)]
     why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: 0"
     refuse(not modules, f"memory.checkpoint: {share} is not allowed: {why}")
     for block in modules[: round(share * len(modules))]:
-        block.forward = functools.partial(_in_training, block, block.forward)
+        block.forward = functools.partial(_recomputed, block, block.forward)
 
 
-def _in_training(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
+def _recomputed(block: nn.Module, forward: Any, *inputs: Any, **named: Any) -> Any:
     if not (block.training and torch.is_grad_enabled()):
-        return plain(*inputs, **named)
-    run = functools.partial(_run, block, plain)
+        return forward(*inputs, **named)
+    run = functools.partial(_run, block, forward)
     return torch.utils.checkpoint.checkpoint(run, *inputs, use_reentrant=False, **named)
 
 
-def _run(block: nn.Module, plain: Any, *inputs: Any, **named: Any) -> Any:
+def _run(block: nn.Module, forward: Any, *inputs: Any, **named: Any) -> Any:
     """Run a block; within a backward pass it is the repetition."""
     # A compiled graph updates statistics once by itself, and torch.compile takes no `context_fn`
     # that says so.
     again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
     with _frozen_statistics(block) if again else contextlib.nullcontext():
-        return plain(*inputs, **named)
+        return forward(*inputs, **named)
 
 
 @contextlib.contextmanager
@@ -117,6 +111,7 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, tracked
 
 
+# ---- the peak
 def reset(device: torch.device) -> None:
     """Free what the last training left and start the peak counters from here."""
     gc.collect()
@@ -126,30 +121,21 @@ def reset(device: torch.device) -> None:
     restart_peak(device)
 
 
-def _trim() -> None:
-    """Give memory that is free back to the system, also where the process keeps it."""
-    with contextlib.suppress(OSError, AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
     """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was
-    told last.
+    reported last.
 
     The new peak begins at all that is resident, used or not. If that is over a hundredth more than
     `host_peak_mib`, what is free is given back first; otherwise it is kept, because the next step
-    would wait for its pages.
+    would wait for its pages. (Writing a checkpoint takes a little, too.)
     """
-    if (
-        _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib
-    ):  # writing a checkpoint takes a little, too
+    if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:
         _trim()
     if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters are there from then on
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters exist from then on
         torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(
-        OSError
-    ):  # Linux: 5 resets the peak of the resident set; elsewhere the peak is the process's
+    with contextlib.suppress(OSError):
+        # Linux: 5 resets the peak of the resident set; elsewhere the peak is the process's
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -157,13 +143,13 @@ def peak_mib(device: torch.device) -> dict[str, float]:
     """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set),
     and the host's."""
     host = _host_peak_mib()
-    if device.type == "cuda":
-        return {
-            "peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20,
-            "peak_reserved_mib": torch.cuda.max_memory_reserved(device) / 2**20,
-            "peak_host_memory_mib": host,
-        }
-    return {"peak_memory_mib": host, "peak_host_memory_mib": host}
+    if device.type != "cuda":
+        return {"peak_memory_mib": host, "peak_host_memory_mib": host}
+    return {
+        "peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20,
+        "peak_reserved_mib": torch.cuda.max_memory_reserved(device) / 2**20,
+        "peak_host_memory_mib": host,
+    }
 
 
 def _host_peak_mib() -> float:
@@ -173,6 +159,14 @@ def _host_peak_mib() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
+def _resident(process: psutil.Process) -> int:
+    """Return the bytes of memory that a process holds; 0 of one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
+# ---- too little of it
 _OUT_OF_MEMORY = (
     # torch, CUDA's runtime and driver, Ray
     "out of memory", "out_of_memory", "outofmemory", "memoryallocation",
@@ -188,10 +182,10 @@ _OUT_OF_MEMORY = (
 
 def is_oom(error: BaseException) -> bool:
     """Return whether an exception means that device or host memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
     words = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sign in words for sign in _OUT_OF_MEMORY
-    )
+    return any(sign in words for sign in _OUT_OF_MEMORY)
 
 
 _REQUEST = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
@@ -204,40 +198,33 @@ def shares_mib(
     """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that
     cannot be read.
 
-    `error`: what torch has raised, with the size that it asked for; `ranks`: processes of this
+    `error`: what torch has raised, with the size that it requested; `ranks`: processes of this
     training, which share the memory of a CPU; `per_gpu`: trials of the search that share a GPU,
     each of which may take as much of it.
     """
-    with contextlib.suppress(
-        Exception
-    ):  # the end of a trial must not fail for a driver that does not answer
+    # The end of a trial must not fail for a driver that does not answer.
+    with contextlib.suppress(Exception):
         match = _REQUEST.search(str(error))
         request_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-            own = held = torch.cuda.memory_reserved(device)
-            held = max(held, torch.cuda.max_memory_reserved(device))
+            own = torch.cuda.memory_reserved(device)
+            held = max(own, torch.cuda.max_memory_reserved(device))
         else:
-            memory = psutil.virtual_memory()
-            free, total = memory.available, memory.total
+            host = psutil.virtual_memory()
+            free, total = host.available, host.total
             processes = (psutil.Process(), *psutil.Process().children(recursive=True))
             own = sum(map(_resident, processes)) * ranks
             held = max(own, int(_host_peak_mib() * 2**20) * ranks)
-        others_mib = max(0, total - free - own) / 2**20
         shares = {
             "total_mib": total / 2**20,
             "demand_mib": held / 2**20 + request_mib,
-            "others_mib": others_mib,
+            "others_mib": max(0, total - free - own) / 2**20,
         }
-        return shares | ({"share_mib": shares["total_mib"] / per_gpu} if per_gpu > 1 else {})
+        if per_gpu > 1:
+            shares["share_mib"] = shares["total_mib"] / per_gpu
+        return shares
     return {}
-
-
-def _resident(process: psutil.Process) -> int:
-    """Return the bytes of memory that a process holds; 0 of one that is gone."""
-    with contextlib.suppress(psutil.Error):
-        return int(process.memory_info().rss)
-    return 0
 
 
 def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:

@@ -25,7 +25,7 @@ from tunediff.training.phases import Phases
 PER_STEP = (
     "loss", "samples_per_s", "samples_per_s_sd", "step_s", "phases_s", "data_wait_share", "peak_share", "samples_per_j",
 )  # fmt: skip
-"""Fields of a point that nothing is known of without a step."""
+"""Fields of a point that are not known without a step."""
 
 
 class Meter:
@@ -33,49 +33,48 @@ class Meter:
     ranks use it alike."""
 
     def __init__(
-        self, clock: Clock, pace: Pace, phases: Phases, world: World, devices: int, constant: dict[str, Any]
-    ) -> None:  # fmt: skip
+        self,
+        clock: Clock,
+        pace: Pace,
+        phases: Phases,
+        world: World,
+        devices: int,
+        constant: dict[str, Any],
+    ) -> None:
         """`devices`: that all ranks keep busy together. `constant`: fields of `Point` that do not
         change, `first_step_s` and `peak_flops_per_s` among them."""
         self._clock, self._pace, self._phases, self._world = clock, pace, phases, world
-        self._constant, self._peak = constant, dict[str, float]()
-        self._losses: list[Tensor] = []  # not read yet: nothing waits for the device in every step
+        self._constant, self._devices = constant, devices
+        self._peak_mib = dict[str, float]()
+        self._unread = list[Tensor]()  # losses: reading one in every step would wait for the device
         self._sum, self._finite = np.float32(0.0), 0
         self.streak = 0
         """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
-        self._energy = hardware.EnergyMeter(world.device, devices // world.size)
-        self._devices, self._before = devices, {"device_s": 0.0, "train_s": 0.0}
         self._waited_s = phases.read()["data_wait"]  # the device, as far as the clock knows it
+        # ---- used up to the last evaluation, and before the last restart of the process
+        self._energy = hardware.EnergyMeter(world.device, devices // world.size)
         self._trained_j: float | None = 0.0
-        """Joules of the training up to the last evaluation; None: not known."""
+        self._before = {"device_s": 0.0, "train_s": 0.0}
         self.restart()
 
     def restart(self) -> None:
         """Measure from here."""
-        self._seconds, self._samples, self._steps = (
-            dict(self._clock.seconds),
-            self._pace.samples,
-            self._pace.steps,
-        )
-        self._phase_s = self._phases.read()
+        self._seconds, self._phase_s = dict(self._clock.seconds), self._phases.read()
+        self._samples, self._steps = self._pace.samples, self._pace.steps
         self._pace.rates.clear()
-        self._joules, self._usage, self._counts = self._energy.joules(), hardware.Usage.now(), True
+        self._usage, self._joules = hardware.Usage.now(), self._energy.joules()
+        self._counts_energy = True  # False between a point and the next restart
 
     @property
     def device_s(self) -> float:
         """Return training seconds times devices, those before a restart on other devices
         included."""
-        return (
-            self._before["device_s"]
-            + (self._pace.train_s - self._before["train_s"]) * self._devices
-        )
+        seconds = self._pace.train_s - self._before["train_s"]
+        return self._before["device_s"] + seconds * self._devices
 
     def state_dict(self) -> dict[str, float | None]:
         """Return what the training has used so far, for the checkpoint; all ranks call it."""
-        used = self._used_j() if self._counts else 0.0
-        joules = (
-            self._trained_j + used if self._trained_j is not None and used is not None else None
-        )
+        joules = _sum(self._trained_j, self._used_j() if self._counts_energy else 0.0)
         return {"device_s": self.device_s, "train_s": self._pace.train_s, "energy_j": joules}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
@@ -86,26 +85,23 @@ class Meter:
 
     def add(self, loss: Tensor) -> None:
         """Add one step's loss, a scalar on the device."""
-        self._losses.append(loss)
+        self._unread.append(loss)
 
     def read(self) -> None:
         """Take in what was added; only to be called when the device has finished what was
         queued."""
         waited_s = self._phases.read()["data_wait"]
-        if self._phases.of_device:
+        if self._phases.of_device:  # the clock sees the host only, which runs ahead of its device
             self._clock.move(waited_s - self._waited_s, "train", "data_wait")
             self._waited_s = waited_s
         self._energy.joules()  # counters of a CPU wrap around
-        for loss in torch.stack(self._losses).float().tolist() if self._losses else ():
+        for loss in torch.stack(self._unread).float().tolist() if self._unread else ():
             if math.isfinite(loss):  # those that loss scaling passes over do not count
-                self._sum, self._finite, self.streak = (
-                    np.float32(self._sum + np.float32(loss)),
-                    self._finite + 1,
-                    0,
-                )
+                self._sum = np.float32(self._sum + np.float32(loss))
+                self._finite, self.streak = self._finite + 1, 0
             else:
                 self.streak += 1
-        self._losses.clear()
+        self._unread.clear()
 
     def measure(self, index: int, fraction: float, before: Point | None = None) -> Point:
         """Return the point of this moment, without the workload's findings. `loss` is NaN when none
@@ -114,32 +110,35 @@ class Meter:
         Where no step was made since the point `before`, as a long one ends several segments at
         once, its loss and its speed are repeated.
         """
-        seconds = {name: value - self._seconds[name] for name, value in self._clock.seconds.items()}
-        trained = seconds["train"] + seconds["data_wait"]
-        samples, steps = self._pace.samples - self._samples, self._pace.steps - self._steps
-        parts = self._parts(trained, steps)
-        rate = samples / trained if trained > 0 else 0.0
+        clock, pace = self._clock, self._pace
+        seconds = {name: value - self._seconds[name] for name, value in clock.seconds.items()}
+        trained_s = seconds["train"] + seconds["data_wait"]
+        samples, steps = pace.samples - self._samples, pace.steps - self._steps
+        parts = self._parts(trained_s, steps)
+        rate = samples / trained_s if trained_s > 0 else 0.0
         flops, peak = self._constant.get("flops_per_sample"), self._constant["peak_flops_per_s"]
-        price = self._clock.budget.price_per_device_hour
+        price = clock.budget.price_per_device_hour
         self.read()
-        loss = 0.0 if not steps else float(self._sum) / self._finite if self._finite else math.nan
+        loss = math.nan if steps else 0.0
+        if steps and self._finite:
+            loss = float(self._sum) / self._finite
         self._sum, self._finite = np.float32(0.0), 0
         point = Point(
             index=index,
             fraction=fraction,
-            train_s=self._pace.train_s,
+            train_s=pace.train_s,
             device_s=self.device_s,
             price=self.device_s / 3600 * price if price is not None else None,
-            samples=self._pace.samples,
-            steps=self._pace.steps,
+            samples=pace.samples,
+            steps=pace.steps,
             loss=self._world.total(loss) / self._world.size,
             samples_per_s=rate,
-            samples_per_s_sd=(
-                statistics.stdev(self._pace.rates) if len(self._pace.rates) > 1 else 0.0
-            ),
-            step_s=trained / steps if steps else None,
+            samples_per_s_sd=statistics.stdev(pace.rates) if len(pace.rates) > 1 else 0.0,
+            step_s=trained_s / steps if steps else None,
             phases_s=parts,
-            data_wait_share=parts["data_wait"] * steps / trained if trained > 0 and steps else 0.0,
+            data_wait_share=parts["data_wait"] * steps / trained_s
+            if trained_s > 0 and steps
+            else 0.0,
             load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
             **self._constant,
@@ -150,7 +149,7 @@ class Meter:
             return point
         return dataclasses.replace(point, **{name: getattr(before, name) for name in PER_STEP})
 
-    def _parts(self, trained: float, steps: int) -> dict[str, float]:
+    def _parts(self, trained_s: float, steps: int) -> dict[str, float]:
         """Return the seconds of the mean step's parts on this rank's device; `other` is what no
         part claims."""
         if not steps:
@@ -160,40 +159,42 @@ class Meter:
             for name, seconds in self._phases.read().items()
         }
         parts = {name: seconds / steps for name, seconds in spent.items()}
-        return {**parts, "other": max(0.0, trained - sum(spent.values())) / steps}
+        return {**parts, "other": max(0.0, trained_s - sum(spent.values())) / steps}
 
     def _machine(self, samples: int) -> dict[str, Any]:
         """Return CPU load, energy and what other processes took, over all ranks of this machine."""
         used = hardware.Usage.now().since(self._usage)
         ranks = self._world.gather((platform.node(), used.own_s))
-        here = sum(own_s for node, own_s in ranks if node == platform.node())
-        load = hardware.disturbance(used, here, psutil.cpu_count() or 1)
-        joules, self._counts = self._used_j(), False
-        self._trained_j = (
-            self._trained_j + joules if self._trained_j is not None and joules is not None else None
-        )
+        own_s = sum(seconds for node, seconds in ranks if node == platform.node())
+        facts = hardware.disturbance(used, own_s, psutil.cpu_count() or 1)
+        facts["cpu_share"] = used.own_s / max(1e-9, used.wall_s)
+        joules, self._counts_energy = self._used_j(), False
+        self._trained_j = _sum(self._trained_j, joules)
         if joules is not None:
-            load |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
+            facts |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
         if self._trained_j is not None:
-            load["energy_wh"] = self._trained_j / 3600
-        return load | {"cpu_share": used.own_s / max(1e-9, used.wall_s)}
+            facts["energy_wh"] = self._trained_j / 3600
+        return facts
 
     def _used_j(self) -> float | None:
         """Return the joules since `restart` of all ranks: each has its own GPU, those of a machine
         share its CPUs."""
-        now = self._energy.joules()
-        mine = now - self._joules if now is not None and self._joules is not None else None
-        ranks = dict(
-            self._world.gather(((platform.node(), self._world.rank * self._energy.own), mine))
-        )
-        return None if None in ranks.values() else sum(ranks.values())
+        now, counter = self._energy.joules(), None
+        used = now - self._joules if now is not None and self._joules is not None else None
+        if not self._energy.is_shared:
+            counter = self._world.rank
+        by_counter = dict(self._world.gather(((platform.node(), counter), used)))
+        return None if None in by_counter.values() else sum(by_counter.values())
 
     def _memory(self) -> dict[str, Any]:
         """Return the peak MiB of the rank that needs most."""
         used = memory.peak_mib(self._world.device)
-        if (
-            self._peak
-        ):  # what judging reserved stays reserved: the point before it tells what training holds
+        if self._peak_mib:  # what judging reserved stays reserved: the first point has training's
             used.pop("peak_reserved_mib", None)
-        self._peak |= {name: max(value, self._peak.get(name, 0.0)) for name, value in used.items()}
-        return {name: self._world.largest(value) for name, value in self._peak.items()}
+        for name, value in used.items():
+            self._peak_mib[name] = max(value, self._peak_mib.get(name, 0.0))
+        return {name: self._world.largest(value) for name, value in self._peak_mib.items()}
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return a + b if a is not None and b is not None else None

@@ -19,7 +19,7 @@ from tunediff.core import environment
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
-from tunediff.training.engine import TrainingOutcome
+from tunediff.training.outcome import TrainingOutcome
 
 LOST_PEER_SIGNS = (
     # gloo

@@ -1,4 +1,4 @@
-"""One optimizer step: the backward passes and updates that a workload asks for, in whichever of the
+"""One optimizer step: the backward passes and updates that a workload requests, in whichever of the
 ways it can."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LossOf = Callable[..., Tensor]
 
 class OptimizerStep:
     """Backward passes and updates between two optimizer steps, under loss scaling and
-    accumulation."""
+    accumulation. The methods with the names of `Trial`'s are described there."""
 
     def __init__(self, run: TrainingRun, on_update: Callable[[], None]) -> None:
         """`on_update` is called after every update that is not undone."""
@@ -43,20 +43,17 @@ class OptimizerStep:
 
     @property
     def sync_gradients(self) -> bool:
-        """Return whether this batch is the last of its step: gradients are complete after it, and
-        weights change."""
+        """Return whether this batch is the last of its step."""
         return self.pass_index == self.accumulation - 1
 
     # ---- backward passes
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one pass's mean loss."""
         run = self.run
         if run.strategy.owns_passes:
-            needs = (
+            raise run.mistake(
                 "parallel.strategy = pipeline needs trial.forward_backward(…) in place of"
                 " trial.step"
             )
-            raise run.mistake(needs)
         run.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
         run.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
@@ -64,8 +61,6 @@ class OptimizerStep:
         run.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
-        """Add the gradients of parameters outside the prepared model, which learn from a loss of
-        their own."""
         self.run.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
 
     def forward_backward(
@@ -75,26 +70,24 @@ class OptimizerStep:
         loss_of: LossOf,
         weights: Tensor | None,
     ) -> Tensor:
-        """Forward and backward pass in one; returns the items' losses [b], detached."""
         run = self.run
         assert run.model is not None, "trial.prepare(model) comes first"
-        if run.strategy.owns_passes:
-            count = len(inputs[0]) * self.accumulation
-            factors = (
-                torch.ones(len(inputs[0]), device=run.device) if weights is None else weights
-            ) / count
-            run.program.on_passes(run)
-            item_losses = run.strategy.passes(inputs, targets, loss_of, factors, run.autocast)
-            self._add_loss((factors * item_losses).sum())
-            run.phases.switch(None)
-            return item_losses
-        with run.autocast():
-            output = run.model(*inputs)
-        item_losses = loss_of(output, *targets)
-        self.backward((item_losses if weights is None else weights * item_losses).mean())
-        return item_losses.detach()
+        if not run.strategy.owns_passes:
+            with run.autocast():
+                output = run.model(*inputs)
+            item_losses = loss_of(output, *targets)
+            self.backward((item_losses if weights is None else weights * item_losses).mean())
+            return item_losses.detach()
+        count = len(inputs[0])
+        factors = torch.ones(count, device=run.device) if weights is None else weights
+        factors = factors / (count * self.accumulation)
+        run.program.on_passes(run)
+        item_losses = run.strategy.passes(inputs, targets, loss_of, factors, run.autocast)
+        self._add_loss((factors * item_losses).sum())
+        run.phases.switch(None)
+        return item_losses
 
-    def _backward_each(self, by_optimizer: losses.Losses) -> None:
+    def _backward_separately(self, by_optimizer: losses.Losses) -> None:
         """Add the gradients of several losses, each to its own optimizer's parameters."""
         run = self.run
         if not run.strategy.separate_losses:
@@ -118,13 +111,34 @@ class OptimizerStep:
         self.loss = share if self.loss is None else self.loss + share
 
     # ---- updates
+    def step(
+        self,
+        loss: Tensor | losses.Losses,
+        optimizer: torch.optim.Optimizer | None,
+        clip_norm: float | None,
+    ) -> None:
+        try:
+            by_optimizer = losses.of_step(loss, optimizer)
+        except ValueError as error:
+            raise self.run.mistake(str(error)) from None
+        self._refuse_second("step", self.stepped)
+        self.stepped = True
+        if isinstance(loss, Tensor):
+            self.backward(loss)
+            if self.sync_gradients:
+                assert optimizer is not None
+                self.update(optimizer, clip_norm)
+            return
+        self._backward_separately(by_optimizer)
+        if self.sync_gradients:
+            self._update_separately(by_optimizer, clip_norm)
+
     def update(
         self,
         optimizer: torch.optim.Optimizer,
         clip_norm: float | None,
         beside: Iterable[nn.Parameter] = (),
     ) -> None:
-        """Update the weights after the last pass; see `Trial.update`."""
         self._mark_updated("update")
         run, scaler = self.run, self.run.amp.scaler
         with run.phases("optimizer"):
@@ -144,54 +158,30 @@ class OptimizerStep:
             self._listed = model, list(model.parameters())
         return self._listed[1]
 
-    def _update_each(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
+    def _update_separately(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
         """Update the weights of several optimizers, counted as one step."""
         self._mark_updated("step")
         run, scaler = self.run, self.run.amp.scaler
         with run.phases("optimizer"):
             for optimizer in by_optimizer:
-                own = losses.parameters(optimizer)
-                run.strategy.average(own)
+                parameters = losses.parameters(optimizer)
+                run.strategy.average(parameters)
                 scaler.unscale_(optimizer)
                 if clip_norm is not None:
-                    run.strategy.clip(own, clip_norm)
+                    run.strategy.clip(parameters, clip_norm)
                 scaler.step(optimizer)
             scaler.update()
             for optimizer in by_optimizer:
                 optimizer.zero_grad(set_to_none=True)
         self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
 
-    def step(
-        self,
-        loss: Tensor | losses.Losses,
-        optimizer: torch.optim.Optimizer | None,
-        clip_norm: float | None,
-    ) -> None:
-        """Do the backward pass, and after the last pass the update; see `Trial.step`."""
-        try:
-            by_optimizer = losses.of_step(loss, optimizer)
-        except ValueError as error:
-            raise self.run.mistake(str(error)) from None
-        self._refuse_second("step", self.stepped)
-        self.stepped = True
-        if isinstance(loss, Tensor):
-            self.backward(loss)
-            if self.sync_gradients:
-                assert optimizer is not None
-                self.update(optimizer, clip_norm)
-            return
-        self._backward_each(by_optimizer)
-        if self.sync_gradients:
-            self._update_each(by_optimizer, clip_norm)
-
     def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         """Count a step that the workload has made by itself; see `Trial.record_step`."""
         if self.accumulation > 1:
-            needs = (
+            raise self.run.mistake(
                 "loader.accumulation needs trial.step(loss, optimizer) instead of"
                 " trial.record_step(loss)"
             )
-            raise self.run.mistake(needs)
         self._mark_updated("record_step")
         self.loss = self.run.compilation.detach(loss)
         self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
@@ -205,8 +195,6 @@ class OptimizerStep:
         self.on_update()
 
     def _mark_updated(self, call: str) -> None:
-        """Note that the step of these batches was made. Raises `WorkloadError` if it was
-        already."""
         self._refuse_second(call, self.updated)
         self.updated = True
 

@@ -120,6 +120,8 @@ class TrainingRun:
         self.warming_up = False
         """Whether steps are made that will be undone: for kernels, autotuning and compilation."""
         self.evaluating = False
+        self.done = False
+        """Whether the workload gets no further batch."""
         self.seeded = True
         """Whether torch's generator had the configuration's seed when the model was prepared."""
 

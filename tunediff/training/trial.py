@@ -30,10 +30,11 @@ from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import losses, model_setup, state, write_watch
-from tunediff.training.engine import Engine, NotTrainedError, TrainingOutcome
+from tunediff.training import losses, model_setup, outcome, sources, state, write_watch
+from tunediff.training.engine import Engine
 from tunediff.training.epochs import EpochLoader, divided
 from tunediff.training.observer import Shown
+from tunediff.training.outcome import TrainingOutcome
 from tunediff.training.training_run import Facts, Shard
 
 __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
@@ -289,7 +290,7 @@ class Trial:
         numbers that no way of dividing the batch changes. `samples_each`: what one item counts as
         in `UNIT`, such as the tokens of a sequence.
         """
-        return self.engine.batches_of_source(source, prepare, collate, samples_each)
+        return sources.batches_of_data(self.engine, source, prepare, collate, samples_each)
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         """Yield the batches of a loader of one's own, over and over until the budget is spent;
@@ -300,7 +301,7 @@ class Trial:
         one of steps, equal on all ranks. The knobs of `loader` have no effect but where the loader
         is made of them.
         """
-        return self.engine.batches_of_loader(batches, samples)
+        return sources.batches_of_loader(self.engine, batches, samples)
 
     def epochs(
         self, loader: Iterable[Any], *, samples: int | None = None
@@ -411,7 +412,7 @@ def run(engine: Engine) -> TrainingOutcome:
             described_in_environment(engine.world),
             script_arguments(path, engine.knobs, seed=engine.config.seed),
             write_watch.run_of(engine.folder),
-            contextlib.suppress(NotTrainedError),
+            contextlib.suppress(outcome.NotTrainedError),
         ):
             workload.code.train(Trial(engine))
     except RuntimeError as error:
@@ -420,4 +421,4 @@ def run(engine: Engine) -> TrainingOutcome:
     finally:
         engine.close()
         engine.remove_temporary()
-    return engine.outcome()
+    return outcome.of_run(engine)

@@ -33,12 +33,6 @@ def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) ->
     write_atomically(path, lambda file: file.write(content), durable=True)
 
 
-_ROW = 256
-"""Words of 8 bytes that are summed before they are weighted by their place."""
-_FACTOR = 0x1E3779B97F4A7C15
-"""An odd number whose multiples spread over 64 bits."""
-
-
 def digest(weights: Mapping[str, Any]) -> str:
     """Return a digest of weights: names, types, shapes and content, in 16 hexadecimal digits.
 
@@ -46,18 +40,23 @@ def digest(weights: Mapping[str, Any]) -> str:
     same weights have the same digest on any device, with any number of threads and in any memory
     format. It notices changes, but does not withstand an adversary.
     """
-    tensors = {name: one for name, one in weights.items() if isinstance(one, Tensor)}
-    sums = [_checksum(one) for one in tensors.values()]
-    # One number is read back from each device, not one for each tensor.
-    places: dict[torch.device, list[Tensor]] = {}
-    for one in sums:
-        places.setdefault(one.device, []).append(one)
-    numbers = {device: iter(torch.stack(of).tolist()) for device, of in places.items()}
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors.values():
+        by_device.setdefault(tensor.device, []).append(_checksum(tensor))
+    # One transfer from each device, not one for each tensor.
+    sums = {device: iter(torch.stack(of).tolist()) for device, of in by_device.items()}
     lines = [
-        (name, str(tensor.dtype), tuple(tensor.shape), next(numbers[one.device]))
-        for (name, tensor), one in zip(tensors.items(), sums, strict=True)
+        (name, str(tensor.dtype), tuple(tensor.shape), next(sums[tensor.device]))
+        for name, tensor in tensors.items()
     ]
     return hashlib.sha256(repr(lines).encode()).hexdigest()[:16]
+
+
+_ROW = 256
+"""Words of 8 bytes that are summed before they are weighted by their place."""
+_FACTOR = 0x1E3779B97F4A7C15
+"""An odd number whose multiples spread over 64 bits."""
 
 
 def _checksum(tensor: Tensor) -> Tensor:
@@ -104,9 +103,8 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a damaged archive raises many things; each means the same
-        raise ConfigError(
-            f"{path}: is damaged or holds no plain weights ({type(error).__name__})"
-        ) from None
+        kind = type(error).__name__
+        raise ConfigError(f"{path}: is damaged or holds no plain weights ({kind})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds no weights by name, but {type(content).__name__}")
     return content

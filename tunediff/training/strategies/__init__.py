@@ -1,5 +1,4 @@
-"""How the processes of a training share its work. To add one: a subclass of `Single` beside the
-others."""
+"""How the processes of a training share its work. To add one: a subclass of `Single`."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ __all__ = ["Single", "build"]
 
 
 def build(config: Systems, world: World) -> Single:
-    """The strategy that the configuration asks for; one process trains alone, but with `dp`."""
-    if config.parallel.strategy == "dp" and config.parallel.workers > 1:
+    """Return the strategy of a configuration; one process trains alone, but with `dp`."""
+    name = config.parallel.strategy
+    if name == "dp" and config.parallel.workers > 1:
         from tunediff.training.strategies.dp import Dp
 
         return Dp(config, world)
-    name = config.parallel.strategy if world.size > 1 else "single"
-    if name == "fsdp":
+    if name == "fsdp" and world.size > 1:
         from tunediff.training.strategies.fsdp import Fsdp  # a second of imports
 
         return Fsdp(config, world)
-    if name == "pipeline":
+    if name == "pipeline" and world.size > 1:
         from tunediff.training.strategies.pipeline import Pipeline
 
         return Pipeline(config, world)
-    return {"ddp": Ddp, "single": Single}[name](config, world)
+    return (Ddp if world.size > 1 else Single)(config, world)

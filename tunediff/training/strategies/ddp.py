@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 
 import torch
@@ -35,8 +34,8 @@ class Ddp(Single):
             static_graph=options.static_graph,
         )
         if options.gradients == "bf16":
-            # By its own name DistributedDataParallel refuses it without a GPU, though gloo can do
-            # it.
+            # A lambda: DistributedDataParallel refuses the hook without a GPU, by its name, though
+            # gloo can do it.
             wrapped.register_comm_hook(
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
             )
@@ -44,26 +43,18 @@ class Ddp(Single):
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         gradients = [one.grad for one in parameters if one.grad is not None]
-        sent = torch.bfloat16 if self._options.gradients == "bf16" else None
-        mean = self._world.mean(torch.cat([one.flatten().to(sent) for one in gradients]))
-        for gradient, part in zip(
-            gradients, torch.split(mean, [one.numel() for one in gradients]), strict=True
-        ):
+        dtype = torch.bfloat16 if self._options.gradients == "bf16" else None
+        mean = self._world.mean(torch.cat([one.flatten().to(dtype) for one in gradients]))
+        parts = torch.split(mean, [one.numel() for one in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view(gradient.shape))
 
     def explain(self, error: RuntimeError) -> None:
-        if self._wrapped is None or UNUSED not in str(error):
-            return
-        learned = [
-            name for name, one in self._wrapped.module.named_parameters() if one.requires_grad
-        ]
-        indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        names = [learned[int(index)] for index in (indices[1].split() if indices else ())]
-        raise ConfigError(
-            "parallel.static_graph: False is not allowed: a step has not used all parameters"
-            f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}); allowed: True where no"
-            " step uses them, or parallel.strategy: fsdp"
-        ) from error
+        if self._wrapped is not None and UNUSED in str(error):
+            raise ConfigError(
+                "parallel.static_graph: False is not allowed: a step has not used all parameters;"
+                " allowed: True where no step uses them, or parallel.strategy: fsdp"
+            ) from error
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         return self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext()

@@ -1,5 +1,4 @@
-"""One process trains on several GPUs: torch.nn.DataParallel. The slow one, here to be compared
-with."""
+"""One process trains on several GPUs: torch.nn.DataParallel. Slow; to be compared with."""
 
 from __future__ import annotations
 
@@ -18,10 +17,7 @@ from tunediff.training.strategies.single import Context, Single
 
 class Dp(Single):
     """Each step copies the model to every GPU and its part of the batch with it, and collects
-    outputs and gradients.
-
-    Batch statistics are those of the first GPU's part.
-    """
+    outputs and gradients. Batch statistics are those of the first GPU's part."""
 
     def __init__(self, config: Systems, world: World) -> None:
         super().__init__(config, world)
@@ -32,17 +28,15 @@ class Dp(Single):
 
 
 def gpus(device: torch.device, count: int) -> list[int]:
-    """Indices of `count` GPUs, `device` the first. Raises `ConfigError` where this process has not
-    so many."""
+    """Return the indices of `count` GPUs, `device` the first. Raises `ConfigError` where this
+    process has fewer: torch would train on these without a word."""
     first = device.index or 0
-    here = torch.cuda.device_count() - first if device.type == "cuda" else 0
-    why = (
-        f"parallel.workers = {count} needs as many GPUs, and this process has {here}; allowed: ddp,"
-        " fsdp, pipeline"
-    )
+    visible = torch.cuda.device_count() - first if device.type == "cuda" else 0
     refuse(
-        here < count, f"parallel.strategy: dp is not allowed: {why}"
-    )  # torch would pass it through without a word
+        visible < count,
+        f"parallel.strategy: dp is not allowed: parallel.workers = {count} needs as many GPUs, and"
+        f" this process has {visible}; allowed: ddp, fsdp, pipeline",
+    )
     return list(range(first, first + count))
 
 
@@ -53,23 +47,22 @@ class Copies(nn.DataParallel[nn.Module]):
     def parallel_apply(
         self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
+        # torch tells its threads that autocast is on, and not of which type: bf16 would become
+        # float16.
         kind = self.src_device_obj.type
-        # torch hands on to its threads that there is autocast, and not of which type: bf16 would
-        # become float16.
         dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        cast = functools.partial(torch.autocast, kind, dtype, enabled=enabled)
+        autocast = functools.partial(torch.autocast, kind, dtype, enabled=enabled)
         if self.training:
-            for device in self.device_ids[
-                1:
-            ]:  # from the seed of all generators: a checkpoint keeps the CPU's
+            for device in self.device_ids[1:]:
+                # From the CPU's generator, which a checkpoint keeps.
                 _seed(device, int(torch.randint(2**31, ())))
-        runs: Any = [functools.partial(_within, cast, one) for one in replicas]
+        runs: Any = [functools.partial(_call_in, autocast, replica) for replica in replicas]
         return super().parallel_apply(runs, inputs, kwargs)
 
 
-def _within(context: Context, run: nn.Module, *inputs: Any, **named: Any) -> Any:
+def _call_in(context: Context, replica: nn.Module, *inputs: Any, **named: Any) -> Any:
     with context():
-        return run(*inputs, **named)
+        return replica(*inputs, **named)
 
 
 def _seed(device: int, seed: int) -> None:

@@ -29,9 +29,9 @@ class Fsdp(Single):
     runs.
 
     States stay those of one process: `state_dict` of the model, of copies of it and of optimizers
-    that are kept gives whole tensors on every rank, and `load_state_dict` takes them. All ranks
-    must call each together. Only within `states_as_shares` and `states_for_file`, which spare the
-    device's memory, they are others.
+    that are kept gives complete tensors on every rank, and `load_state_dict` takes them. All ranks
+    call each together. `states_as_shares` and `states_for_file` change that inside, and spare the
+    device's memory.
     """
 
     separate_losses = False
@@ -39,68 +39,93 @@ class Fsdp(Single):
 
     def __init__(self, config: Systems, world: World) -> None:
         super().__init__(config, world)
-        self._gather: Gather = _whole
+        self._gather: Gather = _full_tensor
 
+    # ---- the model
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._blocks = blocks
-        nowhere = {
+        without_weights = {
             id(one): nn.Parameter(torch.empty_like(one, device="meta"))
             for one in model.parameters()
         }
-        self._plain = copy.deepcopy(model, nowhere)  # without weights
+        self._plain = copy.deepcopy(model, without_weights)
         self._mesh = init_device_mesh(self._world.device.type, (self._world.size,))
         self._shard(model)
         self._model = cast(FSDPModule, model)
         return model
 
     def _shard(self, model: nn.Module) -> None:
-        """In place: block by block, then what is left."""
+        """Divide a model in place: block by block, then what is left."""
         half = self._options.gradients == "bf16"
         options: dict[str, Any] = {
-            "mesh": self._mesh, "reshard_after_forward": self._options.reshard,
+            "mesh": self._mesh,
+            "reshard_after_forward": self._options.reshard,
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if half else None),
-        }  # fmt: skip
+        }
         for part in model.modules() if self._blocks is not None else ():
             if isinstance(part, self._blocks):  # type: ignore[arg-type]
                 fully_shard(part, **options)
         fully_shard(model, **options)
         # A partial, since torch sets an attribute of the hook, which a bound method does not take.
-        model.register_state_dict_post_hook(functools.partial(self._gather_network))  # type: ignore[no-untyped-call]
+        model.register_state_dict_post_hook(functools.partial(self._gather_model))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(_share_out)  # type: ignore[no-untyped-call]
-        model.__deepcopy__ = functools.partial(self._twin, model)  # type: ignore[assignment]
+        model.__deepcopy__ = functools.partial(self._deepcopy, model)  # type: ignore[assignment]
 
-    def _twin(self, model: nn.Module, memo: Any) -> nn.Module:
-        """What `copy.deepcopy` makes: a second model, shared out alike."""
-        twin = self._whole_network(model)
+    def _deepcopy(self, model: nn.Module, memo: Any) -> nn.Module:
+        """Return a second model, divided as the first."""
+        twin = copy.deepcopy(self._plain)
+        buffers = dict(model.named_buffers())
+        state = {
+            name: value.clone() if name in buffers else value
+            for name, value in model.state_dict().items()
+        }
+        twin.load_state_dict(state, assign=True)
+        for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
+            mine.training = theirs.training
         self._shard(twin)
         return twin
 
-    def _whole_network(self, model: nn.Module) -> nn.Module:
-        """Return the network or a copy of it with all of its weights."""
-        plain = copy.deepcopy(self._plain)
-        buffers = dict(model.named_buffers())
-        state = {
-            name: one.clone() if name in buffers else one
-            for name, one in model.state_dict().items()
-        }
-        plain.load_state_dict(state, assign=True)
-        for mine, theirs in zip(plain.modules(), model.modules(), strict=True):
-            mine.training = theirs.training
-        return plain
+    @contextlib.contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        assert self._model is not None
+        self._model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._model.set_requires_gradient_sync(True)
 
-    def keeps(self, one: Any) -> None:
-        if isinstance(one, torch.optim.Optimizer):
-            one.register_state_dict_post_hook(
+    @contextlib.contextmanager
+    def callable_alone(self, *models: nn.Module) -> Iterator[None]:
+        roots = list(dict.fromkeys(root for model in models for root in _outermost(model)))
+        modules = [part for root in roots for part in cast(nn.Module, root).modules()]
+        parts = [part for part in modules if isinstance(part, FSDPModule)]
+        try:
+            for root in roots:
+                # a copy that was never called does not know its root yet
+                root._get_fsdp_state()._lazy_init()
+                root.set_reshard_after_forward(False)
+            for part in parts:
+                part.unshard()
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+            for root in roots:
+                root.set_reshard_after_forward(self._options.reshard)
+
+    # ---- states
+    def keeps(self, stateful: Any) -> None:
+        if isinstance(stateful, torch.optim.Optimizer):
+            stateful.register_state_dict_post_hook(
                 lambda optimizer, state: gathered(state, self._gather)
             )
-            one.register_load_state_dict_pre_hook(_share_out_moments)
+            stateful.register_load_state_dict_pre_hook(_share_out_moments)
 
-    def _gather_network(
+    def _gather_model(
         self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
     ) -> None:
-        parameters = {
-            prefix + name: one for name, one in module.named_parameters(remove_duplicate=False)
-        }
+        named = module.named_parameters(remove_duplicate=False)
+        parameters = {prefix + name: parameter for name, parameter in named}
         for name, value in state.items():
             if isinstance(value, DTensor):
                 state[name] = self._gather(value, parameters.get(name, value))
@@ -119,41 +144,9 @@ class Fsdp(Single):
         finally:
             self._gather = before
 
-    @contextlib.contextmanager
-    def unsynchronized(self) -> Iterator[None]:
-        assert self._model is not None
-        self._model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            self._model.set_requires_gradient_sync(True)
-
-    @contextlib.contextmanager
-    def callable_alone(self, *models: nn.Module) -> Iterator[None]:
-        roots = list(dict.fromkeys(root for model in models for root in _outermost(model)))
-        parts = [
-            part
-            for root in roots
-            for part in cast(nn.Module, root).modules()
-            if isinstance(part, FSDPModule)
-        ]
-        try:
-            for root in roots:
-                # a copy that has never been called does not know its root yet
-                root._get_fsdp_state()._lazy_init()
-                root.set_reshard_after_forward(False)
-            for part in parts:
-                part.unshard()
-            yield
-        finally:
-            for part in parts:
-                part.reshard()
-            for root in roots:
-                root.set_reshard_after_forward(self._options.reshard)
-
 
 def _outermost(model: nn.Module) -> list[FSDPModule]:
-    """Return the networks in a model that are shared out: itself, or those within a wrapper such as
+    """Return the divided models in a model: itself, or those within a wrapper such as
     `AveragedModel`."""
     if isinstance(model, FSDPModule):
         return [model]
@@ -161,64 +154,63 @@ def _outermost(model: nn.Module) -> list[FSDPModule]:
 
 
 def gathered(state: Any, gather: Gather) -> Any:
-    """Nested dictionaries and lists with `gather(tensor, tensor)` for every shared tensor."""
+    """Return nested dictionaries and lists with `gather(tensor, tensor)` for every shared
+    tensor."""
     if isinstance(state, DTensor):
         return gather(state, state)
     if isinstance(state, dict):
         return type(state)((key, gathered(value, gather)) for key, value in state.items())
-    return (
-        type(state)(gathered(value, gather) for value in state)
-        if isinstance(state, list | tuple)
-        else state
-    )
+    if isinstance(state, list | tuple):
+        return type(state)(gathered(value, gather) for value in state)
+    return state
 
 
-def _whole(tensor: DTensor, _: Tensor) -> Tensor:
+def _full_tensor(tensor: DTensor, _: Tensor) -> Tensor:
     return tensor.full_tensor()
 
 
 class _OnHost:
-    """Gathers for a file: no device holds more than one whole tensor at a time, and no rank but the
-    first keeps any.
+    """Gathers for a file: no device holds more than one complete tensor at a time, and no rank but
+    the first keeps any.
 
     A parameter that several states have is gathered once, so that a file holds it once.
     """
 
     def __init__(self, keeps: bool) -> None:
+        # The parameter is held as well: its id is that of no other tensor as long as it exists.
         self._keeps, self._gathered = keeps, dict[int, tuple[Tensor, Tensor]]()
 
     def __call__(self, tensor: DTensor, parameter: Tensor) -> Tensor:
         if id(parameter) not in self._gathered:
-            whole = tensor.full_tensor()
-            on_host = whole.cpu() if self._keeps else whole.new_empty(0, device="cpu")
-            # The parameter is held as well: its id is that of no other tensor as long as it exists
+            full = tensor.full_tensor()
+            on_host = full.cpu() if self._keeps else full.new_empty(0, device="cpu")
             self._gathered[id(parameter)] = parameter, on_host
         return self._gathered[id(parameter)][1]
 
 
 def _share_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name, mine in module.named_parameters():
-        if (key := prefix + name) in state and state[key].shape == mine.shape:
-            state[key] = _like(mine, state[key])
+    for name, parameter in module.named_parameters():
+        if (key := prefix + name) in state:
+            state[key] = _share(state[key], parameter)
 
 
 def _share_out_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    mine = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    shared = {
-        number: {
-            name: _like(one, value) if isinstance(value, Tensor) and value.shape == one.shape else value
-            for name, value in state["state"][number].items()
-        }
-        for number, one in zip(numbers, mine, strict=False) if number in state["state"]
-    }  # fmt: skip
-    return {**state, "state": shared}
+    moments = {
+        number: {name: _share(value, parameter) for name, value in state["state"][number].items()}
+        for number, parameter in zip(numbers, parameters, strict=False)
+        if number in state["state"]
+    }
+    return {**state, "state": moments}
 
 
-def _like(mine: Tensor, value: Tensor) -> Tensor:
-    """This rank's share of a whole tensor, as a parameter has it."""
-    if not isinstance(mine, DTensor) or isinstance(value, DTensor):
+def _share(value: Any, parameter: Tensor) -> Any:
+    """Return this rank's share of a complete tensor with the shape of a parameter; anything else as
+    it is."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    return distribute_tensor(
-        value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None
-    )
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor):
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,12 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline(Single):
-    """Each rank runs and learns one stage: some consecutive links of the model's chain, of about
-    equal cost.
+    """Each rank runs and learns one stage: consecutive links of the model's chain; the stages cost
+    about the same.
 
-    All ranks have the whole model, gradients and optimizer state of their own stage alone, and see
-    the whole batch. What others have learned is filled in where the model is judged or saved.
+    All ranks have the complete model, but gradients and optimizer state of their own stage alone,
+    and see the complete batch. What others have learned is filled in where the model is judged or
+    saved.
     """
 
     owns_passes = True
@@ -43,18 +44,18 @@ class Pipeline(Single):
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
         self._model, self._links = model, chain(model)
-        few = f"the model has {len(self._links)} links to divide; allowed: as many workers at most"
         refuse(
             len(self._links) < self._world.size,
-            f"parallel.workers: {self._world.size} is not allowed: {few}",
+            f"parallel.workers: {self._world.size} is not allowed: the model has"
+            f" {len(self._links)} links to divide; allowed: as many workers at most",
         )
 
         def guard(module: nn.Module, inputs: Any) -> None:
-            call = (
+            refuse(
+                module is model and not self._alone,
                 "parallel.strategy: pipeline needs trial.forward_backward(…) in place of net(…) and"
-                " trial.step"
+                " trial.step",
             )
-            refuse(module is model and not self._alone, call)
 
         model.register_forward_pre_hook(guard)
         return model
@@ -70,13 +71,20 @@ class Pipeline(Single):
     ) -> Tensor:
         if self._schedule is None:
             self._cut(inputs, autocast)
-        self._check_count(len(inputs[0]))
-        # The last rank's own may belong to other inputs: its loader, or the loop, may draw from the
-        # rank's generators.
+        refuse(  # the stages receive one shape
+            len(inputs[0]) != self._count,
+            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items: the"
+            f" first has {self._count}; allowed: a loader with drop_last=True",
+        )
+        # The last rank's own targets may belong to other inputs: its loader, or the loop, may draw
+        # from the rank's generators.
         targets = [self._of_first_rank(target) for target in targets]
         self._world.first(weights)
-        rank, last = self._world.rank, self._world.size - 1
-        all_losses = torch.zeros(len(weights), device=self._world.device)
+        rank, last, device = self._world.rank, self._world.size - 1, self._world.device
+        rows, all_losses = (
+            torch.arange(len(weights), device=device),
+            torch.zeros(len(weights), device=device),
+        )
 
         def loss(output: Tensor, rows: Tensor) -> Tensor:
             losses = loss_of(output, *(target[rows] for target in targets))
@@ -84,54 +92,41 @@ class Pipeline(Single):
             return (weights[rows] * losses).sum()
 
         self._loss = loss
-        rows = torch.arange(len(weights), device=self._world.device)
-        self._schedule.step(
-            *(inputs if rank == 0 else ()),
-            target=rows if rank == last else None,
-            return_outputs=False,
-        )
+        received, target = inputs if rank == 0 else (), rows if rank == last else None
+        self._schedule.step(*received, target=target, return_outputs=False)
         return self._world.sum(all_losses)  # only the last rank has found any
 
-    def _check_count(self, count: int) -> None:
-        """Raise `ConfigError` for a batch of another length than the first: the stages receive one
-        shape."""
-        drop = f"the first has {self._count}; allowed: a loader with drop_last=True"
-        refuse(
-            count != self._count,
-            f"parallel.strategy: pipeline is not allowed with a batch of {count} items: {drop}",
-        )
-
     def _of_first_rank(self, mine: Tensor) -> Tensor:
-        """Return rank 0's tensor; this rank's stays as it is, which may share memory with the data
-        set."""
-        contiguous = torch.contiguous_format
-        sent = (
-            mine.detach().contiguous()
-            if self._world.main
-            else torch.empty_like(mine, memory_format=contiguous)
-        )
-        return self._world.first(sent)
+        """Return rank 0's tensor; this rank's, which may share memory with the data set, stays as
+        it is."""
+        if self._world.main:
+            return self._world.first(mine.detach().contiguous())
+        return self._world.first(torch.empty_like(mine, memory_format=torch.contiguous_format))
 
+    # ---- dividing the model
     def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
         """Divide the model by what its links cost on rank 0, and make the schedule. All ranks
         together."""
         count, self._count = self._options.microbatches, len(inputs[0])
-        divides = "allowed: a divisor of it"
-        not_allowed = (
+        refuse(
+            self._count % count,
             f"parallel.microbatches: {count} is not allowed with batches of {self._count} items;"
-            f" {divides}"
+            " allowed: a divisor of it",
         )
-        refuse(self._count % count, not_allowed)
         carried, costs = self._measured([one[: len(one) // count] for one in inputs], autocast)
         ends = cuts(self._world.tell(costs), self._world.size)
         for rank in range(self._world.size):
             for link in self._links[ends[rank] : ends[rank + 1]]:
-                self._own(link, rank)
+                self._assign(link, rank)
         first, end = ends[self._world.rank : self._world.rank + 2]
         stage = PipelineStage(
-            _Stage(self._links[first:end], autocast), self._world.rank, self._world.size, self._world.device,
-            input_args=carried[first], output_args=carried[end],
-        )  # fmt: skip
+            _Stage(self._links[first:end], autocast),
+            self._world.rank,
+            self._world.size,
+            self._world.device,
+            input_args=carried[first],
+            output_args=carried[end],
+        )
         schedule = SCHEDULES[self._options.schedule]
         self._schedule = schedule(
             stage, count, loss_fn=lambda output, rows: self._loss(output, rows), scale_grads=False
@@ -140,8 +135,8 @@ class Pipeline(Single):
     def _measured(
         self, inputs: list[Tensor], autocast: Context
     ) -> tuple[list[tuple[Tensor, ...]], list[float]]:
-        """Shapes of what is carried into each link and out of the last, and seconds of each link's
-        forward pass."""
+        """Return the shapes of what is carried into each link and out of the last, and the seconds
+        of each link's forward pass."""
         modes = [(module, module.training) for module in self._model.modules()]
         devices = [self._world.device] if self._world.device.type == "cuda" else []
         now, costs = tuple(inputs), list[float]()
@@ -150,65 +145,63 @@ class Pipeline(Single):
         eager = torch.compiler.set_stance("force_eager")
         with eager, torch.no_grad(), torch.random.fork_rng(devices), autocast():
             for link in self._links:
-                taken = []
+                seconds = []
                 for _ in range(3):
                     self._world.synchronize()
                     began = time.perf_counter()
                     after = link(*now)
                     self._world.synchronize()
-                    taken.append(time.perf_counter() - began)
+                    seconds.append(time.perf_counter() - began)
                 now = after if isinstance(after, tuple) else (after,)
-                costs.append(min(taken))
-                carried.append(tuple(torch.empty(one.shape, dtype=one.dtype, device="meta",
-                                                 requires_grad=one.is_floating_point()) for one in now))  # fmt: skip
+                costs.append(min(seconds))
+                carried.append(tuple(_shape_of(one) for one in now))
         for module, training in modes:
             module.training = training
         return carried, costs
 
-    def _own(self, link: nn.Module, rank: int) -> None:
-        """The parameters and buffers of a link are a rank's. Raises `ConfigError` where another has
-        one of them too."""
-        theirs = {id(one) for one in (*link.parameters(), *link.buffers())}
-        for name, one in (*self._model.named_parameters(), *self._model.named_buffers()):
-            if id(one) in theirs:
-                twice = (
-                    f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages"
+    def _assign(self, link: nn.Module, rank: int) -> None:
+        """Note that a rank learns the parameters and buffers of a link. Raises `ConfigError` where
+        another learns one of them too."""
+        of_link = {id(one) for one in _tensors(link).values()}
+        for name, tensor in _tensors(self._model).items():
+            if id(tensor) in of_link:
+                refuse(
+                    self._owners.setdefault(name, rank) != rank,
+                    f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages",
                 )
-                refuse(self._owners.setdefault(name, rank) != rank, twice)
 
     # ---- what is learned
-    def keeps(self, one: Any) -> None:
-        if isinstance(one, nn.Module):
-            self._models.append(one)
-        if isinstance(one, torch.optim.Optimizer):
-            one.register_state_dict_post_hook(self._join)
-            one.register_load_state_dict_pre_hook(self._part)
+    def keeps(self, stateful: Any) -> None:
+        if isinstance(stateful, nn.Module):
+            self._models.append(stateful)
+        if isinstance(stateful, torch.optim.Optimizer):
+            stateful.register_state_dict_post_hook(self._join)
+            stateful.register_load_state_dict_pre_hook(
+                lambda optimizer, state: {**state, "state": self._mine(optimizer, state)}
+            )
 
     def complete(self, *models: nn.Module) -> None:
         for model in dict.fromkeys((*self._models, *models)):
-            for one, rank in self._owned(model):
-                self._world.of(rank, one.detach())
+            for tensor, rank in self._learned_by(model):
+                self._world.of(rank, tensor.detach())
 
-    def _owned(self, model: nn.Module) -> list[tuple[Tensor, int]]:
+    def _learned_by(self, model: nn.Module) -> list[tuple[Tensor, int]]:
         """Return the tensors of a model that one rank has learned, and the rank.
 
-        They are the prepared model's own, and those of whole copies of it, which may lie within
+        They are the prepared model's own, and those of complete copies of it, which may lie within
         another module, as in `AveragedModel`. A name alone says nothing: a part of the prepared
         model has the names of other parts.
         """
         ours, theirs = _tensors(self._model), _tensors(model)
         ranks = {id(ours[name]): rank for name, rank in self._owners.items() if name in ours}
-        owned = {id(one): (one, ranks[id(one)]) for one in theirs.values() if id(one) in ranks}
-        learned = [name for name, _ in self._model.named_parameters() if name in self._owners]
+        learned = {id(one): (one, ranks[id(one)]) for one in theirs.values() if id(one) in ranks}
+        names = [name for name, _ in self._model.named_parameters() if name in self._owners]
         for prefix in [f"{name}." if name else "" for name, _ in model.named_modules()]:
-            if all(prefix + name in theirs for name in learned):
-                copies = [
-                    (theirs[prefix + name], rank)
-                    for name, rank in self._owners.items()
-                    if prefix + name in theirs
-                ]
-                owned |= {id(one): (one, rank) for one, rank in copies}
-        return list(owned.values())
+            if all(prefix + name in theirs for name in names):
+                for name, rank in self._owners.items():
+                    if (copy := theirs.get(prefix + name)) is not None:
+                        learned[id(copy)] = copy, rank
+        return list(learned.values())
 
     @contextlib.contextmanager
     def callable_alone(self, *models: nn.Module) -> Iterator[None]:
@@ -219,11 +212,6 @@ class Pipeline(Single):
         finally:
             self._alone = False
 
-    def whole(self, model: nn.Module) -> nn.Module:
-        self.complete(model)
-        self._alone = True  # nothing is trained any more
-        return model
-
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         mine = [one for one in parameters if one.grad is not None]
         own = nn.utils.get_total_norm([one.grad for one in mine if one.grad is not None])
@@ -231,30 +219,29 @@ class Pipeline(Single):
         nn.utils.clip_grads_with_norm_(mine, norm, total)
 
     def _mine(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[int, Any]:
-        """The states of parameters that are this rank's, and of those beside the model."""
+        """Return the states of parameters that this rank learns, and of those beside the model."""
         names = {id(one): name for name, one in self._model.named_parameters()}
-        own = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        rank = self._world.rank
-        return {
-            number: state["state"][number] for number, one in zip(numbers, own, strict=True)
-            if number in state["state"] and self._owners.get(names.get(id(one), ""), rank) == rank
-        }  # fmt: skip
-
-    def _part(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "state": self._mine(optimizer, state)}
+        mine = {}
+        for number, parameter in zip(numbers, parameters, strict=True):
+            owner = self._owners.get(names.get(id(parameter), ""), self._world.rank)
+            if number in state["state"] and owner == self._world.rank:
+                mine[number] = state["state"][number]
+        return mine
 
     def _join(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """The states of all ranks' parameters, in host memory."""
+        """Return the state with that of all ranks' parameters, in host memory."""
         mine = {
             number: {
-                name: one.cpu() if isinstance(one, Tensor) else one for name, one in values.items()
+                name: value.cpu() if isinstance(value, Tensor) else value
+                for name, value in values.items()
             }
             for number, values in self._mine(optimizer, state).items()
         }
-        joined = {
-            number: values for part in self._world.gather(mine) for number, values in part.items()
-        }
+        joined: dict[int, Any] = {}
+        for part in self._world.gather(mine):
+            joined |= part
         return {**state, "state": dict(sorted(joined.items()))}
 
 
@@ -283,24 +270,31 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def chain(model: nn.Module) -> list[nn.Module]:
-    """The links of a model: its `chain()`, or the parts of an nn.Sequential. Raises `ConfigError`
-    without either."""
-    made: Callable[[], list[nn.Module]] | None = getattr(model, "chain", None)
-    parts = (
-        model.children() if isinstance(model, nn.Sequential) else made() if made is not None else ()
+def _shape_of(tensor: Tensor) -> Tensor:
+    needs_gradient = tensor.is_floating_point()
+    return torch.empty(
+        tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_gradient
     )
-    links = list(parts)
-    needs = f"{type(model).__name__} is no nn.Sequential and has no chain()"
+
+
+def chain(model: nn.Module) -> list[nn.Module]:
+    """Return the links of a model: its `chain()`, or the parts of an nn.Sequential. Raises
+    `ConfigError` without either."""
+    links: list[nn.Module] = []
+    if isinstance(model, nn.Sequential):
+        links = list(model.children())
+    elif (make := getattr(model, "chain", None)) is not None:
+        links = list(make())
     refuse(
         not links,
-        f"parallel.strategy: pipeline is not allowed: {needs}; allowed: ddp, fsdp, single",
+        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential and"
+        " has no chain(); allowed: ddp, fsdp, single",
     )
     return links
 
 
 def cuts(costs: Sequence[float], stages: int) -> list[int]:
-    """Where consecutive links are cut so that the dearest stage costs least: 0, …, number of
+    """Return where consecutive links are cut so that the dearest stage costs least: 0, …, number of
     links."""
 
     @functools.cache

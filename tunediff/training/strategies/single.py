@@ -28,26 +28,24 @@ class Single:
     def __init__(self, config: Systems, world: World) -> None:
         self._options, self._world = config.parallel, world
         self.replicas = world
-        """The ranks that have a part of each batch; one, where each sees the whole batch."""
+        """The ranks that have a part of each batch; one, where each sees the complete batch."""
 
     def wrap(self, model: nn.Module, blocks: type[nn.Module] | None = None) -> nn.Module:
-        """The model as the training calls it, on its device; the optimizer is made after this.
-
-        `blocks`: the class of the parts that repeat in it.
-        """
+        """Return the model as the training calls it, on its device; the optimizer is made after
+        this. `blocks`: the class of the parts that repeat in it."""
         return model
 
-    def keeps(self, one: Any) -> None:
-        """Told of all that is in a checkpoint: its state shall be whole on every rank, as one
-        process has it."""
+    def keeps(self, stateful: Any) -> None:
+        """Called with all that is in a checkpoint: its state shall be complete on every rank."""
 
     def states_as_shares(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which a state may hold this rank's share alone, which only the same ranks
-        can take up."""
+        """Return the context in which a state may hold this rank's share alone, which only the same
+        ranks can take up."""
         return contextlib.nullcontext()
 
     def states_for_file(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which only rank 0's states need be whole. All ranks take them together."""
+        """Return the context in which only rank 0's states need be complete. All ranks take them
+        together."""
         return contextlib.nullcontext()
 
     def passes(
@@ -58,8 +56,8 @@ class Single:
         weights: Tensor,
         autocast: Context,
     ) -> Tensor:
-        """Forward and backward pass of Σ weights·losses; the losses [b] = loss_of(output,
-        *targets), on all ranks.
+        """Make the forward and backward pass of Σ weights·losses; return the losses [b] =
+        loss_of(output, *targets) on all ranks.
 
         Only where `owns_passes`. Inputs, targets and weights are rank 0's; the tensor `weights` of
         others becomes it.
@@ -67,17 +65,16 @@ class Single:
         raise NotImplementedError
 
     def explain(self, error: RuntimeError) -> None:
-        """Raise `ConfigError` if a knob of the strategy is why the training has failed with this
-        error."""
+        """Raise `ConfigError` if a knob of the strategy is why the training failed."""
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
-        """The context of all but the last pass of an accumulation: gradients need not be averaged
-        yet."""
+        """Return the context of all but the last pass of an accumulation: gradients need not be
+        averaged yet."""
         return contextlib.nullcontext()
 
     def callable_alone(self, *models: nn.Module) -> contextlib.AbstractContextManager[object]:
-        """The context of evaluations: each rank may call these as often as it likes. All ranks
-        enter it together."""
+        """Return the context of evaluations, in which each rank may call these as often as it
+        likes. All ranks enter it together."""
         return contextlib.nullcontext()
 
     def complete(self, *models: nn.Module) -> None:
