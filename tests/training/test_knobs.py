@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -353,8 +354,11 @@ def test_what_cannot_be_cut_is_refused(model, reason):
 def test_layers_that_share_weights_stay_in_one_stage():
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
     last.weight = first.weight
-    pipeline = strategies.build(tiny(parallel__workers=2, parallel__strategy="pipeline"), World(0, 2, CPU))
-    pipeline.wrap(nn.Sequential(first, last))
-    pipeline._own(first, 0)
-    with pytest.raises(cfg.ConfigError, match="weight would belong to two stages"):
-        pipeline._own(last, 1)
+    strategy = strategies.build(tiny(parallel__workers=2, parallel__strategy="pipeline"), World(0, 2, CPU))
+    strategy.wrap(nn.Sequential(first, last))
+    targets, weights = torch.zeros(4, 4), torch.full((4,), 0.25)
+    with (
+        mock.patch.object(World, "tell", lambda self, value: value),
+        pytest.raises(cfg.ConfigError, match="weight would belong to two stages"),
+    ):
+        strategy.passes([torch.zeros(4, 4)], [targets], F.mse_loss, weights, contextlib.nullcontext)

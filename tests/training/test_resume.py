@@ -1,11 +1,14 @@
 """What a training leaves as it was, what it saves, and what goes on from there."""
 
 import collections
+import contextlib
 import errno
+import functools
 import itertools
 import math
 import random
 import re
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -13,6 +16,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import (
     CPU,
@@ -97,26 +103,6 @@ def test_copied_state_has_the_same_types_and_shares_nothing():
     assert [type(value) for value in after.values()] == [collections.Counter, set, Pair]
 
 
-def test_schedulers_in_sequence_go_on_after_warm_up_and_resume(tmp_path):
-    def body(trial):
-        net, optimizer = begin(trial)
-        of = torch.optim.lr_scheduler
-        parts = [of.LinearLR(optimizer, 0.1, 1.0, 2), of.MultiStepLR(optimizer, [2, 4], 0.1)]
-        trial.keep(scheduler=(scheduler := of.SequentialLR(optimizer, parts, [2])))
-        trial.evaluate_with(lambda: error(net))
-        for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial.warming_up:
-                rates.append(optimizer.param_groups[0]["lr"] / trial.knobs.lr)
-            trial.step(loss_of(net, batch), optimizer)
-            scheduler.step()
-
-    rates = []
-    with pytest.raises(KilledError):
-        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=body, observer=Dies())
-    train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=body)
-    assert rates == pytest.approx([0.1, 0.55, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
-
-
 def test_a_training_of_one_step_learns_from_one_step():
     net = weights(train(toy(lr=1e-12), samples=8))
     torch.manual_seed(0)
@@ -126,38 +112,160 @@ def test_a_training_of_one_step_learns_from_one_step():
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints and resume
-KEPT = ["plain", "dropout and noise", "accumulation", "fp16", "loader processes", "on the device"]
-HOW = [
-    {"norm": True}, {"dropout": 0.3}, {"loader__accumulation": 2, "dropout": 0.2}, {"precision__amp": "fp16"},
-    {"loader__workers": 1}, {"loader__resident": True},
-]  # fmt: skip
+class KilledAt(Told):
+    """Ends a training after so many steps of its process: by a kill, or by a request to stop, which is saved first."""
+
+    def __init__(self, step, asked):
+        super().__init__(stop=lambda told: asked and told.steps >= step)
+        self.step, self.asked = step, asked
+
+    def after_step(self):
+        super().after_step()
+        if self.steps == self.step and not self.asked:
+            raise KilledError
 
 
 def final(folder):
-    """The last checkpoint, without what was measured in seconds."""
+    """The last checkpoint, without what was measured in seconds, and means that begin anew with a process."""
     found = state.load(folder)
-    points = [
-        {name: point[name] for name in ("index", "steps", "samples", "loss", "error")} for point in found["points"]
-    ]
+    points = [{name: point[name] for name in ("index", "steps", "samples", "error")} for point in found["points"]]
     seconds = ("clock", "meter", "points", "before_first_batch_s")
     return {name: value for name, value in found.items() if name not in seconds} | {"points": points}
 
 
-@pytest.mark.parametrize("knobs", HOW, ids=KEPT)
-def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs):
-    """Bit for bit, in all that it has learned and drawn."""
-    config = toy(**knobs)
-    whole = train(config, samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
+def over_epochs(make_loader, leaves=lambda trial, batch: False, ends=lambda trial: False):
+    """A loop by epochs that makes its own steps, leaves out batches and ends passes early."""
+
+    def body(trial):
+        net = network(trial.knobs)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        net = trial.prepare(net, optimizer=optimizer, scheduler=scheduler)
+        trial.evaluate_with(lambda: error(net))
+        for _, loader in trial.epochs(make_loader()):
+            for batch in loader:
+                if leaves(trial, batch):
+                    continue
+                optimizer.zero_grad()
+                loss_of(net, batch).backward()
+                optimizer.step()
+                if ends(trial):
+                    break
+            scheduler.step()
+
+    return body
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Items are drawn."""
+
+    def __len__(self):
+        return len(INPUTS)
+
+    def __getitem__(self, index):
+        return INPUTS[index] + torch.randn(4), TARGETS[index]
+
+
+def scheduled(trial):
+    """Schedulers in sequence, and a rate that numpy computes."""
+    net, optimizer = begin(trial)
+    of = torch.optim.lr_scheduler
+    parts = [of.LinearLR(optimizer, 0.1, 1.0, 2), of.MultiStepLR(optimizer, [2, 4], 0.1)]
+    trial.keep(scheduler=(scheduler := of.SequentialLR(optimizer, parts, [2])))
+    trial.evaluate_with(lambda: error(net))
+    for batch in trial.batches((INPUTS, TARGETS)):
+        trial.step(loss_of(net, batch), optimizer)
+        scheduler.step()
+        optimizer.param_groups[0]["weight_decay"] = np.float64(0.05) * (1 + np.cos(np.pi * trial.progress))
+
+
+def counting(trial):
+    """A count takes the place of a loader; each step has two backward passes."""
+    net, optimizer = begin(trial)
+    trial.evaluate_with(lambda: error(net))
+    for number in trial.steps(itertools.count(), samples=8):
+        for first in (number % 40, number % 40 + 2):
+            loss_of(net, (INPUTS[first : first + 2], TARGETS[first : first + 2])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+DATA = TensorDataset(INPUTS, TARGETS)
+TRAININGS = {
+    "plain": (None, {}),
+    "dropout and noise": (None, {"dropout": 0.3}),
+    "accumulation": (None, {"loader__accumulation": 2, "dropout": 0.2}),
+    "fp16": (None, {"precision__amp": "fp16"}),
+    "on the device": (None, {"loader__resident": True}),
+    "schedules": (scheduled, {}),
+    "a count": (counting, {}),
+    "epochs": (over_epochs(lambda: DataLoader(DATA, 8, shuffle=True)), {"dropout": 0.2}),
+    "drawn items": (over_epochs(lambda: DataLoader(Noisy(), 8, shuffle=True)), {}),
+    "a sampler's generator": (
+        over_epochs(lambda: DataLoader(DATA, 8, shuffle=True, generator=torch.Generator().manual_seed(5))), {}
+    ),
+    "short batches left out": (
+        over_epochs(lambda: DataLoader(DATA, 8, shuffle=True), leaves=lambda trial, batch: len(batch[0]) < 8), {}
+    ),
+    "passes left early": (
+        over_epochs(lambda: DataLoader(DATA, 8, shuffle=True), ends=lambda trial: trial.step_count % 4 == 3), {}
+    ),
+    "a stream": (over_epochs(lambda: Stream()), {}),
+}  # fmt: skip
+
+
+class Stream:
+    """Has no length."""
+
+    def __iter__(self):
+        return iter([(INPUTS[first : first + 8], TARGETS[first : first + 8]) for first in (0, 8, 16)])
+
+
+@functools.cache
+def uninterrupted(name):
+    body, knobs = TRAININGS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(toy(**knobs), samples=IMAGES, folder=Path(folder), evaluates=True, body=body)
+        return weights(outcome), final(Path(folder))
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    ends=st.lists(st.tuples(st.integers(1, STEPS), st.booleans()), min_size=1, max_size=3),
+    every_s=st.sampled_from([0.0, 300.0]),
+)
+def test_a_training_killed_at_any_step_ends_where_an_uninterrupted_one_does(name, ends, every_s):
+    """Bit for bit, in all that it has learned and drawn, however often, and whether its last step was saved or not."""
+    body, knobs = TRAININGS[name]
+    expected, content = uninterrupted(name)
+    with tempfile.TemporaryDirectory() as folder:
+        how = {
+            "samples": IMAGES,
+            "folder": Path(folder),
+            "evaluates": True,
+            "body": body,
+            "checkpoint_every_s": every_s,
+        }
+        for step, asked in ends:
+            with contextlib.suppress(KilledError):
+                train(toy(**knobs), observer=KilledAt(step, asked), **how)
+        told = Told()
+        outcome = train(toy(**knobs), observer=told, **how)
+        assert_equal(expected, weights(outcome))
+        assert_equal(content, final(Path(folder)))
+    assert (outcome.steps, outcome.samples, outcome.finished) == (STEPS, IMAGES, True)
+    assert [point.index for point in told.points] == [1, 2], "points before a kill are reported again, not lost"
+
+
+def test_a_training_with_loader_processes_goes_on_exactly(tmp_path):
+    whole = train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
     with pytest.raises(KilledError):
-        train(config, samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=Dies())
-    assert state.load(tmp_path / "killed")["pace"]["steps"] == STEPS // 2
+        train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=Dies())
     told = Told()
-    again = train(config, samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=told)
+    again = train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=told)
     assert_equal(weights(whole), weights(again))
-    assert_equal(final(tmp_path / "whole"), final(tmp_path / "killed"))
     assert told.steps == STEPS // 2
-    assert [point.index for point in told.points] == [1, 2], "the point before the kill is told again, not lost"
-    assert (again.steps, again.samples, again.finished) == (STEPS, IMAGES, True)
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path):
@@ -277,14 +385,6 @@ def test_without_a_folder_nothing_is_written(monkeypatch):
     assert train(toy(), samples=IMAGES).finished
 
 
-def test_a_damaged_checkpoint_is_kept_aside_and_training_starts_anew(tmp_path):
-    whole = weights(train(toy(), samples=IMAGES, folder=tmp_path / "whole"))
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / state.CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
-    assert_equal(whole, weights(train(toy(), samples=IMAGES, folder=tmp_path / "x")))
-    assert (tmp_path / "x" / state.CHECKPOINT).with_suffix(".damaged").read_bytes() == b"PK\x03\x04 torn"
-
-
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_set_aside(tmp_path, monkeypatch):
     state.save({"steps": 3}, tmp_path)
     path, opened = tmp_path / state.CHECKPOINT, open
@@ -369,38 +469,16 @@ def test_a_point_can_end_it():
     assert (len(outcome.points), outcome.samples) == (1, IMAGES // 2)
 
 
-def test_asked_to_stop_it_writes_a_checkpoint_and_goes_on_from_there(tmp_path):
-    told = Told(stop=lambda told: told.steps >= 3)
-    first = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
-    assert (first.finished, first.steps, told.points) == (False, 3, [])
-    assert state.load(tmp_path)["pace"]["steps"] == 3
-    again = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True)
-    train(toy(), samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
-    assert again.finished
-    a, b = final(tmp_path), final(tmp_path / "whole")
-    for found in (a, b):
-        del found["points"][0]["loss"]  # the mean of the first point begins anew with the process
-    assert_equal(a, b)
-
-
-def test_stopped_at_the_end_of_a_segment_its_point_says_what_was_measured_before(tmp_path):
+@pytest.mark.parametrize("step", [STEPS // 2, STEPS])
+def test_stopped_where_a_point_is_due_its_point_says_what_was_measured_before(tmp_path, step):
     how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True}
-    first = train(toy(), observer=Told(stop=lambda told: told.steps >= STEPS // 2), **how)
-    assert (first.finished, first.steps, first.points) == (False, STEPS // 2, [])
+    first = train(toy(), observer=Told(stop=lambda told: told.steps >= step), **how)
+    assert (first.finished, first.steps) == (False, step)
     told = Told()
     again, whole = train(toy(), observer=told, **how), train(toy(), samples=IMAGES, evaluates=True)
-    assert [point.loss for point in again.points] == [point.loss for point in whole.points]
-    assert told.points[0].samples_per_s > 0
-    assert told.points[0].step_s > 0
-    assert_equal(weights(again), weights(whole))
-
-
-def test_stopped_at_the_last_step_the_last_point_is_not_a_copy_of_the_one_before(tmp_path):
-    how = {"samples": IMAGES, "folder": tmp_path}
-    train(toy(), observer=Told(stop=lambda told: told.steps >= STEPS), **how)
-    again, whole = train(toy(), **how), train(toy(), samples=IMAGES)
     assert again.finished
     assert [point.loss for point in again.points] == [point.loss for point in whole.points]
+    assert min(point.samples_per_s for point in told.points) > 0
 
 
 def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
@@ -504,24 +582,6 @@ def test_losses_that_the_scale_is_found_by_are_no_divergence():
 
 
 # ------------------------------------------------------------------------------------------- numpy, restarts, reasons
-def numpy_rate(trial):
-    net, optimizer = begin(trial)
-    trial.evaluate_with(lambda: error(net))
-    for batch in trial.batches((INPUTS, TARGETS)):
-        optimizer.param_groups[0]["lr"] = np.float64(0.05) * (1 + np.cos(np.pi * trial.progress))
-        trial.step(loss_of(net, batch), optimizer)
-
-
-def test_resume_restores_numpy_learning_rate(tmp_path):
-    whole = train(toy(), samples=IMAGES, body=numpy_rate)
-    with pytest.raises(KilledError):
-        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=numpy_rate, observer=Dies())
-    told = Told()
-    again = train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, body=numpy_rate, observer=told)
-    assert told.steps == STEPS // 2
-    assert_equal(weights(whole), weights(again))
-
-
 def test_saved_numpy_scalars_are_numbers_and_all_else_stays(tmp_path):
     order = collections.OrderedDict(a=torch.ones(2), b=(np.int64(3), [np.float32(0.5), {np.int64(1): np.bool_(True)}]))
     state.save({"kept": order, "same": order["a"]}, tmp_path)
@@ -559,12 +619,6 @@ def test_a_checkpoint_that_cannot_be_used_restarts_the_training_with_the_reason(
     assert {"torn": "cannot be read", "no checkpoint's content": "holds list", "another net": "0.weight",
             "a part is missing": "average", "no pace": "pace: steps is missing"}[fault] in reason  # fmt: skip
     assert len(list(tmp_path.glob("*.damaged"))) == 1, "kept aside"
-
-
-def test_without_a_checkpoint_a_restart_has_a_reason_too(tmp_path):
-    told = Told()
-    train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=told)
-    assert told.restarts == [""], "of a first start, of which the journal knows whether it is one"
 
 
 def test_resume_with_another_number_of_ranks_restores_every_generator():

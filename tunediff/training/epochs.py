@@ -51,6 +51,7 @@ class EpochLoader:
         self._steps: Iterator[list[Any]] | None = None
         self._next: list[Any] | None = None
         """Batches of the next step, of which none was given out."""
+        self._resumed_epoch: int | None = None
         self.finished = False
         """Whether the budget is spent."""
         self.last_of_step = True
@@ -86,17 +87,36 @@ class EpochLoader:
     def _build(self, start: int, position: Position | None) -> RepeatingLoader:
         engine = self._engine
         feed = self._feed = RepeatingLoader(self._loader, engine.device, self._group, position)
+        if (
+            position is not None
+            and position.batches
+            and not position.ended
+            and self._length is None
+        ):
+            self._resumed_epoch = position.epoch
         samples = self._samples * self._group if self._samples is not None else feed.samples
         parts = engine.strategy.replicas.size * engine.step.accumulation
         engine.samples_per_step = int(engine.world.agree(samples)) * parts
         return feed
 
+    @property
+    def _epoch(self) -> int:
+        """Return the number of the pass that the next step belongs to.
+
+        The last batch of a loader without length is only known when the next pass begins, which is
+        after its step was saved. So a resume goes on with that pass, for what the loop does at its
+        end: the warm-up belongs to it.
+        """
+        if self._engine.warming_up and self._resumed_epoch is not None:
+            return self._resumed_epoch
+        return self.position.epoch
+
     def __iter__(self) -> Iterator[Any]:
         epoch = None
         while self.fill():
             if epoch is None:
-                epoch = self.position.epoch
-            elif self.position.epoch != epoch:
+                epoch = self._epoch
+            elif self._epoch != epoch:
                 return  # a loader without length: the next pass has begun
             self.before_step()
             batches, self._next = self._next or [], None
@@ -120,7 +140,7 @@ class EpochLoader:
         """
         while self.fill():
             step = self._next
-            yield self.position.epoch, self
+            yield self._epoch, self
             if self._next is step:
                 raise self._engine.mistake(
                     "train(trial): a pass of epochs(loader) was not iterated: for epoch, batches in"
@@ -136,12 +156,17 @@ class EpochLoader:
         return length - before + replays * size, replays
 
     @property
-    def _pass_is_complete(self) -> bool:
-        """Return whether the pass has no more batches; False where their number is not known."""
+    def _length(self) -> int | None:
+        """Return the number of batches of a pass, where it is known."""
         try:
-            return self.position.batches >= len(self)
+            return len(self)
         except TypeError:
-            return False
+            return None
+
+    @property
+    def _pass_is_complete(self) -> bool:
+        length = self._length
+        return length is not None and self.position.batches >= length
 
 
 def divided(loader: Any, world: World, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Evaluate a training's model under conditions that are the same for all trials."""
+"""Evaluate a training's model under conditions that are equal for all trials."""
 
 from __future__ import annotations
 
@@ -38,39 +38,40 @@ def evaluate(run: TrainingRun) -> Mapping[str, Any]:
     models = [model for model in (run.model, run.result) if model is not None]
     # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0
     # saves.
-    buffers = {id(buffer): buffer for model in models for buffer in model.buffers()}
-    for buffer in buffers.values() if run.strategy.replicas.size > 1 else ():
-        run.world.first(buffer)
-    alone = run.strategy.callable_alone(*dict.fromkeys(state.plain(model) for model in models))
+    if run.strategy.replicas.size > 1:
+        for buffer in dict.fromkeys(buffer for model in models for buffer in model.buffers()):
+            run.world.first(buffer)
+    plain = dict.fromkeys(state.plain(model) for model in models)
     with (
         _evaluation_mode(models),
-        alone,
+        run.strategy.callable_alone(*plain),
         torch.no_grad(),
         _fixed_conditions(run),
         run.compilation.noting(),
     ):
         values = run.evaluation()
-    return _checked(run, plain_findings(values, "evaluate_with", run.config.schema.title))
+    findings = plain_findings(values, "evaluate_with", run.config.schema.title)
+    _check_objective(run, findings)
+    return finite_findings(findings)
 
 
-def _checked(run: TrainingRun, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the finite values; the objective must be one of them."""
+def _check_objective(run: TrainingRun, findings: Mapping[str, Any]) -> None:
     metric = of(run.config).objective.name
-    if metric not in values:
-        listed = ", ".join(values) or "nothing"
-        raise run.mistake(f'evaluate_with: found {listed}, and not OBJECTIVE "{metric}"')
-    value = values[metric]
+    if metric not in findings:
+        found = ", ".join(findings) or "nothing"
+        raise run.mistake(f'evaluate_with: found {found}, and not OBJECTIVE "{metric}"')
+    value = findings[metric]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise run.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
     if run.world.any(not math.isfinite(value)):
-        raise NotFiniteError(f"{metric} is {value} after {text.pluralize(run.pace.steps, 'step')}")
-    return finite_findings(values)
+        steps = text.pluralize(run.pace.steps, "step")
+        raise NotFiniteError(f"{metric} is {value} after {steps}")
 
 
 @contextlib.contextmanager
 def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the models into evaluation mode; afterwards each of their modules is in the mode that it
-    had."""
+    """Put the models into evaluation mode, and afterwards their modules back into the mode that
+    they had."""
     modes = {module: module.training for model in models for module in model.modules()}
     try:
         for model in models:
@@ -83,11 +84,11 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
-    """Use the same number format and random numbers for all trials inside, and restore the
+    """Use one number format and the same random numbers for all trials inside, and restore the
     training's afterwards."""
     run.evaluating = True
+    devices = [run.device] if run.device.type == "cuda" else []
     try:
-        devices = [run.device] if run.device.type == "cuda" else []
         with (
             evaluation_precision(run.device),
             torch.random.fork_rng(devices),
@@ -110,18 +111,17 @@ def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
     """
     where = f"{title}: {hook}"
     if not isinstance(findings, Mapping):
-        raise WorkloadError(
-            f"{where}: its function returned {findings!r}; it needs a dictionary of numbers"
-        )
+        needs = "it needs a dictionary of numbers"
+        raise WorkloadError(f"{where}: its function returned {findings!r}; {needs}")
     for name in findings:
         if not isinstance(name, str):
             raise WorkloadError(f"{where}: the key {name!r} is not allowed; allowed: a name")
         if name in RESERVED or _PHASE.fullmatch(name):
-            other = f"validation_{name}"
             raise WorkloadError(
-                f'{where}: "{name}" has a meaning of its own; choose another name, "{other}"'
+                f'{where}: "{name}" has a meaning of its own; choose another name,'
+                f' "validation_{name}"'
             )
-    return {name: _value(value, f'{where}: "{name}"') for name, value in findings.items()}
+    return {name: _plain(value, f'{where}: "{name}"') for name, value in findings.items()}
 
 
 def finite_findings(findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,21 +133,17 @@ def finite_findings(findings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(value: Any, where: str) -> Any:
-    number = _scalar(value)
+def _plain(value: Any, where: str) -> Any:
+    """Return a value in JSON's types; tensors and arrays of one number become it."""
+    numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
+    number = value.item() if hasattr(value, "item") and numel() == 1 else value
     if isinstance(number, float) and not math.isfinite(number):
         return float(number)
     try:
         return json.loads(to_json(number))
     except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises the last
-        message, allowed = (
-            text.truncate(" ".join(repr(value).split()), 60),
-            "a number, a word, None, or finite ones in lists",
-        )
-        raise WorkloadError(f"{where} is {message}; allowed: {allowed} and dictionaries") from None
-
-
-def _scalar(value: Any) -> Any:
-    """Return the number inside a tensor or an array that holds one; anything else as it is."""
-    numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", 0))
-    return value.item() if hasattr(value, "item") and numel() == 1 else value
+        shown = text.truncate(" ".join(repr(number).split()), 60)
+        raise WorkloadError(
+            f"{where} is {shown}; allowed: a number, a word, None, or finite ones in lists and"
+            " dictionaries"
+        ) from None

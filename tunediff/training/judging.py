@@ -1,4 +1,4 @@
-"""JudgeWeights a finished model by its workload's own evaluation, and time one evaluation for `probe`."""
+"""Judge a finished model by its workload's own evaluation, and time one evaluation for `probe`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 
+# ---- a finished model
 class JudgeWeights(Program):
-    """A training that asks for its first batch gets none: its model becomes the finished one, and
-    is judged."""
+    """Give the workload no batch: its model gets the finished one's weights, and is judged."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = weights
@@ -50,15 +50,18 @@ class JudgeWeights(Program):
         return False
 
     def load(self, run: TrainingRun) -> None:
-        """Give the exported model the finished one's weights."""
+        """Give the exported model the weights."""
         assert run.result is not None
         run.result.load_state_dict(self.weights)
 
 
 def judged(
-    config: Systems, weights: Mapping[str, Tensor], world: World, observer: Observer | None = None,
+    config: Systems,
+    weights: Mapping[str, Tensor],
+    world: World,
+    observer: Observer | None = None,
     guarded: bool = True,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """Return the workload's evaluation of a model with these weights, as its training exports it;
     all ranks call it.
 
@@ -71,11 +74,12 @@ def judged(
     return program.values
 
 
+# ---- the cost of an evaluation, before a search
 ENOUGH_S = 20.0
 """An evaluation that takes longer is not finished: its progress tells how long all of it would
 take."""
 MOST_FILES = 20_000
-"""A dry run decodes no more files than these to describe the data; a search reads them all."""
+"""Most files that a dry run decodes to describe the data; a search reads them all."""
 
 
 class _LongEvaluationError(BaseException):
@@ -105,40 +109,34 @@ def seconds_of(evaluate: Callable[[], object]) -> float:
 
 
 class Rehearse(Program):
-    """Make all that a training makes before its first batch, evaluate the model if that is wanted,
+    """Make all that a training makes before its first batch, time an evaluation if that is wanted,
     train nothing."""
 
-    def __init__(self, evaluates: bool, prepared: Callable[[], None] = lambda: None) -> None:
-        self.evaluates, self._prepared = evaluates, prepared
-        self.seconds = 0.0
+    def __init__(self, evaluates: bool, on_ready: Callable[[], None] = lambda: None) -> None:
+        self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
 
     def begin(self, run: TrainingRun) -> bool:
-        self._prepared()
+        self._on_ready()
         if self.evaluates:
             self.seconds = seconds_of(lambda: evaluate(run)) / run.config.parallel.processes
         return False
 
 
 def evaluation_s(config: Systems, world: World, program: Rehearse) -> float:
-    """Return the seconds of one evaluation of a model without training, and without
-    torch.compile."""
-    run(
-        Engine(
-            eager(config),
-            Budget(samples=1),
-            world,
-            Observer(),
-            program,
-            evaluates=program.evaluates,
-        )
-    )
+    """Return the seconds of one evaluation of an untrained model, without torch.compile."""
+    budget, evaluates = Budget(samples=1), program.evaluates
+    run(Engine(eager(config), budget, world, Observer(), program, evaluates=evaluates))
     return program.seconds
 
 
 def measured(
-    config: Systems, world: World, evaluates: bool, prepare: bool, finals: Mapping[str, Values] | None = None,
+    config: Systems,
+    world: World,
+    evaluates: bool,
+    prepare: bool,
+    finals: Mapping[str, Values] | None = None,
     tell: Callable[[Measured], None] = lambda _: None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
     `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
@@ -150,9 +148,7 @@ def measured(
         result["data"] = images.summarize(data, None if prepare else MOST_FILES)
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
-            result["parameters"] = sum(
-                parameter.numel() for parameter in network(config.knobs).parameters()
-            )
+            result["parameters"] = sum(one.numel() for one in network(config.knobs).parameters())
     if not prepare:
         tell(result)
         if not evaluates:
@@ -160,10 +156,10 @@ def measured(
     before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
         program = Rehearse(evaluates, lambda: tell(result))
-        spent_s = evaluation_s(cfg.override(config, protocol), world, program)
+        seconds = evaluation_s(cfg.override(config, protocol), world, program)
         if not evaluates:
             return result
-        result[name] = spent_s  # type: ignore[literal-required]
+        result[name] = seconds  # type: ignore[literal-required]
     used = hardware.Usage.now().since(before)
     load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
@@ -182,10 +178,8 @@ def _main(path: str, answer: str, options: str) -> None:
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:
-        print(
-            f"WARNING: what a trial costs could not be measured: {described(error)}",
-            file=sys.stderr,
-        )
+        why = f"what a trial costs could not be measured: {described(error)}"
+        print(f"WARNING: {why}", file=sys.stderr)
     write_text(Path(answer), json.dumps(result))
 
 

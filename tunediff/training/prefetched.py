@@ -17,14 +17,12 @@ from tunediff.training.phases import Phases
 
 WINDOW = 256
 """Batches up to the last one by which a loader's speed is known."""
-
-
 SURE = 3
 """Waits of the loop, and batches of each process, from which on a speed is not that of processes
 which began one after the other."""
 STALL = 0.3
-"""A batch was waited for, and did not only take its time to be handed over, from this part of a
-usual wait on."""
+"""From this part of a usual wait on, a batch was waited for, and did not only take its time to be
+handed over."""
 
 
 class Take(NamedTuple):
@@ -51,9 +49,12 @@ class LoaderSpeed(NamedTuple):
     """How often the loop waited so, as far as it was measured."""
     batches: int
     """How many batches it got from the first such wait to the last one."""
-    burst: float
-    """Batches that come at once then: about as many as there are processes, if these are in
-    step."""
+
+    @property
+    def burst(self) -> float:
+        """Return how many batches come at once then: about as many as there are processes, if these
+        are in step."""
+        return self.batches / self.stalls
 
 
 class Prefetched:
@@ -79,10 +80,9 @@ class Prefetched:
         self._lead_s = self._noted_s = 0.0
         # batches that came with the last one that was waited for, less those that were taken
         self._ready = 0.0
-        # ---- since the clock ran again, or since the beginning while the loader's speed is not
-        # known
+        # since the clock ran again, or since the beginning while the loader's speed is not known
         self._taken, self._waited_s, self._began_s, self._charged_s = 0.0, 0.0, 0.0, 0.0
-        # ---- since the last point
+        # since the last point
         self._point_s = self._point_batches = 0.0
 
     def fetch(self, feed: Feed) -> Any:
@@ -116,7 +116,7 @@ class Prefetched:
         now_s = self._clock.now()
         self._measure()
         if self._runs and (speed := self._sure) is not None:
-            # What a loader was ahead is lost where the loop was slower than the loader
+            # The lead is lost where the loop was slower than the loader
             spent_s = self._clock.train_s - self._began_s
             slower_s = spent_s - (self._taken + self._ready) * speed.interval_s
             self._lead_s = max(0.0, self._lead_s - max(0.0, slower_s))
@@ -182,7 +182,7 @@ class Prefetched:
             self._speed, self._ready = speed
 
     def facts(self) -> dict[str, Any]:
-        """Return fields of the next `Point`, and count anew."""
+        """Return fields of the next `Point`, and count from here."""
         seconds, batches = self._point_s, round(self._point_batches)
         self._point_s = self._point_batches = 0.0
         return {"batches_ahead": batches, "batches_ahead_s": seconds}
@@ -217,7 +217,5 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[LoaderS
         last, count, waited_s = take, 0, 0.0
     if not stalls:
         return None
-    speed = LoaderSpeed(
-        interval_s / batches, wait_s / batches, stall_s, stalls, batches, batches / stalls
-    )
+    speed = LoaderSpeed(interval_s / batches, wait_s / batches, stall_s, stalls, batches)
     return speed, max(0.0, speed.burst - 1 - count)

@@ -62,14 +62,22 @@ class TrainingRun:
     """Made after the warm-up."""
 
     def __init__(
-        self, config: Systems, budget: Budget, world: World, observer: Observer, program: Program | None = None, *,
-        folder: Path | None = None, evaluates: bool = True, clock: Clock | None = None,
+        self,
+        config: Systems,
+        budget: Budget,
+        world: World,
+        observer: Observer,
+        program: Program | None = None,
+        *,
+        folder: Path | None = None,
+        evaluates: bool = True,
+        clock: Clock | None = None,
         initial: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Set up the parts, and seed all generators for equal initial weights on all ranks.
 
-        `folder`: where checkpoints are written, None: nowhere. `evaluates`: whether the model is
-        judged; without it, points carry throughput only. `initial`: weights to start from.
+        `folder`: of checkpoints, None: none are written. `evaluates`: whether the model is judged;
+        without it, points carry throughput only. `initial`: weights to start from.
         """
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.observer, self.folder, self.evaluates = observer, folder, evaluates

@@ -58,23 +58,21 @@ class Trial:
     # ---- what it has
     @property
     def folder(self) -> Path:
-        """Return the folder for files that the workload writes: no other run has it, and it stays
-        with the run."""
+        """Return the folder for the workload's files, which no other run has."""
         return self.engine.user_folder
 
     @property
     def rng(self) -> torch.Generator:
         """Return a generator on the device, of equal state on all ranks.
 
-        Draw for the whole batch and use this rank's part, so that the number of workers changes the
-        speed and not what is learned.
+        Draw for the complete batch and use this rank's part, so that the number of workers changes
+        the speed and not what is learned.
         """
         return self.engine.state.rng
 
     @property
     def progress(self) -> float:
-        """Return the fraction of the training that there is time for, for schedules: 0 to 1, also
-        without a budget."""
+        """Return the fraction of the budget that is spent, 0 to 1, which schedules follow."""
         return min(1.0, self.engine.pace.schedule)
 
     @property
@@ -84,7 +82,7 @@ class Trial:
 
     @property
     def stride(self) -> float:
-        """Return the part of the training that the last step took, in units of `progress`."""
+        """Return by how much the last step raised `progress`."""
         return self.engine.stride
 
     @property
@@ -94,14 +92,12 @@ class Trial:
 
     @property
     def warming_up(self) -> bool:
-        """Return whether this step will be undone: the first steps load kernels and compile,
-        outside the budget."""
+        """Return whether this step will be undone: the first ones load kernels and compile."""
         return self.engine.warming_up
 
     @property
     def sync_gradients(self) -> bool:
-        """Return whether this batch is the last of its optimizer step: gradients are complete and
-        weights change."""
+        """Return whether this batch is the last of its optimizer step."""
         return self.engine.step.sync_gradients
 
     @property
@@ -111,8 +107,7 @@ class Trial:
 
     @property
     def replicas(self) -> World:
-        """Return the ranks that divide every batch: `world`, except with `pipeline`, whose ranks
-        all see the whole."""
+        """Return the ranks that divide every batch: `world`, but with `pipeline` one."""
         return self.engine.strategy.replicas
 
     def should_stop(self) -> bool:
@@ -126,9 +121,14 @@ class Trial:
 
     # ---- before training
     def prepare(
-        self, model: nn.Module, *, blocks: type[nn.Module] | None = None, flops_per_sample: float | None = None,
-        export: nn.Module | None = None, **kept: state.Stateful,
-    ) -> nn.Module:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        blocks: type[nn.Module] | None = None,
+        flops_per_sample: float | None = None,
+        export: nn.Module | None = None,
+        **kept: state.Stateful,
+    ) -> nn.Module:
         """Return the model on its device, under the parallel strategy and torch.compile; make the
         optimizer after this.
 
@@ -140,13 +140,11 @@ class Trial:
         return model_setup.prepare(self.engine, model, blocks, flops_per_sample, export, kept)
 
     def keep(self, **objects: state.Stateful) -> None:
-        """Register what is learned for checkpoints: anything with `state_dict` and
-        `load_state_dict`."""
+        """Keep in checkpoints what is learned: anything with `state_dict`, `load_state_dict`."""
         self.engine.keep(objects)
 
     def export_model(self, model: nn.Module) -> None:
-        """Set the model that is the result if it is not the prepared one, such as averaged
-        weights."""
+        """Set the result where it is not the prepared model, such as averaged weights."""
         self.engine.result = model
 
     def evaluate_with(self, judge: Facts) -> Facts:
@@ -161,8 +159,7 @@ class Trial:
         return judge
 
     def describe_with(self, describe: Facts) -> None:
-        """Call `describe` at every point, also where nothing is evaluated, for facts that cost next
-        to nothing."""
+        """Call `describe` at every point, evaluated or not, for facts that cost little."""
         self.engine.description = describe
 
     def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -180,21 +177,18 @@ class Trial:
             self.engine.observer.about(facts)
 
     def show(self, name: str, what: Shown) -> None:
-        """Show images uint8 [n, C, H, W], or a table, columns by name. The latest one of a name is
-        kept."""
+        """Keep images uint8 [n, C, H, W] or a table, columns by name; the latest of a name."""
         if self.world.main:
             self.engine.observer.show(name, what)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Measure a part of the step by itself and show it by its name."""
+        """Measure the part of the step inside by itself, under its name."""
         return self.engine.phases(name)
 
     # ---- every batch
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of forward passes in the number format of `precision.amp`.
-
-        In an evaluation it changes nothing, so that all trials are judged in one format.
-        """
+        """Return the context of forward passes in the number format of `precision.amp`; in an
+        evaluation it changes nothing."""
         return self.engine.autocast()
 
     def backward(self, loss: Tensor) -> None:
@@ -202,27 +196,31 @@ class Trial:
         self.engine.step.backward(loss)
 
     def backward_beside(self, loss: Tensor) -> None:
-        """Compute gradients of parameters outside the prepared model, which have a loss of their
-        own."""
+        """Compute gradients of parameters outside the prepared model from a loss of theirs."""
         self.engine.step.backward_beside(loss)
 
     def forward_backward(
-        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], loss_of: Callable[..., Tensor],
+        self,
+        inputs: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
+        loss_of: Callable[..., Tensor],
         weights: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Forward and backward pass in one call, for strategies that must own both.
+    ) -> Tensor:
+        """Make forward and backward pass in one call, for strategies that must own both.
 
         `loss_of(output, *targets)` gives the loss of each item [b], float32, outside autocast;
-        their mean, weighted by `weights` [b], is what is minimised. Returns the items' losses,
-        detached. A strategy that owns the passes takes all three tensors from rank 0; the batches
-        of a loader of one's own must then have one length.
+        their mean, weighted by `weights` [b], is minimised. Returns the items' losses, detached.
+        `pipeline` takes all three tensors from rank 0, and needs batches of one length.
         """
         return self.engine.step.forward_backward(inputs, targets, loss_of, weights)
 
     def update(
-        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None,
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
         beside: Iterable[nn.Parameter] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make the optimizer's step, after the last pass.
 
         `clip_norm` bounds the global norm of the prepared model's gradients; `beside`: parameters
@@ -231,9 +229,12 @@ class Trial:
         self.engine.step.update(optimizer, clip_norm, beside)
 
     def step(
-        self, loss: Tensor | losses.Losses, optimizer: torch.optim.Optimizer | None = None, *,
+        self,
+        loss: Tensor | losses.Losses,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
         clip_norm: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call `backward`, and `update` after the last pass; one call for each batch.
 
         Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss,
@@ -251,18 +252,14 @@ class Trial:
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises
         `WorkloadError` with accumulation, which needs `step`.
         """
-        self.engine.own_step.watch(
-            losses=False
-        )  # from the warm-up's step on, whose time does not count
+        self.engine.own_step.watch(losses=False)
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
-        """Return standard normal numbers of the shape of this rank's part of a batch, which may be
-        shorter than others.
+        """Return standard normal numbers of the shape of this rank's part of a batch.
 
-        They are drawn for the whole batch from `rng`, so that the number of ranks does not change
-        them. Raises `WorkloadError` for a batch of more rows than `loader.batch_size` gives to a
-        rank.
+        They are drawn for the complete batch from `rng`, so that the number of ranks does not
+        change them. Raises `WorkloadError` for more rows than `loader.batch_size` gives to a rank.
         """
         # not `self.config`: what the workload reads itself counts as read
         shard = Shard.of(self.engine.config, self.replicas)
@@ -272,14 +269,18 @@ class Trial:
                 f" loader.batch_size is {shard.count}; a loader of your own takes"
                 " trial.loader_options"
             )
-        whole = torch.randn((shard.total, *mine.shape[1:]), generator=self.rng, device=mine.device)
-        return whole[shard.mine][: len(mine)]
+        numbers = torch.randn(shard.total, *mine.shape[1:], generator=self.rng, device=mine.device)
+        return numbers[shard.mine][: len(mine)]
 
     # ---- the loop
     def batches(
-        self, source: loader.Source, prepare: loader.Prepare | None = None, *,
-        collate: Callable[[list[Any]], Any] | None = None, samples_each: int = 1,
-    ) -> Iterator[Any]:  # fmt: skip
+        self,
+        source: loader.Source,
+        prepare: loader.Prepare | None = None,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        samples_each: int = 1,
+    ) -> Iterator[Any]:
         """Yield batches of `source` on the device until the budget is spent, as the knobs of
         `loader` say.
 
@@ -309,15 +310,14 @@ class Trial:
         """Yield the number of each pass over a loader of one's own, and its batches, until the
         budget is spent.
 
-        A resume goes on within the pass. Ranks divide a torch DataLoader that has no sampler of its
-        own. `samples`: of one of its batches, as `steps` has it.
+        A resume goes on within the pass. Ranks divide a torch DataLoader without a sampler of the
+        user's own. `samples`: see `steps`.
         """
         yield from self.epoch_loader(loader, samples=samples, divide=True).passes()
 
     @property
     def loader_options(self) -> dict[str, Any]:
-        """Return what the knobs of `loader` say, as a torch DataLoader takes it; `batch_size` is
-        that of one rank."""
+        """Return the knobs of `loader` as options of a torch DataLoader, for one rank."""
         section = self.config.loader
         options: dict[str, Any] = {
             "batch_size": self.shard.count,
@@ -335,8 +335,7 @@ class Trial:
         raise self.engine.mistake(message) from None
 
     def adopt(self, model: nn.Module) -> None:
-        """Take a model that the framework wraps, compiles and calls by itself, instead of
-        `prepare`."""
+        """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""
         model_setup.adopt(self.engine, model)
 
     def ignores(self, *knobs: str) -> None:
@@ -344,9 +343,13 @@ class Trial:
         self.engine.not_followed.update(knobs)
 
     def epoch_loader(
-        self, loader: Iterable[Any], *, samples: int | None = None, group: int | None = None,
+        self,
+        loader: Iterable[Any],
+        *,
+        samples: int | None = None,
+        group: int | None = None,
         divide: bool = False,
-    ) -> EpochLoader:  # fmt: skip
+    ) -> EpochLoader:
         """Return `loader` under the budget: each iteration is a pass, and ends early when the
         budget is spent.
 
@@ -385,8 +388,8 @@ class Trial:
         return self.engine.amp.scaler
 
     def note_judged(self) -> None:
-        """Take the weights as they are now for those that this point judges. All ranks call it, in
-        an evaluation that swaps weights in, while they are there."""
+        """Take the weights as they are now for those that this point judges, where an evaluation
+        swaps weights in. All ranks call it."""
         self.engine.note_judged()
 
     @contextlib.contextmanager
