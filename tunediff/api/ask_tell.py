@@ -26,14 +26,14 @@ from tunediff.api.calls import Knobs, called, duration, folder, plain, with_plai
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
-from tunediff.core import files, journal, remote, text
+from tunediff.core import files, journal, remote, remote_lock, text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
+from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
 from tunediff.core.point import QUANTITIES, Point
 from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
-from tunediff.integrations import copier, tracking
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
@@ -136,12 +136,10 @@ class AskTellStudy:
             stack.enter_context(alone(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
-            stack.enter_context(copier.copied(folder, log.warning, again, fetch=fetch))
+            self._listeners = Listeners(stack.enter_context(remote_lock.held(folder, fetch=fetch)))
             self.space = space
-            settings = tracking.settings(space)
-            stack.enter_context(
-                tracking.tracked(folder, space.track, space.metric, settings, log.warning)
-            )
+            activity = search_setup.activity("ask", folder, space, again)
+            stack.enter_context(self._listeners.opened(activity, log.warning))
             before_s = sessions.all_spent_s(folder)
             command = f"{sessions.ASKED}(name={folder.name!r})"
             stack.callback(
@@ -175,12 +173,15 @@ class AskTellStudy:
         beginning.
         """
         with self._checked():
+            while not self._listeners.may_start():
+                time.sleep(1.0)
             spec = self._proposer.ask()
             self._exhausted = spec is None
             if spec is None:
                 return None
             spec.begin().restarted()
             self._running[spec.name] = trial = AskedTrial(self, spec)
+            self._listeners.tell("start", spec.name, spec.drawn)
             return trial
 
     def tell(
@@ -284,6 +285,7 @@ class AskTellStudy:
             point = self._point(trial, value, time_s, measured)
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
+            self._listeners.tell("point", trial.name, point.flat)
             result = {**point.flat, "objective": value}
             self._proposer.report(trial._spec, result)
             return (
@@ -351,6 +353,7 @@ class AskTellStudy:
             End(status, reason, seconds, last.steps if last is not None else 0)
         )
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
+        self._listeners.tell("end", trial.name, spec.drawn)
         del self._running[spec.name]  # after all that a full disk refuses: it is told again then
         if self._rule is not None and last is not None:
             self._rule.on_trial_complete(

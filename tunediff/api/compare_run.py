@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
 from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions, Say
-from tunediff.core import text
+from tunediff.core import remote_lock, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
+from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
-from tunediff.core.progress import EventLines, announced, log_exceptions
-from tunediff.integrations import copier, tracking
+from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
@@ -38,46 +38,38 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     """
     new = options.resume is None
     folder = _create(options, lines) if new else compare_setup.resume(options)
-    again = text.command("compare", "--resume", folder.name, storage=folder.parent)
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        copier.copied(
-            folder,
-            lines.aside.say,
-            again,
-            options.force,
-            lambda: new or compare_setup.resume(options),
-        ),
-        tracking.tracked(
-            folder, options.track, *_tracked(folder), lines.aside.say, "compare"
-        ) as tracked,
+        remote_lock.held(
+            folder, options.force, lambda: new or compare_setup.resume(options)
+        ) as lock,
     ):
-        command_time = sessions.CommandTime(folder, lines.begun)
+        command_time, listeners = sessions.CommandTime(folder, lines.begun), Listeners(lock)
         try:
-            with alone(folder):
+            with listeners.opened(_activity(folder, options), lines.say), alone(folder):
                 repeat_lost(folder)
                 if not pairs.read(folder).over:
                     command_time.charge()
-                _run_shown(folder, options, lines)
-            with announced("writing the report", lines.say):
-                report.write_all(pairs.read(folder))
+                _run_shown(folder, options, lines, listeners)
         finally:
             command_time.charge()
-        if tracked is not None:
-            tracked.finish(tracking.values(as_json(folder)))
     return folder
 
 
-def _tracked(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the objective of a comparison, and what a tracker shows of it as a whole."""
+def _activity(folder: Path, options: CompareOptions) -> Activity:
+    """Return what listeners need to know of a comparison."""
     comparison = pairs.read(folder)
-    sides = dict(zip(pairs.SIDES, comparison.names, strict=True))
-    return comparison.metric.name, {
-        "objective": comparison.metric.name,
+    metric = comparison.metric.name
+    settings = {
+        "objective": metric,
         "budget_s": comparison.budget_s,
-        **sides,
+        **dict(zip(pairs.SIDES, comparison.names, strict=True)),
     }
+    track = [] if options.track is None else ["--track", options.track]
+    resume = text.command("compare", "--resume", folder.name, *track, storage=folder.parent)
+    result = functools.partial(as_json, folder)
+    return Activity("compare", folder, resume, metric, settings, options.track, result)
 
 
 def as_json(folder: Path) -> dict[str, Any]:
@@ -118,7 +110,9 @@ def _create(options: CompareOptions, lines: EventLines) -> Path:
     return request.folder
 
 
-def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None:
+def _run_shown(
+    folder: Path, options: CompareOptions, lines: EventLines, listeners: Listeners
+) -> None:
     """Run pairs until it is decided, and say how far it is."""
     heart = Heartbeat(folder, lines.say)  # reads what has ended, once
 
@@ -132,10 +126,10 @@ def _run_shown(folder: Path, options: CompareOptions, lines: EventLines) -> None
             heart.beat()
 
     with contextlib.nullcontext() if lines.quiet else heart:
-        _run(pairs.read(folder), options, say)
+        _run(pairs.read(folder), options, say, listeners)
 
 
-def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
+def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners) -> None:
     if comparison.over:
         return
     if options.address is None and (warning := experiment.foreign(comparison.folder)):
@@ -190,7 +184,11 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say) -> None:
             metric=comparison.metric.name,
             mode=comparison.metric.mode,
         )
-        listeners = (_teller(folder, slots.actors, say), lambda *_: sessions.alive(folder))
+        stack.enter_context(
+            listeners.with_listeners(
+                RunLines(folder, slots.actors, say), sessions.SessionNotes(folder)
+            )
+        )
         rounds.run(
             folder, rounds.Rounds(candidates, comparison.most, make, over), slots.pool, listeners
         )
@@ -209,36 +207,47 @@ def _words(drawn: Mapping[str, Any]) -> str:
     return f"{drawn['side']} seed {drawn['seed']}"
 
 
-def _teller(
-    folder: Path, slots: Sequence[Any], say: Say
-) -> Callable[[str, str, Mapping[str, Any]], None]:
-    """Says how each run ends, here and on Ray's pages, and warns where runs are on different
+class RunLines(Listener):
+    """Shows how each run ends, also on Ray's pages, and warns where runs are on different
     hardware."""
-    runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
-    mixed_hardware = MixedHardware(runs, say)
 
-    def tell(event: str, name: str, content: Mapping[str, Any]) -> None:
-        if event == "point":
-            return
-        run, words = record.read_trial(folder / "trials" / name), _words(content)
-        fields: dict[str, Any] = {"trial": name, "side": content["side"], "seed": content["seed"]}
-        if event == "end" and run is not None:
-            mixed_hardware.look_at(words, run)
-            ended = [run.status or "", run.reason]
+    def __init__(self, folder: Path, slots: Sequence[Any], say: Say) -> None:
+        self._folder, self._slots, self._say = folder, slots, say
+        runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
+        self._mixed_hardware = MixedHardware(runs, say)
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        words = _words(content)
+        self._say(f"{words} start", "start", **self._fields(trial, content))
+        self._note(words)
+
+    def end(self, trial: str, content: Mapping[str, Any]) -> None:
+        run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
+        if run is not None:
+            self._mixed_hardware.look_at(words, run)
+            words = "  ".join([words, *filter(None, self._ended(run))])
             value = run.value(cfg.of(run.configuration).objective.name)
-            fields |= {"status": run.status, "reason": run.reason, "value": value}
-            if run.points and run.status == "ok":
-                last, metric = run.points[-1], cfg.of(run.configuration).objective
-                label, reached = last.get("label", metric.label), text.number(last.get(metric.name))
-                ended = [f"{label} {reached} at {last.train_s:.1f} s"]
-                ended.append(
-                    f"{last.samples / last.train_s:,.0f} {cfg.of(run.configuration).unit}/s"
-                )
-            words = "  ".join([words, *filter(None, ended)])
-            say(words, "end", **fields)
-        elif event == "start":
-            say(f"{words} start", "start", **fields)
-        if slots:  # there is one as soon as a run has a place
-            slots[0].note.options(name=words[:200]).remote(words)
+            fields = {"status": run.status, "reason": run.reason, "value": value}
+            self._say(words, "end", **self._fields(trial, content), **fields)
+        self._note(words)
 
-    return tell
+    @staticmethod
+    def _fields(trial: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"trial": trial, "side": content["side"], "seed": content["seed"]}
+
+    @staticmethod
+    def _ended(run: record.TrialRecord) -> list[str]:
+        """Return how a run ended, in parts of a line."""
+        if not run.points or run.status != "ok":
+            return [run.status or "", run.reason]
+        workload, last = cfg.of(run.configuration), run.points[-1]
+        metric = workload.objective
+        value = text.number(last.get(metric.name))
+        return [
+            f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s",
+            f"{last.samples / last.train_s:,.0f} {workload.unit}/s",
+        ]
+
+    def _note(self, words: str) -> None:
+        if self._slots:  # there is one as soon as a run has its devices
+            self._slots[0].note.options(name=words[:200]).remote(words)

@@ -20,12 +20,11 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.config import ConfigError, Systems
-from tunediff.core import machine_options, remote, text
+from tunediff.core import listeners, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.progress import announced
 from tunediff.data.knobs import Data
-from tunediff.integrations import tracking
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
@@ -87,7 +86,7 @@ class CompareRequest:
 def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
-    tracking.check(options.track)
+    listeners.check(options.track)
     fixed = (options.name, options.budget, options.unit, options.pairs, options.resolution, options.compile,
              options.setup, options.dry_run or None)  # fmt: skip
     if options.words or any(option is not None for option in fixed):
@@ -109,7 +108,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises
     `ConfigError`."""
     machine_options.check(options)
-    tracking.check(options.track)
+    listeners.check(options.track)
     budget_s = duration_s("60s" if options.budget is None else options.budget, "--budget")
     most = MOST if options.pairs is None else options.pairs
     cli.allow(

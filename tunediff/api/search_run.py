@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,12 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
-from tunediff.core import text
+from tunediff.core import remote_lock, text
 from tunediff.core.journal import repeat_lost
+from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
-from tunediff.core.progress import EventLines, announced, log_exceptions
+from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
-from tunediff.integrations import copier, tracking
-from tunediff.integrations.companion import Companion
 from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
@@ -62,70 +61,22 @@ def run(
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
-        copier.copied(
-            request.folder, lines.aside.say, _again(request.folder), options.force, fetch
-        ) as copying,
-        tracking.tracked(
-            request.folder, space.track, space.metric, tracking.settings(space), lines.aside.say
-        ) as tracked,
+        remote_lock.held(request.folder, options.force, fetch) as lock,
     ):
-        beside = [process for process in (copying, tracked) if process is not None]
         command_time = sessions.CommandTime(request.folder, lines.begun)
+        resume = text.command(
+            "search", "--resume", request.folder.name, storage=request.folder.parent
+        )
+        activity = search_setup.activity("search", request.folder, space, resume)
+        listeners = Listeners(lock)
         try:
-            _run(
-                request.folder,
-                space,
-                options,
-                display or console(lines),
-                planned,
-                beside,
-                command_time,
-            )
-            command_time.charge()
-            with announced("writing the report", lines.say):
-                _write_tables(read(request.folder))
-                log_exceptions("the report", _report, request.folder)
+            with listeners.opened(activity, lines.say):
+                shows = display or console(lines)
+                _run(request.folder, space, options, shows, planned, listeners, command_time)
+                command_time.charge()
         finally:
             command_time.charge()
-        if tracked is not None:
-            log_exceptions("the verdict", _send_verdict, request.folder, tracked)
     return command_time
-
-
-def _write_tables(evidence: Evidence) -> None:
-    """Write what a search leaves in its folder beside the report."""
-    from tunediff.report import (
-        outputs,
-    )  # imports matplotlib, which no search waits for before its first trial
-
-    outputs.write_all(evidence.results)
-    if (confirmed := evidence.confirmation) is not None:
-        outputs.write_all(confirmed.compared.results)
-        outputs.confirmation(confirmed)
-
-
-def _again(folder: Path) -> str:
-    return text.command("search", "--resume", folder.name, storage=folder.parent)
-
-
-def _send_verdict(folder: Path, tracked: Companion) -> None:
-    from tunediff.report import search_result, summary  # imports matplotlib
-
-    printed = summary.as_json(shown := read(folder))
-    values = {
-        name: value
-        for name, value in printed.items()
-        if name not in ("schema", *search_result.FILES)
-    }
-    if (best := shown.best) is not None:
-        values["best_configuration"] = text.knobs(shown.results.changed(best))
-    tracked.finish(tracking.values(values))
-
-
-def _report(folder: Path) -> None:
-    from tunediff.report import context, page  # imports matplotlib
-
-    page.write_all(context.read(folder, folder.name, folder.parent), folder)
 
 
 def read(folder: Path) -> Evidence:
@@ -142,7 +93,7 @@ def console(lines: EventLines) -> Display:
 
 def _run(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
-    beside: Sequence[Companion], command_time: CommandTime,
+    listeners: Listeners, command_time: CommandTime,
 ) -> None:  # fmt: skip
     share = functools.partial(resources.share, space)
     with contextlib.ExitStack() as stack:
@@ -172,20 +123,20 @@ def _run(
         log_exceptions("the warm start", shown.say_reused, slots.device, slots.environment)
         if options.address is not None and (warning := experiment.foreign(folder, slots)):
             shown.say(f"WARNING: {warning}")
-        for process in beside:
-            process.tell(shown.say)
+        listeners.speak_through(shown.say)
         if not searched:
-            experiment.search(folder, space, slots, shown.listen)
+            with listeners.with_listeners(shown):
+                experiment.search(folder, space, slots, listeners)
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):
             shown.say(f"nothing to confirm: {why}")
         session.close()
         if confirming.pending(folder, space):
-            _run_again(folder, slots, display)
+            _run_again(folder, slots, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(NO_TIME)
 
 
-def _run_again(folder: Path, slots: Slots, display: Display) -> None:
+def _run_again(folder: Path, slots: Slots, display: Display, listeners: Listeners) -> None:
     """Run the finalists and the baseline on new seeds, until it is decided; then with the longer
     budgets."""
     prepared = confirming.prepare(results := analysis.read(folder))
@@ -195,10 +146,11 @@ def _run_again(folder: Path, slots: Slots, display: Display) -> None:
         if not confirming.left(results, place, space):
             continue
         repeat_lost(place)
-        with display(place, space) as shown:
+        with display(place, space) as shown, listeners.with_listeners(shown):
+            listeners.speak_through(shown.say)
             log_exceptions("what is confirmed", _announce, shown, space is not again)
             tell = functools.partial(_tell, shown)
-            confirming.run(results, place, space, slots, shown.listen, tell)
+            confirming.run(results, place, space, slots, listeners, tell)
             if not confirming.over(results, place):
                 shown.say(NO_TIME)
 

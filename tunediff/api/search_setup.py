@@ -4,6 +4,7 @@ search."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import logging
 import math
@@ -14,13 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tunediff import cli, search_space
-from tunediff.analysis import journals
+from tunediff import analysis, cli, search_space
+from tunediff.analysis import evidence, journals
 from tunediff.config import ConfigError, Lines, missing_equals_hint
-from tunediff.core import lock, machine_options, remote, text
+from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Activity
 from tunediff.core.progress import announced
-from tunediff.integrations import tracking
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
@@ -79,7 +80,7 @@ class SearchRequest:
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     machine_options.check(options)
-    tracking.check(options.track)
+    listeners.check(options.track)
     remote.check(options.storage)
     request = requested(options)
     if is_asked(request.folder):
@@ -92,7 +93,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     # ---- data and weights that a trial would miss are missed now
     cli.check_here(space.baseline, space.evaluates)
     cli.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
-    tracking.check(space.track)
+    listeners.check(space.track)
     if options.address is None:
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
@@ -402,3 +403,29 @@ def _limits(options: SearchOptions) -> Lines:
         "total": options.total,
     }
     return {key: value for key, value in limits.items() if value is not None}
+
+
+def activity(module: str, folder: Path, space: SearchSpace, resume: str) -> Activity:
+    """Return what listeners need to know of a search; `resume`: the command that goes on with
+    it."""
+    settings = {
+        "workload": space.workload.name,
+        "objective": space.metric,
+        "direction": space.mode,
+        "seed": space.seed,
+        **{f"budget.{name}": value for name, value in space.budget.lines.items()},
+    }
+    result = functools.partial(_result, folder)
+    return Activity(module, folder, resume, space.metric, settings, space.track, result)
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """Return the result of a search as trackers show it."""
+    from tunediff.report import search_result, summary  # imports matplotlib
+
+    read = evidence.read(analysis.read(folder))
+    hidden = ("schema", *search_result.FILES)
+    values = {name: value for name, value in summary.as_json(read).items() if name not in hidden}
+    if read.best is not None:
+        values["best_configuration"] = text.knobs(read.results.changed(read.best))
+    return values

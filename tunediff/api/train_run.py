@@ -17,15 +17,15 @@ from tunediff import config as cfg
 from tunediff.api.stop_signals import stop_signals
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import lock, remote, text
+from tunediff.core import listeners, lock, remote, remote_lock, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
+from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
-from tunediff.integrations import copier, tracking
 from tunediff.search_space import duration_s
 from tunediff.training.knobs import Optimized
 
@@ -78,7 +78,7 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
 
     `command`: how to start it with a number of processes; default: with the options' words.
     """
-    tracking.check(options.track)
+    listeners.check(options.track)
     config = cfg.named(options.config, options.words)
     budget, folder = _budget(options, config), _folder(options)
     _check(config, budget, folder, options.initial)
@@ -101,7 +101,6 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     main = (
         int(os.environ.get("RANK", "0")) == 0
     )  # the other ranks wait for it before they read anything
-    again = "the same command"
     try:
         if main:
             remote.check(request.folder.parent)
@@ -109,17 +108,11 @@ def run(request: TrainRequest, lines: EventLines) -> str:
             if main:
                 beside.enter_context(_alone(request.folder))
                 _recheck_folder(request)
-                objective = cfg.of(request.config).objective.name
-                beside.enter_context(
-                    copier.copied(
-                        request.folder, lines.aside.say, again, fetch=lambda: _fetch(request)
-                    )
-                )
-                beside.enter_context(
-                    tracking.tracked(
-                        request.folder, request.track, objective, {}, lines.aside.say, "train"
-                    )
-                )
+                held = remote_lock.held(request.folder, fetch=lambda: _fetch(request))
+                heard = Listeners(beside.enter_context(held))
+                objective, again = cfg.of(request.config).objective.name, "the same command again"
+                activity = Activity("train", request.folder, again, objective, {}, request.track)
+                beside.enter_context(heard.opened(activity, lines.aside.say))
             return _train(request, lines)
     except KeyboardInterrupt:
         again = "interrupted; the same command again resumes from the last checkpoint"

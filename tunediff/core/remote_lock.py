@@ -11,12 +11,13 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import logging
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import ADDRESS, address_of
 from tunediff.core.remote import FileSystem, connect, make_folder, short_error
+
+log = logging.getLogger(__name__)
 
 NAME = ".lock.json"
 REFRESH_S = 60.0
@@ -68,8 +71,33 @@ class Holder:
             return True
 
 
-class LostLockError(RuntimeError):
-    """Another process has taken the lock."""
+class LostLockError(OSError):
+    """Another process has taken the lock: what is at the address is not ours any more."""
+
+
+@contextlib.contextmanager
+def held(
+    run: Path, force: bool | None = None, fetch: Callable[[], object] = lambda: None
+) -> Iterator[StorageLock | None]:
+    """Hold the lock of what runs in the folder `run`; yield None where its storage has no address.
+
+    `force`: see `StorageLock.take`; `fetch`: called under the lock, to fetch what another machine
+    has written since this one read. Raises `ConfigError` if another machine runs it, and what
+    `fetch` raises.
+    """
+    if address_of(run.parent) is None:
+        fetch()
+        yield None
+        return
+    lock = StorageLock(run)
+    lock.take(force)
+    try:
+        fetch()
+        lock.keep()
+        yield lock
+    finally:
+        with contextlib.suppress(Exception):  # of the service: the lock is stale soon
+            lock.release()
 
 
 class StorageLock:
@@ -81,6 +109,8 @@ class StorageLock:
         it."""
         self._run, self._token, self._written = run, token or uuid.uuid4().hex, _now()
         self._guard, self._released = threading.Lock(), threading.Event()
+        self._lost: LostLockError | None = None
+        self._paused = False
         self._process = os.getpid() if token is None else os.getppid()
         self._address = str(address_of(run.parent))
         self._system, self._root = connect(self._address)
@@ -121,24 +151,40 @@ class StorageLock:
                 return
             if (holder := self._holder()) is not None and holder.token != self._token:
                 now = f"{self._run.name} is run by {_named(holder)} now"
-                raise LostLockError(f"{now}, and is not copied from here any more")
+                raise LostLockError(now)
             self._write()
 
-    def keep(self, lost: Callable[[LostLockError], object]) -> None:
-        """Refresh the lock in a thread until it is released, whatever this one does; call `lost` if
-        it is lost."""
+    def keep(self) -> None:
+        """Refresh the lock in a thread until it is released or lost, whatever this one does."""
 
         def refresh() -> None:
             while not self._released.wait(REFRESH_S):
                 try:
                     self.refresh()
                 except LostLockError as error:
-                    lost(error)
+                    self._lost = error
                     return
                 except Exception:  # of the service, which may be back the next time
                     continue
 
         threading.Thread(target=refresh, daemon=True).start()
+
+    def may_start(self) -> bool:
+        """Return whether a new trial may start: another machine cannot have taken the lock.
+
+        Raises `LostLockError` where one has.
+        """
+        if self._lost is not None:
+            raise self._lost
+        stale = _now() - self._written >= STALE_S
+        if stale and not self._paused:
+            log.warning(
+                "--storage: the lock at %s was not written for %s: no trial starts until it is",
+                self._address,
+                text.seconds(STALE_S),
+            )
+        self._paused = stale
+        return not stale
 
     def release(self) -> None:
         """Remove the lock, unless another process has taken it. It is not written again."""

@@ -2,12 +2,13 @@
 does, no trial waits.
 
 The files in the folder of the search are its queue: what the service did not take is sent later.
-Both ends are here: a `Companion` in the search starts the module of the other end and talks to it,
-which runs `follow`.
+Both ends are here: a `Companion` in the search starts the module of the other end, talks to it and
+starts it again if it dies; `follow` is that other end.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -20,102 +21,126 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from tunediff.core.listeners import Listener, Say
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """Seconds between two looks at the files; more where a look takes long."""
-SHARE = 0.05
-"""Share of the time, at most, that looks take."""
+MAX_SHARE = 0.05
+"""Share of the time that looks may take."""
 SILENT_S = 5.0
 """Seconds at the end of the search after which the user is told what it waits for."""
 RETRY_S = 15.0
-"""Seconds after a failure until the service is tried again."""
-Say = Callable[[str], object]
+"""Seconds after a failure until the service is tried again, and until a dead process is started
+again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the process is told of the search; a base class."""
+    """What the process is told of the search."""
 
     folder: Path
-    late_s: float = dataclasses.field(default=30.0, kw_only=True)
+    option: str
+    """What the user gave, such as `--track wandb`: it begins every message."""
+    late_s: float = 30.0
     """Seconds without an answer after which the user is told."""
-    patience_s: float = dataclasses.field(default=60.0, kw_only=True)
+    patience_s: float = 60.0
     """Seconds that the service has at the end of the search."""
-
-    @classmethod
-    def of(cls, line: str) -> Any:
-        """Return the facts of a JSON text."""
-        values = json.loads(line)
-        return cls(**{**values, "folder": Path(values["folder"])})
+    token: str = ""
+    """Of the lock at the address."""
+    service: str = ""
+    objective: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What a tracker shows as the configuration of the search as a whole."""
 
 
 # ---- in the search
-class Companion:
-    """The process, as the search sees it."""
+class Companion(Listener):
+    """The process, as the search sees it: it begins and ends with the search."""
 
     def __init__(
-        self, module: str, facts: Facts, output: Path, say: Say, option: str, unfinished: str
+        self,
+        module: str,
+        facts: Facts,
+        output: Path,
+        unfinished: str,
+        last_words: Callable[[Mapping[str, Any]], str] = lambda result: "",
     ) -> None:
-        """Start it.
+        """`output`: file for what packages print; `unfinished`: message where the service lacks
+        something at the end; `last_words`: what the process is told of the result."""
+        self._module, self._facts, self._output = module, facts, output
+        self._unfinished, self._last_words = unfinished, last_words
+        self._say: Say = log.warning
+        self._owner, self._ends = os.getpid(), threading.Event()
+        self._guard = threading.Lock()
+        """Held while the process is started and while its end begins."""
 
-        `output`: file for what packages print; `option`: what the user gave; `unfinished`: what to
-        say behind it where the service lacks something at the end.
-        """
-        self._patience_s, self._say, self._option, self._unfinished = (
-            facts.patience_s,
-            say,
-            option,
-            unfinished,
-        )
-        self._last_words = ""
-        command = [sys.executable, "-m", module, json.dumps(dataclasses.asdict(facts), default=str)]
-        pipe = subprocess.PIPE
-        with open(output, "ab") as log_file:  # a session of its own: Ctrl-C is for the search alone
-            self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=log_file, text=True, start_new_session=True
-            )
-        threading.Thread(target=self._listen, args=[self._process.stdout], daemon=True).start()
-
-    def tell(self, say: Say) -> None:
-        """Call `say` with what the process says."""
+    def search_begin(self, say: Say) -> None:
         self._say = say
+        self._start()
+        atexit.register(self._kill)  # after Ctrl-C nothing waits for `search_end`
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def finish(self, words: str) -> None:
-        """Take what the process gets to know at the end of the search."""
-        self._last_words = words
-
-    def close(self) -> None:
-        """Let the process send the rest, for a while, which Ctrl-C ends; warn where something is
-        left."""
-        patience = threading.Timer(
-            SILENT_S, self._say, [f"{self._option}: sending the rest; Ctrl-C leaves it for later"]
-        )
+    def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
+        """Let the process send the rest, for a while; warn where something is left."""
+        waits = f"{self._facts.option}: sending the rest; Ctrl-C leaves it for later"
+        patience = threading.Timer(SILENT_S, self._say, [waits])
         patience.daemon = True
         patience.start()
+        words = "" if result is None else self._last_words(result())
+        with self._guard:
+            self._ends.set()
         try:
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 assert self._process.stdin is not None
-                self._process.stdin.write(
-                    f"{self._last_words}\n"
-                )  # forked loader processes may hold the pipe open
+                # A line: forked loader processes may hold the pipe open.
+                self._process.stdin.write(f"{words}\n")
                 self._process.stdin.close()
-                self._process.wait(self._patience_s + 10)
-        finally:  # also after a second Ctrl-C
+                self._process.wait(self._facts.patience_s + 10)
+        finally:
             patience.cancel()
+            self._kill()
+            atexit.unregister(self._kill)
+        if self._process.wait() != 0:
+            log.warning("%s: %s", self._facts.option, self._unfinished)
+
+    def _start(self) -> None:
+        facts = json.dumps(dataclasses.asdict(self._facts), default=str)
+        command, pipe = [sys.executable, "-m", self._module, facts], subprocess.PIPE
+        with open(self._output, "ab") as output:  # a session of its own: Ctrl-C is for the search
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=output, text=True, start_new_session=True
+            )
+
+    def _watch(self) -> None:
+        """Show what the process says, and start it again where it has died."""
+        died = False
+        while True:
+            process = self._process
+            assert process.stdout is not None
+            with contextlib.suppress(ValueError):  # closed
+                for line in process.stdout:
+                    self._say(line.rstrip())
+            code = process.wait()
+            if not died and not self._ends.is_set():
+                died = True
+                again = f"its process has ended ({code}) and is started again"
+                self._say(f"{self._facts.option}: {again}")
+            self._ends.wait(RETRY_S)
+            with self._guard:
+                if self._ends.is_set():
+                    return
+                self._start()
+
+    def _kill(self) -> None:
+        if os.getpid() == self._owner:  # a forked process of the user may end before
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.wait() != 0:
-            log.warning("%s: %s", self._option, self._unfinished)
-
-    def _listen(self, lines: Iterable[str]) -> None:
-        with contextlib.suppress(ValueError):  # closed
-            for line in lines:
-                self._say(line.rstrip())
 
 
 # ---- in the process
@@ -123,10 +148,10 @@ class Attempts:
     """Calls what a service may fail, and says so once; after a failure the service is left alone
     for a while."""
 
-    def __init__(self, option: str, consequence: str, say: Say, late_s: float) -> None:
-        """`option`: what the user gave, which begins the message; `consequence`: how the search
-        goes on."""
-        self._option, self._consequence, self._say, self._late_s = option, consequence, say, late_s
+    def __init__(self, facts: Facts, consequence: str, say: Say) -> None:
+        """`consequence`: how the search goes on without the service."""
+        self._option, self._late_s = facts.option, facts.late_s
+        self._consequence, self._say = consequence, say
         self._retry_at, self._spoken = 0.0, False
 
     def attempt(self, work: Callable[[], object], last: bool = False) -> bool:
@@ -140,10 +165,9 @@ class Attempts:
             work()
         except Exception as error:
             self._retry_at = time.monotonic() + RETRY_S
-            words = re.sub(
-                r"://[^/@\s]+@", "://", " ".join(str(error).split())
-            )  # an address may hold a password
-            self._speak(f"{type(error).__name__}: {words[:200]}")
+            # An address may hold a password.
+            message = re.sub(r"://[^/@\s]+@", "://", " ".join(str(error).split()))
+            self._speak(f"{type(error).__name__}: {message[:200]}")
             return False
         finally:
             late.cancel()
@@ -155,8 +179,17 @@ class Attempts:
             self._say(f"{self._option}: {reason}; {self._consequence}")
 
 
-def begin() -> Say:
-    """Set this process up, and return what prints a line for the search."""
+Sync = Callable[[str, bool], bool]
+"""Sends what is new; takes the last words of the search and whether it is over, and returns whether
+the service has everything."""
+
+
+def follow(prepare: Callable[[Facts, Say], Sync]) -> NoReturn:
+    """Be the process: sync about every second until the search ends, once more then, and exit.
+
+    `prepare` returns what sends, for the facts in the first argument of the command. The exit code
+    is 0 if the service has everything.
+    """
     with contextlib.suppress(OSError):
         os.nice(10)  # trials come first
     out = os.fdopen(os.dup(1), "w")
@@ -166,17 +199,9 @@ def begin() -> Say:
         with contextlib.suppress(OSError):  # the search is gone
             print(line, file=out, flush=True)
 
-    return say
-
-
-def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
-    """Call `sync` about every second until stdin ends or brings a line, once more with what came
-    there, and exit.
-
-    It gets these words ("" before) and whether it is the last call, and returns whether the service
-    has everything: the exit code.
-    """
-    words, pause_s = b"", EVERY_S
+    values = json.loads(sys.argv[1])
+    facts = Facts(**{**values, "folder": Path(values["folder"])})
+    sync, words, pause_s = prepare(facts, say), b"", EVERY_S
     while True:
         if select.select([0], [], [], pause_s)[0]:
             words += (chunk := os.read(0, 1 << 16))
@@ -185,10 +210,9 @@ def follow(sync: Callable[[str, bool], bool], patience_s: float) -> None:
             continue
         begun = time.monotonic()
         sync("", False)
-        pause_s = max(EVERY_S, min((time.monotonic() - begun) / SHARE, RETRY_S))
-    limit = threading.Timer(
-        patience_s, os._exit, [1]
-    )  # a service that hangs does not keep this process
+        pause_s = max(EVERY_S, min((time.monotonic() - begun) / MAX_SHARE, RETRY_S))
+    # A service that hangs does not keep this process.
+    limit = threading.Timer(facts.patience_s, os._exit, [1])
     limit.daemon = True
     limit.start()
     complete = sync(words.decode().strip(), True)

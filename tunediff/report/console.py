@@ -13,6 +13,7 @@ from tunediff.analysis.following import MANY, Following, Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Listener
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan
@@ -25,7 +26,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import warm_start
 
 
-class Console:
+class Console(Listener):
     """Print one line per event."""
 
     def __init__(
@@ -115,6 +116,15 @@ class Console:
         `environment.differences`."""
         if not self.results.trials and (warm := warm_start.describe(self.space, device, here)):
             self.say(warm)
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        self.listen("start", trial, content)
+
+    def point(self, trial: str, content: Mapping[str, Any]) -> None:
+        self.listen("point", trial, content)
+
+    def end(self, trial: str, content: Mapping[str, Any]) -> None:
+        self.listen("end", trial, content)
 
     def listen(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         """Handle an event of a trial: `start`, `point` or `end`."""

@@ -16,11 +16,11 @@ from tunediff.analysis import Results, confirmation
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS, SEED_OFFSET
 from tunediff.tuning import experiment, sessions
-from tunediff.tuning.dashboard import Listener
 
 if TYPE_CHECKING:
     from tunediff.tuning.slots import Slots
@@ -138,7 +138,7 @@ def over(results: Results, folder: Path) -> bool:
 
 
 def run(
-    results: Results, folder: Path, space: SearchSpace, slots: Slots, listener: Listener,
+    results: Results, folder: Path, space: SearchSpace, slots: Slots, listeners: Listeners,
     tell: Callable[[Confirmation], None],
 ) -> None:  # fmt: skip
     """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
@@ -167,8 +167,10 @@ def run(
         return result.over or not has_time(results, folder, space)
 
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
-    with sessions.noted(folder, resume):
-        listeners = (listener, board.tell, lambda *_: sessions.alive(folder))
+    with (
+        sessions.noted(folder, resume),
+        listeners.with_listeners(board, sessions.SessionNotes(folder)),
+    ):
         rounds.run(
             folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners
         )

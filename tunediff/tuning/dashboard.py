@@ -7,34 +7,21 @@ numbers also become gauges, for users of Prometheus and Grafana.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.files import plain
-from tunediff.core.progress import log_exceptions
+from tunediff.core.listeners import Listener
 from tunediff.search_space import SearchSpace
-
-Listener = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with an event of a trial (start, point, end), its name, and its numbers or knobs as Ray
-Tune has them."""
-
-
-def tell_all(
-    listeners: Sequence[Listener], event: str, name: str, content: Mapping[str, Any]
-) -> None:
-    """Call every listener and log what it raises: what is only shown must not end a search."""
-    for listener in listeners:
-        log_exceptions(f"{event} of {name}", listener, event, name, content)
-
 
 WIDTH = 200
 """Characters of a task's name."""
 
 
-class RayDashboardReporter:
+class RayDashboardReporter(Listener):
     """Show the events of trials on Ray's dashboard."""
 
     def __init__(self, folder: Path, space: SearchSpace, slots: Sequence[Any]) -> None:
@@ -53,8 +40,16 @@ class RayDashboardReporter:
             "train_s": Gauge("tunediff_train_s", "training seconds of a trial", keys),
         }
 
-    def tell(self, event: str, name: str, content: Mapping[str, Any]) -> None:
-        """Show one event; a `Listener`."""
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        self._show("start", trial, content)
+
+    def point(self, trial: str, content: Mapping[str, Any]) -> None:
+        self._show("point", trial, content)
+
+    def end(self, trial: str, content: Mapping[str, Any]) -> None:
+        self._show("end", trial, content)
+
+    def _show(self, event: str, name: str, content: Mapping[str, Any]) -> None:
         trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
         drawn = (
             trial.drawn

@@ -30,12 +30,12 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import environment, machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.core.listeners import Listeners
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
-from tunediff.tuning.dashboard import Listener
 from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
 
 if TYPE_CHECKING:
@@ -337,11 +337,11 @@ def warm(space: SearchSpace) -> Systems | None:
     return None if own else space.baseline
 
 
-def search(folder: Path, space: SearchSpace, slots: Slots, listener: Listener) -> None:
+def search(folder: Path, space: SearchSpace, slots: Slots, listeners: Listeners) -> None:
     """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be
     written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
     alive(folder)  # what this session has spent until here counts, too: Ray has started
-    if (why := tuner.search(folder, space, slots, all_spent_s(folder), listener)) is not None:
+    if (why := tuner.search(folder, space, slots, all_spent_s(folder), listeners)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")

@@ -8,7 +8,7 @@ stops trials early; `Searcher` adapts these hooks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ray.tune.search import Searcher as RaySearcher
@@ -16,9 +16,9 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning import trial
-from tunediff.tuning.dashboard import Listener, tell_all
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.stopping import ended_early
 from tunediff.tuning.trial import SPEC, settled
@@ -42,9 +42,17 @@ class Dispatcher:
     """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node,
     goes before others."""
 
-    def __init__(self, proposer: Proposer, pool: Pool, reconsiders: bool = False) -> None:
-        """`reconsiders`: what runs now decides whether the proposer has more to propose."""
-        self._proposer, self._pool, self._reconsiders = proposer, pool, reconsiders
+    def __init__(
+        self,
+        proposer: Proposer,
+        pool: Pool,
+        may_start: Callable[[], bool] = lambda: True,
+        reconsiders: bool = False,
+    ) -> None:
+        """`may_start`: whether a trial may start now; `reconsiders`: what runs now decides whether
+        the proposer has more to propose."""
+        self._proposer, self._pool = proposer, pool
+        self._may_start, self._reconsiders = may_start, reconsiders
         self._waiting: list[TrialSpec] = []
         self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
         self._exhausted = False
@@ -61,7 +69,7 @@ class Dispatcher:
     def start(self) -> TrialSpec | None:
         """Return the next trial, with its place; None: there is no room now, or no trial (any
         more)."""
-        if not self._pool.room():
+        if not self._pool.room() or not self._may_start():
             return None
         spec = self._waiting.pop(0) if self._waiting else None
         if spec is None and not self._exhausted:
@@ -96,20 +104,20 @@ class Dispatcher:
         return True
 
 
-def run(proposer: Proposer, pool: Pool, listeners: Sequence[Listener]) -> None:
+def run(proposer: Proposer, pool: Pool, listeners: Listeners) -> None:
     """Run all trials of a proposer, one after the other. Raises `OSError` when the disk is full."""
-    dispatcher, announced = Dispatcher(proposer, pool), set[str]()
+    dispatcher, announced = Dispatcher(proposer, pool, listeners.may_start), set[str]()
     while (spec := dispatcher.start()) is not None or not dispatcher.over:
         if spec is None:  # the nodes have no room for it yet
             time.sleep(1.0)
             continue
         if spec.name not in announced:
             announced.add(spec.name)
-            tell_all(listeners, "start", spec.name, spec.drawn)
+            listeners.tell("start", spec.name, spec.drawn)
         for point in trial.run_trial_on_slot(spec):
-            tell_all(listeners, "point", spec.name, {**point, "slot": spec.slot})
+            listeners.tell("point", spec.name, {**point, "slot": spec.slot})
         if dispatcher.finish(spec):
-            tell_all(listeners, "end", spec.name, spec.drawn)
+            listeners.tell("end", spec.name, spec.drawn)
 
 
 class Searcher(RaySearcher):  # type: ignore[misc]
@@ -119,10 +127,17 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     It writes the end of a trial that Tune stopped or whose driver died.
     """
 
-    def __init__(self, proposer: OptunaProposer, pool: Pool) -> None:
+    def __init__(
+        self,
+        proposer: OptunaProposer,
+        pool: Pool,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
-        self._dispatcher = Dispatcher(proposer, pool, reconsiders=proposer.space.reruns > 0)
+        self._dispatcher = Dispatcher(
+            proposer, pool, may_start, reconsiders=proposer.space.reruns > 0
+        )
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id

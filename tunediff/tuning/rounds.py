@@ -14,9 +14,9 @@ from tunediff.analysis.outcome import failed
 from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.environment import unwritable
+from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import loop
-from tunediff.tuning.dashboard import Listener
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.sessions import StoppedError
 from tunediff.tuning.trial_spec import TrialSpec
@@ -89,7 +89,7 @@ class Rounds:
         return self._make(name, cfg.override(config, seed), {**drawn, **seed})
 
 
-def run(folder: Path, rounds: Rounds, pool: Pool, listeners: Sequence[Listener]) -> None:
+def run(folder: Path, rounds: Rounds, pool: Pool, listeners: Listeners) -> None:
     """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
     be written."""
     try:

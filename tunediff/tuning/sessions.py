@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tunediff.analysis import is_number, journals
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
+from tunediff.core.listeners import Listener
 
 SESSIONS = "sessions.jsonl"
 ASKED = "tunediff.open_study"
@@ -91,6 +92,18 @@ def alive(folder: Path) -> None:
     """Note that the session goes on, so that its duration is known to here if it is killed."""
     with contextlib.suppress(OSError):  # the trials report a full disk
         _note(folder, "alive")
+
+
+class SessionNotes(Listener):
+    """Notes with every event of a trial that the session goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        alive(self._folder)
+
+    point = end = start
 
 
 def note_time_is_up(folder: Path) -> None:

@@ -16,12 +16,13 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from tunediff.core.environment import DISK_FAULTS, unwritable
+from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.cluster import beside
-from tunediff.tuning.dashboard import Listener, RayDashboardReporter, tell_all
+from tunediff.tuning.dashboard import RayDashboardReporter
 from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.slots import Slots
@@ -30,7 +31,7 @@ from tunediff.tuning.trial import SPEC, Driver
 
 
 def search(
-    folder: Path, space: SearchSpace, slots: Slots, before_s: float, listener: Listener
+    folder: Path, space: SearchSpace, slots: Slots, before_s: float, listeners: Listeners
 ) -> str | None:
     """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
 
@@ -41,16 +42,14 @@ def search(
         proposer = OptunaProposer(
             space, folder, before_s, device=slots.device, here=slots.environment
         )
-        searcher = Searcher(proposer, slots.pool)
+        searcher = Searcher(proposer, slots.pool, listeners.may_start)
         reporter = RayDashboardReporter(folder, space, slots.actors)
         try:
-            with disk_faults_dropped():
-                _tuner(
-                    folder,
-                    space,
-                    searcher,
-                    (listener, reporter.tell, lambda *_: sessions.alive(folder)),
-                ).fit()
+            with (
+                disk_faults_dropped(),
+                listeners.with_listeners(reporter, sessions.SessionNotes(folder)),
+            ):
+                _tuner(folder, space, searcher, listeners).fit()
         except Exception:
             if (why := unwritable(folder)) is None:
                 raise
@@ -87,7 +86,7 @@ def disk_faults_dropped() -> Iterator[None]:
 
 
 def _tuner(
-    folder: Path, space: SearchSpace, searcher: Searcher, listeners: tuple[Listener, ...]
+    folder: Path, space: SearchSpace, searcher: Searcher, listeners: Listeners
 ) -> tune.Tuner:
     session = len(list((folder / "tune").glob("*")))
     return tune.Tuner(
@@ -99,7 +98,7 @@ def _tuner(
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
         run_config=tune.RunConfig(
-            name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(*listeners)],
+            name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(listeners)],
             # the workers keep their own
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # a killed driver comes back and finds its workers busy
@@ -143,18 +142,17 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
     """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by
     keyword."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, listeners: Listeners) -> None:
         super().__init__()
         self._listeners = listeners
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            "_listeners": ()
-        }  # Tune keeps a pickled copy of all it was given; a terminal cannot be pickled
+        # Tune keeps a pickled copy of all it was given; threads cannot be pickled
+        return {"_listeners": None}
 
     def _tell(self, event: str, trial: Any, point: Mapping[str, Any] | None = None) -> None:
         spec = trial.config[SPEC]
-        tell_all(self._listeners, event, spec.name, {**(point or spec.drawn), "slot": spec.slot})
+        self._listeners.tell(event, spec.name, {**(point or spec.drawn), "slot": spec.slot})
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self._tell("start", trial)

@@ -1,0 +1,172 @@
+"""Tell what happens in a search, a comparison or a training to whatever shows, copies or records it.
+
+A `Listener` hears five events. `Listeners` passes them on, each listener in its own thread: one
+that fails or hangs is named once, and neither the trials nor the other listeners notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff.core.remote_lock import StorageLock
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], object]
+LATE_S, END_S = 10.0, 900.0
+"""Seconds that an event of a trial, and the end of the search, wait for one listener."""
+MODULES = [
+    "tunediff.report.listener",
+    "tunediff.integrations.tracking",
+    "tunediff.integrations.copier",
+]
+"""Modules whose `listeners(activity)` yields those of a search, in the order in which they hear its
+end: trackers send the report, and what they note is copied."""
+
+
+def check(track: str | None) -> None:
+    """Raise `ConfigError` for a tracking service that cannot be used."""
+    importlib.import_module("tunediff.integrations.tracking").check(track)
+
+
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """A search, a comparison, a training, or a study whose trials the caller runs."""
+
+    module: str
+    """The command that runs it: `search`, `compare`, `train`; or `ask`."""
+    folder: Path
+    resume: str
+    """The command that goes on with it."""
+    objective: str
+    settings: Mapping[str, Any]
+    """What a tracker shows as the configuration of the search as a whole."""
+    track: str | None
+    """The tracking service that was asked for."""
+    result: Callable[[], Mapping[str, Any]] = dict
+    """Returns the result once it has ended."""
+    token: str | None = None
+    """Of the lock at its address, which `Listeners.opened` fills in; None: its storage is a
+    folder."""
+
+
+class Listener:
+    """Hears events; a subclass overrides those that it needs. `content` is as Ray Tune has it."""
+
+    def search_begin(self, say: Say) -> None:
+        """Hear that the search begins; `say` shows the user a message."""
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        """Hear that a trial starts; `content`: its drawn values."""
+
+    def point(self, trial: str, content: Mapping[str, Any]) -> None:
+        """Hear of an evaluation; `content`: what was measured."""
+
+    def end(self, trial: str, content: Mapping[str, Any]) -> None:
+        """Hear that a trial has ended, as its journal says; `content`: its drawn values."""
+
+    def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
+        """Hear that the search has ended; `result` returns what it found, None: it stopped."""
+
+
+class _Hearing:
+    """Calls one listener in a thread of its own, in order."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._events = queue.SimpleQueue[tuple[Callable[[], object], threading.Event]]()
+        self._named = self._late = False
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def tell(self, event: str, *content: Any, wait_s: float = LATE_S) -> None:
+        """Call a method of the listener and wait until it returns, unless it is late already."""
+        call = functools.partial(getattr(self._listener, event), *content)
+        done = threading.Event()
+        # IPython's displays belong to the context of the cell that runs.
+        self._events.put((functools.partial(contextvars.copy_context().run, call), done))
+        if not done.wait(0.0 if self._late and wait_s == LATE_S else wait_s):
+            self._late = True
+            self._name(f"takes longer than {wait_s:.0f} s for {event}; nothing waits for it")
+
+    def _work(self) -> None:
+        while True:
+            call, done = self._events.get()
+            try:
+                call()
+                self._late = False
+            except Exception as error:
+                self._name(f"failed: {type(error).__name__}: {error}")
+                log.debug("the listener's error", exc_info=True)
+            done.set()
+
+    def _name(self, why: str) -> None:
+        if not self._named:
+            self._named = True
+            log.warning("%s %s", type(self._listener).__name__, why)
+
+
+class Listeners:
+    """Passes events on to all listeners of one activity."""
+
+    def __init__(self, lock: StorageLock | None = None) -> None:
+        """`lock`: held at the address of the storage, if it has one."""
+        self._lock = lock
+        self._hearings: list[_Hearing] = []
+        self._say: Say = log.warning
+
+    def may_start(self) -> bool:
+        """Return whether a new trial may start now. Raises `LostLockError` if none ever may."""
+        return self._lock is None or self._lock.may_start()
+
+    def say(self, message: str) -> None:
+        """Show the user a message, where the progress is shown now."""
+        self._say(message)
+
+    def speak_through(self, say: Say) -> None:
+        """Let listeners show their messages by `say` from now on."""
+        self._say = say
+
+    def tell(self, event: str, trial: str, content: Mapping[str, Any]) -> None:
+        """Pass on `start`, `point` or `end` of a trial."""
+        for hearing in tuple(self._hearings):
+            hearing.tell(event, trial, content)
+
+    @contextlib.contextmanager
+    def with_listeners(self, *listeners: Listener) -> Iterator[None]:
+        """Let further listeners hear the trials inside."""
+        hearings = [_Hearing(listener) for listener in listeners]
+        self._hearings += hearings
+        try:
+            yield
+        finally:
+            self._hearings = [one for one in self._hearings if one not in hearings]
+
+    @contextlib.contextmanager
+    def opened(self, activity: Activity, say: Say) -> Iterator[None]:
+        """Tell all listeners of an activity that it begins and how it ends."""
+        self._say = say
+        if self._lock is not None:
+            activity = dataclasses.replace(activity, token=self._lock.token)
+        found = [
+            one for name in MODULES for one in importlib.import_module(name).listeners(activity)
+        ]
+        with self.with_listeners(*found):
+            hearings = tuple(self._hearings)
+            result: Callable[[], Mapping[str, Any]] | None = None
+            with contextlib.ExitStack() as ends:
+                for hearing in reversed(hearings):  # every one hears the end, also after Ctrl-C
+                    ends.callback(lambda one: one.tell("search_end", result, wait_s=END_S), hearing)
+                for hearing in hearings:
+                    hearing.tell("search_begin", self.say)
+                yield
+                result = activity.result

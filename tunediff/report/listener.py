@@ -1,0 +1,52 @@
+"""Write tables, figures and the page when a search or a comparison has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff import analysis
+from tunediff.analysis import evidence, pairs
+from tunediff.core.listeners import Activity, Listener, Say
+from tunediff.core.progress import announced
+
+
+def listeners(activity: Activity) -> Iterator[Listener]:
+    """Yield what writes the report of a search or a comparison."""
+    write = {"search": _of_search, "compare": _of_comparison}.get(activity.module)
+    if write is not None:
+        yield ReportWriter(activity.folder, write)
+
+
+class ReportWriter(Listener):
+    """Writes the report at the end."""
+
+    def __init__(self, folder: Path, write: Callable[[Path], object]) -> None:
+        self._folder, self._write = folder, write
+
+    def search_begin(self, say: Say) -> None:
+        self._say = say
+
+    def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
+        if result is not None:
+            with announced("writing the report", self._say):
+                self._write(self._folder)
+
+
+# Imports inside: matplotlib takes seconds, and no search waits for it before its first trial.
+def _of_search(folder: Path) -> None:
+    from tunediff.report import context, outputs, page
+
+    read = evidence.read(analysis.read(folder))
+    outputs.write_all(read.results)
+    if (confirmed := read.confirmation) is not None:
+        outputs.write_all(confirmed.compared.results)
+        outputs.confirmation(confirmed)
+    page.write_all(context.read(folder, folder.name, folder.parent), folder)
+
+
+def _of_comparison(folder: Path) -> None:
+    from tunediff.report import pairs as page
+
+    page.write_all(pairs.read(folder))
