@@ -23,6 +23,7 @@ from typing import Any
 from tunediff import search_space
 from tunediff.core import environment, text
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
 from tunediff.report.console import Console
 from tunediff.tuning import experiment, loop, resources, sessions, trial, tuner
@@ -100,7 +101,9 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
             warm, quiet = experiment.warm(space), lambda _: None
             workers = experiment.workers(folder, share, None, warm, quiet)
             with experiment.alone(folder), sessions.noted(folder), workers as slots:
-                experiment.search(folder, space, slots, console.listen)
+                listeners = Listeners()
+                with listeners.with_listeners(console):
+                    experiment.search(folder, space, slots, listeners)
         finally:
             sys.stdout = terminal
         ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)

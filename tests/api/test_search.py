@@ -219,11 +219,11 @@ def test_a_report_that_cannot_be_written_does_not_cost_the_result(night, monkeyp
     def broken(*_):
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(search_run, "_report", broken)
+    monkeypatch.setattr("tunediff.report.page.write_all", broken)
     assert search.main(["--resume", "night", "--storage", str(night.folder.parent)]) == cli.OK
     out, err = capsys.readouterr()
     assert "report: python -m tunediff.report night" in out
-    assert "could not show the report" in err
+    assert "WARNING: ReportWriter failed: RuntimeError: no fonts" in err
 
 
 def test_table_in_a_notebook_is_one_output_that_is_replaced(night, monkeypatch):

@@ -12,8 +12,9 @@ import urllib.request
 import pytest
 
 from tests import searches
-from tunediff.integrations import services
-from tunediff.integrations.tracker import TrackedSearch, Tracker
+from tunediff.integrations.companion import Facts
+from tunediff.integrations.mlflow_runs import MlflowRuns
+from tunediff.integrations.tracking import Tracker
 
 pytestmark = pytest.mark.nightly
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -47,14 +48,16 @@ def test_a_server_that_is_killed_gets_everything_once_it_is_back(tmp_path, monke
     folder, said = tmp_path / "night", []
     space = searches.make(folder, searches.FILE)
     searches.write(folder, space, 0, {}, CURVE[:1], status=None)
-    tracker = Tracker(TrackedSearch(folder, "mlflow", "frechet", {}), services.make("mlflow", folder), said.append)
+    tracker = Tracker(
+        Facts(folder, "--track mlflow", service="mlflow", objective="frechet"), MlflowRuns(folder), said.append
+    )
     with server(tmp_path, port):
         assert tracker.sync()
     searches.write(folder, space, 0, {}, CURVE)
     assert not tracker.sync(last=True)
     assert len(said) == 1
     with server(tmp_path, port):
-        assert tracker.sync({"best_trial": "t0000"}, last=True)
+        assert tracker.sync('{"best_trial": "t0000"}', last=True)
         client = mlflow.MlflowClient()
         runs = client.search_runs([client.get_experiment_by_name("tunediff").experiment_id])
         assert {(run.info.run_name, run.info.status) for run in runs} == {("night", "FINISHED"), ("t0000", "FINISHED")}

@@ -10,15 +10,20 @@ import subprocess
 import time
 
 import fsspec
+import psutil
 import pytest
 
 from tests import searches
 from tunediff import cli, export, search, search_space
 from tunediff.config import ConfigError
 from tunediff.core import files, remote, remote_lock, text
+from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.remote_lock import StorageLock
 from tunediff.core.trial_record import read_trial, read_trials
-from tunediff.integrations.copier import Copier, CopyFacts, copied
+from tunediff.integrations import companion
+from tunediff.integrations import copier as copier_module
+from tunediff.integrations.companion import Facts
+from tunediff.integrations.copier import Copier
 from tunediff.report import __main__ as report
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -65,6 +70,11 @@ def here(bucket):
         b"c"
     )
     return folder
+
+
+def facts(folder, token):
+    """What the process that copies is told."""
+    return Facts(folder, f"--storage {files.address_of(folder.parent)}", token=token)
 
 
 def there(tmp_path):
@@ -218,7 +228,7 @@ def test_keys_that_leave_the_folder_are_not_fetched(here, bucket, monkeypatch):
 
 def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, monkeypatch):
     said, fault = [], ConnectionError("refused")
-    copier, push = Copier(CopyFacts(here, "token"), said.append), remote.push
+    copier, push = Copier(facts(here, "token"), said.append), remote.push
 
     def failing(*_):
         raise fault
@@ -235,7 +245,7 @@ def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, mo
 
 def test_nothing_is_copied_before_the_first_trial(here, tmp_path):
     shutil.rmtree(here / "trials")
-    assert Copier(CopyFacts(here, "token"), print).sync()
+    assert Copier(facts(here, "token"), print).sync()
     assert not there(tmp_path)
 
 
@@ -323,14 +333,17 @@ def test_the_lock_of_a_machine_with_the_same_name_is_kept(here, elsewhere_runnin
 
 def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_running, tmp_path, monkeypatch):
     said, lock = [], json.loads(elsewhere_running.read_text())
-    copier = Copier(CopyFacts(here, lock["token"]), said.append)
+    copier = Copier(facts(here, lock["token"]), said.append)
     assert copier.sync()
     StorageLock(here).take(force=True)
     monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
     shutil.rmtree(tmp_path / "bucket/prefix/night/trials")
     assert not copier.sync(last=True)
     assert len(said) == 1
-    assert f"night is run by {socket.gethostname()} (process {os.getpid()}) now, and is not copied" in said[0]
+    assert (
+        f"night is run by {socket.gethostname()} (process {os.getpid()}) now; nothing is copied from here any more"
+        in said[0]
+    )
     assert not (tmp_path / "bucket/prefix/night/trials").exists()
     assert json.loads(elsewhere_running.read_text())["token"] != lock["token"]
 
@@ -340,7 +353,7 @@ def test_machine_that_was_suspended_overwrites_nothing_of_the_one_that_took_over
     here, elsewhere_running, monkeypatch, during, file
 ):
     """Linux's monotonic clock stands still meanwhile."""
-    copier = Copier(CopyFacts(here, json.loads(elsewhere_running.read_text())["token"]), print)
+    copier = Copier(facts(here, json.loads(elsewhere_running.read_text())["token"]), print)
     assert copier.sync()
     for name in ("baseline.yaml", "search.yaml"):  # in the order of copying
         (here / name).write_text("of the machine that was suspended")
@@ -396,7 +409,7 @@ def test_journal_is_not_copied_where_the_service_does_not_say_which_is_longer(he
 
 def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running, monkeypatch):
     lock = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
-    copier = Copier(CopyFacts(here, lock.token), print)
+    copier = Copier(facts(here, lock.token), print)
     monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
     assert copier.sync()
     again = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
@@ -405,28 +418,63 @@ def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_runnin
     assert not elsewhere_running.exists()
 
 
-def test_the_lock_is_written_again_during_one_long_upload(here, elsewhere_running, monkeypatch):
-    lock, push, times = json.loads(elsewhere_running.read_text()), remote.push, []
+def changed(file):
+    """Wait until a file is written again."""
+    before = file.stat().st_mtime_ns
+    while file.stat().st_mtime_ns == before:
+        time.sleep(0.01)
+
+
+def test_the_search_writes_the_lock_again_whatever_becomes_of_the_process_that_copies(here, tmp_path, monkeypatch):
     monkeypatch.setattr(remote_lock, "REFRESH_S", 0.05)
+    file = tmp_path / "bucket/prefix/night" / remote_lock.NAME
+    with remote_lock.held(here):
+        changed(file)
+        changed(file)
+    assert not file.exists()
 
-    def slow(*args):
-        before, end = elsewhere_running.stat().st_mtime_ns, time.monotonic() + 1200
-        while elsewhere_running.stat().st_mtime_ns == before and time.monotonic() < end:
-            time.sleep(0.01)
-        times.extend([before, elsewhere_running.stat().st_mtime_ns])
-        push(*args)
 
-    monkeypatch.setattr(remote, "push", slow)
-    copier = Copier(CopyFacts(here, lock["token"]), print)
-    copier.keep_lock()
-    assert copier.sync(last=True)
-    assert times[1] > times[0]
-    assert not elsewhere_running.exists()
+def test_no_trial_starts_while_the_lock_is_stale_or_after_it_was_lost(here, monkeypatch, caplog):
+    """A machine that was suspended, or whose service did not answer for minutes."""
+    with remote_lock.held(here) as lock:
+        assert lock.may_start()
+        with monkeypatch.context() as stale:
+            stale.setattr(remote_lock, "STALE_S", 0.0)
+            assert not lock.may_start()
+            assert not lock.may_start()
+        assert lock.may_start()
+        assert len(caplog.messages) == 1
+        assert "no trial starts until it is" in caplog.text
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.01)
+    with remote_lock.held(here) as lock:
+        StorageLock(here).take(force=True)
+        with pytest.raises(OSError, match="night is run by .* now"):
+            while lock.may_start():
+                time.sleep(0.01)
+
+
+def test_the_process_that_copies_is_started_again_when_it_dies(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(companion, "RETRY_S", 0.01)
+    said, copy = [], tmp_path / "bucket/prefix/night/trials/t0001/journal.jsonl"
+    earlier = {process.pid for process in psutil.Process().children()}
+    with remote_lock.held(here) as lock:
+        activity = Activity("search", here, "tunediff search", "frechet", {}, None, token=lock.token)
+        (copying,) = copier_module.listeners(activity)
+        copying.search_begin(said.append)
+        for process in psutil.Process().children():
+            if process.pid not in earlier:
+                process.kill()
+        while not copy.exists():
+            time.sleep(0.05)
+        copying.search_end(None)
+    address = files.address_of(here.parent)
+    assert said[0] == f"--storage {address}: its process has ended (-9) and is started again"
+    assert len([line for line in said if "ended" in line]) == 1
 
 
 def test_a_lost_lock_is_said_although_a_failure_was_said_before(here, elsewhere_running, monkeypatch):
     said, push = [], remote.push
-    copier = Copier(CopyFacts(here, json.loads(elsewhere_running.read_text())["token"]), said.append)
+    copier = Copier(facts(here, json.loads(elsewhere_running.read_text())["token"]), said.append)
     monkeypatch.setattr(remote, "push", lambda *_: 1 / 0)
     assert not copier.sync(last=True)
     monkeypatch.setattr(remote, "push", push)
@@ -455,8 +503,7 @@ def test_resume_reads_what_was_copied_until_it_has_the_lock(here, bucket, monkey
         started.append((space.budget.trials, [trial.status for trial in read_trials(folder)]))
 
     monkeypatch.setattr(search_run, "_run", run)
-    monkeypatch.setattr(search_run, "_write_tables", lambda *_: None)
-    monkeypatch.setattr(search_run, "log_exceptions", lambda *_: None)
+    monkeypatch.setattr("tunediff.report.listener._of_search", lambda *_: None)
     search_run.run(request, options, EventLines())
     assert started == [(3, ["ok", "ok"])]
     assert "end" in (copy / "trials/t0001/journal.jsonl").read_text()
@@ -466,7 +513,7 @@ def test_a_fetch_that_fails_leaves_no_lock(here, tmp_path):
     def fetch():
         raise ConfigError("refused")
 
-    with pytest.raises(ConfigError, match="refused"), copied(here, print, "", fetch=fetch):
+    with pytest.raises(ConfigError, match="refused"), remote_lock.held(here, fetch=fetch):
         pass
     assert not (tmp_path / "bucket/prefix/night" / remote_lock.NAME).exists()
 
@@ -532,13 +579,15 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(service, caplog):
     remote.check(folder.parent)
     space = searches.make(folder, FILE)
     searches.write(folder, space, 0, {}, CURVE[:1], status=None)
-    with caplog.at_level(logging.WARNING, "tunediff"), copied(folder, said.append, "tunediff search"):
-        pass  # one point is copied at the end
+    with caplog.at_level(logging.WARNING, "tunediff"), remote_lock.held(folder) as lock:
+        hub = Listeners(lock)
+        with hub.opened(Activity("train", folder, "the same", "frechet", {}, None), said.append):
+            pass  # one point is copied at the end
     assert not [line for line in said if "Ctrl-C" not in line]
     assert "not everything is copied" not in caplog.text
     service.stop()
     searches.write(folder, space, 0, {}, CURVE)
-    copier = Copier(CopyFacts(folder, "token"), said.append)
+    copier = Copier(facts(folder, "token"), said.append)
     said.clear()
     assert not copier.sync(last=True)
     assert len(said) == 1

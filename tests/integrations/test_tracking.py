@@ -19,9 +19,11 @@ from tunediff import cli, compare, search, train
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.core.listeners import Activity
 from tunediff.core.trial_record import read_trial
-from tunediff.integrations import companion, services, tracker, tracking
-from tunediff.integrations.tracker import TrackedSearch, Tracker
+from tunediff.integrations import companion, services, tracking
+from tunediff.integrations.companion import Facts
+from tunediff.integrations.tracking import Tracker
 from tunediff.tuning import experiment
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -66,7 +68,7 @@ def service():
 
 
 def facts(folder, service="mlflow"):
-    return TrackedSearch(folder, service, "frechet", {"workload": "digits"})
+    return Facts(folder, f"--track {service}", service=service, objective="frechet", settings={"workload": "digits"})
 
 
 def make(folder, service, said=None):
@@ -91,7 +93,7 @@ def test_tracker_of_a_resumed_search_continues_its_runs_and_sends_nothing_twice(
     assert service.sent == [("t0001", [2], "oom")]
     assert service.run.id == first
     assert (service.end.failed, service.end.reason) == (True, "no room")
-    assert resumed.sync({"best_trial": "t0000"}, last=True)
+    assert resumed.sync('{"best_trial": "t0000"}', last=True)
     assert service.sent[1:] == [("night", [], "ok")]
     assert service.end.summary == {"best_trial": "t0000"}
     assert service.closed
@@ -130,10 +132,10 @@ def test_a_service_that_fails_is_named_once_and_gets_everything_later(folder, sp
 def test_a_run_that_is_refused_does_not_block_the_others(folder, space, service, monkeypatch):
     said, service.fault, service.faulty = [], ValueError("bad name"), "t0000"
     with monkeypatch.context() as slow:
-        slow.setattr(tracker, "FAILING_S", -1.0)
+        slow.setattr(tracking, "MAX_FAILING_S", -1.0)
         assert not make(folder, service).sync()
     assert [name for name, *_ in service.sent] == ["night"]
-    assert not make(folder, service, said).sync({"best_trial": "t0000"}, last=True)
+    assert not make(folder, service, said).sync('{"best_trial": "t0000"}', last=True)
     assert [name for name, *_ in service.sent] == ["night", "t0001", "night"]
     assert service.closed
     assert len(said) == 1
@@ -150,7 +152,7 @@ def test_runs_of_a_comparison_name_their_side(folder, space, service):
 
 def test_a_torn_line_of_what_was_sent_is_passed_over(folder, space, service):
     make(folder, service).sync()
-    with open(folder / tracker.SENT, "a") as file:
+    with open(folder / tracking.SENT, "a") as file:
         file.write('{"service": "mlf')
     service.sent.clear()
     assert make(folder, service).sync()
@@ -192,14 +194,14 @@ def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypa
     words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]
     assert train.main([*words, "--track", "tensorboard"]) == cli.OK
     assert list(Path("run", "tensorboard", "run").glob("events.*"))
-    monkeypatch.setitem(services.SERVICES, "wandb", ("no_such_package", ""))
+    monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
     assert train.main([*words[:-3], "other", "--track", "wandb"]) == cli.BAD_INPUT
     assert "no_such_package is not installed" in capsys.readouterr().err
     assert not Path("other").exists()
 
 
 def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(services.SERVICES, "wandb", ("no_such_package", ""))
+    monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
     assert search.main(["digits", "--track", "wandb", "--storage", str(tmp_path)]) == cli.BAD_INPUT
     assert re.search(r"no_such_package is not installed; run: pip install '.*\[wandb\]'", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
@@ -226,9 +228,9 @@ def finished(folder, space):
 
 
 def send_all(folder, name, verdict):
-    sending = Tracker(facts(folder, name), services.make(name, folder), print)
+    sending = Tracker(facts(folder, name), services.SERVICES[name](folder), print)
     assert sending.sync()
-    return sending.sync(verdict, last=True)
+    return sending.sync(json.dumps(verdict), last=True)
 
 
 def test_tensorboard_files_have_curves_knobs_pictures_and_verdict(folder, space):
@@ -272,9 +274,9 @@ def test_tracking_process_writes_offline_runs_of_wandb(folder, space, monkeypatc
     monkeypatch.setenv("WANDB_MODE", "offline")
     said = []
     finished(folder, space)
-    tracked = tracking.start(facts(folder, "wandb"), said.append)
-    tracked.finish(tracking.values({"best_trial": "t0000", "configurations": []}))
-    tracked.close()
+    (tracked,) = tracking.listeners(Activity("search", folder, "again", "frechet", {}, "wandb"))
+    tracked.search_begin(said.append)
+    tracked.search_end(lambda: {"best_trial": "t0000", "configurations": []})
     assert not [line for line in said if "Ctrl-C" not in line]
     runs = {}
     for path in folder.glob("wandb/offline-run-*/*.wandb"):
@@ -309,17 +311,17 @@ def test_a_server_that_never_answers_is_named_once_and_left(folder, space, monke
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
         monkeypatch.setattr(companion, "SILENT_S", 0.0)
-        search = TrackedSearch(folder, "wandb", "frechet", {}, late_s=0.1, patience_s=2.0)
-        tracked = tracking.start(search, said.append)
+        search = dataclasses.replace(facts(folder, "wandb"), late_s=0.1, patience_s=2.0)
+        tracked = companion.Companion(tracking.__name__, search, folder / "log", "not everything was sent")
+        tracked.search_begin(said.append)
         silent.accept()  # it has tried
         with caplog.at_level(logging.WARNING, "tunediff"):
-            tracked.close()
+            tracked.search_end(None)
     assert [line for line in said if "Ctrl-C" not in line] == [
         "--track wandb: no answer for 0 s; the search goes on, and its results are sent later"
     ]
     assert "--track wandb: sending the rest; Ctrl-C leaves it for later" in said
     assert "not everything was sent" in caplog.text
-    assert "--resume night" in caplog.text
 
 
 @pytest.fixture
@@ -371,8 +373,8 @@ def test_mlflow_has_the_knobs_of_a_run_that_was_interrupted_after_its_creation(f
     runs = client.search_runs([client.get_experiment_by_name("tunediff").experiment_id])
     assert len(failed) == len(runs) == 3
     assert all("workload" in run.data.params for run in runs)
-    changed = dataclasses.replace(facts(folder), config={"workload": "elsewhere/mine.py", "added": 1})
-    assert Tracker(changed, mlflow_runs.MlflowRuns(folder), print).sync({"best_trial": "t0000"}, last=True)
+    changed = dataclasses.replace(facts(folder), settings={"workload": "elsewhere/mine.py", "added": 1})
+    assert Tracker(changed, mlflow_runs.MlflowRuns(folder), print).sync('{"best_trial": "t0000"}', last=True)
 
 
 @pytest.mark.training

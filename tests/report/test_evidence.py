@@ -14,7 +14,6 @@ from tests.report.pages import rows, words, written
 from tests.searches import FILE, make, write
 from tunediff import analysis, export, search, search_space
 from tunediff.analysis import comparison, confirmation, evidence
-from tunediff.api import search_run
 from tunediff.report import context, headline, outputs, verdicts
 from tunediff.report.style import Highlights
 from tunediff.report.words import duration
@@ -58,7 +57,7 @@ def told(found, capsys):
     command = ["--resume", found.folder.name, "--storage", str(found.folder.parent)]
     assert search.main(command) == 0
     text = capsys.readouterr().out
-    with mock.patch.multiple(search_run, _write_tables=lambda _: None, _report=lambda _: None):  # they are written
+    with mock.patch("tunediff.report.listener._of_search"):  # they are written
         assert search.main([*command, "--json"]) == 0
     return text, json.loads(capsys.readouterr().out)
 

@@ -48,21 +48,21 @@ def board(tmp_path, monkeypatch):
 
 def test_before_the_first_trial_has_a_place_there_is_no_slot_to_tell(board):
     board[0]._slots.clear()
-    board[0].tell("start", "t0000", {"loader.batch_size": 128})
+    board[0].start("t0000", {"loader.batch_size": 128})
 
 
 def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):
     told, slots = board
     drawn = {"loader.batch_size": 256, "precision.amp": "none"}
     config = told._space.config(drawn)
-    told.tell("start", "t0003", {"trial": "t0003", "slot": 1, **drawn})
+    told.start("t0003", {"trial": "t0003", "slot": 1, **drawn})
     journal = Journal(tmp_path / "trials" / "t0003")
     journal.start(config, drawn, 9.0, 3)
     point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
     journal.point(point)
-    told.tell("point", "t0003", {**point.flat, "objective": 23.44, "slot": 1})
+    told.point("t0003", {**point.flat, "objective": 23.44, "slot": 1})
     journal.end(End("oom", "16 GiB wanted"))
-    told.tell("end", "t0003", {"slot": 1})
+    told.end("t0003", {"slot": 1})
     assert slots[0].notes == []
     assert [line for _, line in slots[1].notes] == [
         "t0003  start  loader.batch_size=256",
@@ -76,12 +76,12 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
 
 def test_the_baseline_is_called_so_and_long_reasons_are_cut(board, tmp_path):
     told, slots = board
-    told.tell("start", "t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
+    told.start("t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
     assert slots[0].notes[0][1] == "t0000  start  baseline"
     journal = Journal(tmp_path / "trials" / "t0000")
     journal.start(told._space.baseline, {}, 9.0)
     journal.end(End("error", "no, " * 200 + "room"))
-    told.tell("end", "t0000", {"slot": 0})
+    told.end("t0000", {"slot": 0})
     name, line = slots[0].notes[1]
     assert len(name) == dashboard.WIDTH
     assert line.endswith("room  baseline")

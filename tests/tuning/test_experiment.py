@@ -18,6 +18,7 @@ from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Listeners
 from tunediff.tuning import experiment, sessions, tuner
 
 CONTENT = {
@@ -41,7 +42,7 @@ def test_a_search_puts_log_levels_and_warnings_back(tmp_path, monkeypatch):
     monkeypatch.setattr(tuner, "_tuner", lambda *_: types.SimpleNamespace(fit=fit))
     slots = types.SimpleNamespace(device="cpu", environment=None, pool=None, actors=[])
     before = [logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)
-    assert tuner.search(tmp_path / "night", space, slots, 0.0, lambda *_: None) is None
+    assert tuner.search(tmp_path / "night", space, slots, 0.0, Listeners()) is None
     assert levels == [logging.ERROR] * 2
     assert ([logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)) == before
 

@@ -88,13 +88,15 @@ class _Hearing:
         self._named = self._late = False
         threading.Thread(target=self._work, daemon=True).start()
 
-    def tell(self, event: str, *content: Any, wait_s: float = LATE_S) -> None:
-        """Call a method of the listener and wait until it returns, unless it is late already."""
+    def tell(self, event: str, *content: Any) -> None:
+        """Call a method of the listener and wait until it returns, for a while."""
         call = functools.partial(getattr(self._listener, event), *content)
         done = threading.Event()
         # IPython's displays belong to the context of the cell that runs.
         self._events.put((functools.partial(contextvars.copy_context().run, call), done))
-        if not done.wait(0.0 if self._late and wait_s == LATE_S else wait_s):
+        is_end = event == "search_end"
+        wait_s = END_S if is_end and not self._late else LATE_S
+        if not done.wait(0.0 if self._late and not is_end else wait_s):
             self._late = True
             self._name(f"takes longer than {wait_s:.0f} s for {event}; nothing waits for it")
 
@@ -165,7 +167,7 @@ class Listeners:
             result: Callable[[], Mapping[str, Any]] | None = None
             with contextlib.ExitStack() as ends:
                 for hearing in reversed(hearings):  # every one hears the end, also after Ctrl-C
-                    ends.callback(lambda one: one.tell("search_end", result, wait_s=END_S), hearing)
+                    ends.callback(lambda one: one.tell("search_end", result), hearing)
                 for hearing in hearings:
                     hearing.tell("search_begin", self.say)
                 yield

@@ -122,8 +122,9 @@ class Companion(Listener):
         died = False
         while True:
             process = self._process
+            assert process.stdin is not None
             assert process.stdout is not None
-            with contextlib.suppress(ValueError):  # closed
+            with process.stdout:
                 for line in process.stdout:
                     self._say(line.rstrip())
             code = process.wait()
@@ -135,6 +136,7 @@ class Companion(Listener):
             with self._guard:
                 if self._ends.is_set():
                     return
+                process.stdin.close()
                 self._start()
 
     def _kill(self) -> None:

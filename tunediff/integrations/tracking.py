@@ -24,7 +24,8 @@ from tunediff.core.errors import ConfigError
 from tunediff.core.listeners import Activity, Listener, Say
 from tunediff.core.trial_record import TrialRecord, read_trial
 from tunediff.integrations.companion import Attempts, Companion, Facts, Sync, follow
-from tunediff.integrations.services import SERVICES, Run, RunEnd, Service
+from tunediff.integrations.services import SERVICES
+from tunediff.integrations.tracked_run import Run, RunEnd, Service
 from tunediff.tuning import sessions
 
 SENT, LOG = "tracking.jsonl", "tracking.log"
