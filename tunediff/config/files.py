@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -27,53 +28,29 @@ from tunediff.config.schema import (
 FORMAT, FORMAT_KEY = 1, "tunediff_format"
 """Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML
 file. It rises when an older version would misread a file."""
+FILES = (".yaml", ".yml", ".py")
+"""Endings of files with configurations and workloads."""
 NULLS, QUOTES = ("", "~", "null", "Null", "NULL"), ("'", '"')
 """Words that YAML reads as null, and what a quoted string begins with."""
-_Loader = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # ten times as fast, where PyYAML was built with libyaml
+# Ten times as fast, where PyYAML was built with libyaml.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
-    """SafeLoader that raises an error for a key that is given twice: YAML would silently keep the
-    last value."""
+    """SafeLoader that refuses a key that is given twice: YAML would silently keep the last
+    value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, list | dict):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a plain word", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is given twice", key_node.start_mark
-                )
+            why = "a key must be a plain word" if isinstance(key, list | dict) else ""
+            if why or key in seen:
+                why = why or f"{key!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, why, key_node.start_mark)
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
-
-
-def _number(loader: Any, node: yaml.ScalarNode) -> Any:
-    """Return a number. Raises an error for those that YAML 1.1, and hardly anybody else, reads in
-    base 8 or 60."""
-    kind = node.tag.rpartition(":")[2]
-    base = (
-        60
-        if ":" in node.value
-        else 8
-        if kind == "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value)
-        else 10
-    )
-    if base != 10:
-        why = f"{node.value} is read as a number in base {base}; write it in base 10, or quote it"
-        raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
-    return getattr(loader, f"construct_yaml_{kind}")(node)
-
-
-for _kind in ("int", "float"):
-    _UniqueKeyLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
 
 
 def read_yaml(path: Path) -> Lines:
@@ -97,24 +74,17 @@ def read_yaml(path: Path) -> Lines:
 
 def check_format(value: Any, where: str) -> None:
     """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
-    allowed = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= FORMAT
-    newer = (
-        "; a newer version of tunediff has written it"
-        if isinstance(value, int) and value > FORMAT
-        else ""
-    )
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    newer = "; a newer version of tunediff has written it" if is_number and value > FORMAT else ""
+    allowed = is_number and 1 <= value <= FORMAT
     refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
 def to_yaml(content: Lines, flow: bool | None = False) -> str:
     """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists
     on one line."""
-    return yaml.safe_dump(
-        {FORMAT_KEY: FORMAT, **content},
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=flow,
-    )
+    lines = {FORMAT_KEY: FORMAT, **content}
+    return yaml.safe_dump(lines, sort_keys=False, allow_unicode=True, default_flow_style=flow)
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:
@@ -124,15 +94,12 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     Raises `ConfigError`.
     """
     content = read_yaml(path)
-    kind = (
-        f"{path}: is a search file, not a configuration; its best one is what python -m"
-        " tunediff.export NAME writes"
-    )
-    refuse("budget" in content and {"search", "grid", "trials", "ladder"} & content.keys(), kind)
+    is_search = "budget" in content and {"search", "grid", "trials", "ladder"} & content.keys()
+    exported = "its best one is what python -m tunediff.export NAME writes"
+    refuse(is_search, f"{path}: is a search file, not a configuration; {exported}")
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
-    config = override(
-        schema.default(), flatten(content, str(path)), where=str(path), check=not words
-    )
+    knobs = flatten(content, str(path))
+    config = override(schema.default(), knobs, where=str(path), check=not words)
     return with_words(config, words)
 
 
@@ -143,24 +110,20 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
     `where`: the place that error messages name. Raises `ConfigError`.
     """
     name = str(path)
-    ours = name in workload.baseline_names() and not path.is_file()
-    if ours or workload.is_users(name.partition(":")[0]):
+    is_shipped = name in workload.baseline_names() and not path.is_file()
+    if is_shipped or workload.is_users(name.partition(":")[0]):
         return with_words(workload.baseline(name, where), words)
     if not path.exists():
-        hint = nearest(name, workload.baseline_names())
-        raise ConfigError(
-            f"{name}: no such file, and no baseline of that name;"
-            f" {hint}{missing_equals_hint([name, *words])}"
-        )
+        hint = nearest(name, workload.baseline_names()) + missing_equals_hint([name, *words])
+        raise ConfigError(f"{name}: no such file, and no baseline of that name; {hint}")
     return load(path, words)
 
 
 def with_words(config: C, words: Sequence[str]) -> C:
     """Apply `knob=value` words and return the configuration with absolute paths. Raises
     `ConfigError`."""
-    return with_absolute_paths(
-        override(config, parse_overrides(words, config.schema), where="command line")
-    )
+    values = parse_overrides(words, config.schema)
+    return with_absolute_paths(override(config, values, where="command line"))
 
 
 def dump(
@@ -171,28 +134,18 @@ def dump(
     A user's workload inside `folder`, the future location of the text, is named relative to it.
     """
     head, content = "".join(f"# {line}\n" for line in comments or []), to_dict(config)
-    if folder is not None and Path(content["workload"]).is_relative_to(folder.absolute()):
-        content["workload"] = str(Path(content["workload"]).relative_to(folder.absolute()))
+    file = Path(content["workload"])
+    if folder is not None and file.is_relative_to(folder.absolute()):
+        content["workload"] = str(file.relative_to(folder.absolute()))
     return head + to_yaml(content, flow=None)
 
 
 def missing_equals_hint(words: Sequence[str]) -> str:
     """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; ''
     otherwise."""
-    for i, word in enumerate(words[:-1]):
-        name, value = (
-            word.removesuffix("="),
-            "".join(words[i + 1 : i + 2 + (words[i + 1] == "=")]).removeprefix("="),
-        )
-        is_name = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and not name.endswith(
-            (".yaml", ".yml", ".py")
-        )
-        is_value = (
-            value
-            and "=" not in value
-            and (word != name or words[i + 1][0] in "=-[0123456789" or "." in name)
-        )
-        if is_name and is_value:
+    for name, value in itertools.pairwise(words):
+        is_knob = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and Path(name).suffix not in FILES
+        if is_knob and "=" not in value and ("." in name or value[:1] in "-[0123456789"):
             return f"; did you mean {name}={value}?"
     return ""
 
@@ -203,20 +156,17 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
-        refuse(
-            not (name and equals),
-            f"command line: {word!r} is not understood; write"
-            f" knob=value{missing_equals_hint(words)}",
-        )
+        hint = missing_equals_hint(words)
+        broken = f"command line: {word!r} is not understood; write knob=value{hint}"
+        refuse(not (name and equals), broken)
         knob = schema.knob(name, "command line")
         repeated = [other for other in words if other.partition("=")[0] == name]
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
             values[name] = _value(text, knob)
         except (yaml.YAMLError, ValueError, RecursionError):
-            raise ConfigError(
-                f"command line: {name}: {text!r} is not understood; allowed: {knob.allowed}"
-            ) from None
+            why = f"{text!r} is not understood; allowed: {knob.allowed}"
+            raise ConfigError(f"command line: {name}: {why}") from None
     return values
 
 
@@ -228,12 +178,9 @@ def _value(text: str, knob: Knob) -> Any:
     """
     if knob.kind == "str" and text not in NULLS and not text.startswith(QUOTES):
         return text
-    value = yaml.load(text, _UniqueKeyLoader)
-    choices = knob.choices or ()
-    if (
-        value not in choices and text in choices
-    ):  # off and on, which YAML 1.1 reads as false and true
-        return text
+    value, choices = yaml.load(text, _UniqueKeyLoader), knob.choices or ()
+    if value not in choices and text in choices:
+        return text  # off and on, which YAML 1.1 reads as false and true
     if knob.kind == "float":
         return _as_float(value)
     if knob.items == "float" and isinstance(value, list):
@@ -242,8 +189,7 @@ def _value(text: str, knob: Knob) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """Return text such as 1e-3 as a number; what is none is refused later, with the allowed
-    range."""
+    """Return text such as 1e-3 as a number; what is none is refused later."""
     with contextlib.suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value
@@ -251,8 +197,5 @@ def _as_float(value: Any) -> Any:
 
 def as_word(value: str) -> str:
     """Return what `parse_overrides` reads as this string, where the knob takes one."""
-    return (
-        json.dumps(value, ensure_ascii=False)
-        if value in NULLS or value.startswith(QUOTES)
-        else value
-    )
+    plain = value not in NULLS and not value.startswith(QUOTES)
+    return value if plain else json.dumps(value, ensure_ascii=False)

@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import json
-import math
+import re
 import textwrap
 import types
 import typing
@@ -145,9 +145,8 @@ class Knob:
     def allowed(self) -> str:
         """Return in words which values it takes."""
         if self.choices is not None:
-            return "one of " + ", ".join(
-                choice if isinstance(choice, str) else json.dumps(choice) for choice in self.choices
-            )
+            names = (one if isinstance(one, str) else json.dumps(one) for one in self.choices)
+            return f"one of {', '.join(names)}"
         items = f"a list of {_ITEMS.get(self.items, 'values')}"
         words = items if self.kind == "tuple" else _TAKES.get(self.kind, self.kind)
         if self.low is not None:
@@ -158,37 +157,19 @@ class Knob:
         return words + (", or null" if self.optional else "")
 
     def hint(self, value: Any) -> str:
-        """Return a hint on what may have gone wrong with a refused value: a typing error, or YAML
-        1.1; else ''."""
+        """Return what may have gone wrong with a refused value: a typing error, or YAML 1.1; ''
+        otherwise."""
         if isinstance(value, str) and self.kind == "choice":
             words = [choice for choice in self.choices or () if isinstance(choice, str)]
-            return "".join(
-                f"; did you mean {word}?" for word in difflib.get_close_matches(value, words, n=1)
-            )
+            similar = difflib.get_close_matches(value, words, n=1)
+            return f"; did you mean {similar[0]}?" if similar else ""
         if isinstance(value, str) and self.kind in ("int", "float"):
-            written = _as_number(value, whole=self.kind == "int")
-            return f" (YAML 1.1 reads {value!r} as text; write {written})" if written else ""
+            is_number = re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value)
+            whole = "digits alone" if self.kind == "int" else "1.0e-3 for 1e-3"
+            return f" (YAML 1.1 reads {value!r} as text; write {whole})" if is_number else ""
         if isinstance(value, bool) and self.kind in ("choice", "str"):
-            return (
-                " (YAML 1.1 reads off, no, on and yes as true or false: write none, or quote the"
-                " word)"
-            )
+            return " (YAML 1.1 reads off, no, on and yes as true or false: quote the word)"
         return ""
-
-
-def _as_number(word: str, whole: bool) -> str:
-    """Return how a number that YAML 1.1 reads as text is written; '' for what is no number, or not
-    a whole one."""
-    try:
-        number = float(word)
-    except ValueError:
-        return ""
-    if not math.isfinite(number):
-        return ""
-    if whole:
-        return str(int(number)) if number.is_integer() and abs(number) <= 2**53 else ""
-    mantissa, _, exponent = f"{number:.6e}".partition("e")
-    return f"{float(mantissa)}e{int(exponent):+d}"
 
 
 def nearest(name: str, names: Collection[str]) -> str:
@@ -207,38 +188,27 @@ def unwrap(annotation: Any) -> tuple[Any, list[Any]]:
     return kind, metadata
 
 
-def _bounds(metadata: list[Any]) -> Values:
-    """Return the bounds in the metadata of a type, as fields of `Knob`."""
+def _bounds(marks: list[Any]) -> Values:
+    """Return the bounds among the marks of a type, as fields of `Knob`."""
     limits: Values = {}
-    for bound in metadata:
-        if isinstance(bound, Ge | Gt):
-            limits |= {
-                "low": getattr(bound, "ge", getattr(bound, "gt", None)),
-                "low_open": isinstance(bound, Gt),
-            }
-        elif isinstance(bound, Le | Lt):
-            limits |= {
-                "high": getattr(bound, "le", getattr(bound, "lt", None)),
-                "high_open": isinstance(bound, Lt),
-            }
+    for mark in marks:
+        match mark:
+            case Ge(ge=limit) | Gt(gt=limit):
+                limits |= {"low": limit, "low_open": isinstance(mark, Gt)}
+            case Le(le=limit) | Lt(lt=limit):
+                limits |= {"high": limit, "high_open": isinstance(mark, Lt)}
     return limits
 
 
-def _space(metadata: list[Any]) -> Lines | None:
+def _space(marks: list[Any]) -> Lines | None:
     """Return the space that a `Range` or a `Choice` declares, as in a search file."""
-    for mark in metadata:
+    for mark in marks:
         if isinstance(mark, Choice):
-            return {
-                "choice": [
-                    list(value) if isinstance(value, tuple) else value for value in mark.values
-                ]
-            }
+            values = (list(value) if isinstance(value, tuple) else value for value in mark.values)
+            return {"choice": list(values)}
         if isinstance(mark, Range):
-            return {
-                name: value
-                for name, value in vars(mark).items()
-                if value is not None and value is not False
-            }
+            fields = vars(mark).items()
+            return {name: value for name, value in fields if value not in (None, False)}
     return None
 
 
