@@ -70,7 +70,7 @@ REFUSED = [
     ({"loader.batch_size": 1.5}, "loader.batch_size: 1.5 is not allowed; allowed: a whole number"),
     ({"loader.batch_size": True}, "loader.batch_size: True is not allowed"),
     ({"loader.batch_size": "128"}, "loader.batch_size: '128' is not allowed"),
-    ({"optimizer.lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3)"),
+    ({"optimizer.lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3 for 1e-3)"),
     ({"optimizer.lr": float("nan")}, "optimizer.lr: nan is not allowed"),
     ({"optimizer.lr": 0.0}, "optimizer.lr: 0.0 is not allowed; allowed: a number above 0"),
     ({"precision.amp": False}, "precision.amp: False is not allowed; allowed: one of none, bf16, fp16 (YAML 1.1"),

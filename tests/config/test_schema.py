@@ -110,7 +110,7 @@ REFUSED = [
     ({"word": 3}, "word: 3 is not allowed; allowed: a string"),
     ({"lr": 0.0}, "lr: 0.0 is not allowed; allowed: a number above 0"),
     ({"lr": float("inf")}, "lr: inf is not allowed"),
-    ({"lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3)"),
+    ({"lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3 for 1e-3)"),
     ({"word": False}, "(YAML 1.1 reads off, no, on and yes as true or false"),
     ({"net.depth": 9}, "net.depth: 9 is not allowed; allowed: a whole number of at least 1 and at most 8"),
     ({"net.depth": "3"}, "net.depth: '3' is not allowed"),
