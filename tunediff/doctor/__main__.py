@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from tunediff import cli
 from tunediff.core import environment, text
 from tunediff.core.signals import command_began, terminable
-from tunediff.doctor import finding
-from tunediff.doctor.finding import Finding, Site
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look; see `--help`."""
+    """Run all checks; see `--help`."""
     parser = cli.parser("doctor", __doc__ or "")
     parser.epilog = (
         "Exit codes: 0 a search can run here, 1 it cannot, 2 bad input, 130 interrupted."
@@ -28,26 +26,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_storage(parser)
     cli.add_printing(parser, quiet=False)
     args = parser.parse_args(argv)
-    with terminable():  # what was started for a look, a search even, ends with it
-        from tunediff.distributed import alone  # imports torch, after what is refused
+    with terminable():  # SIGTERM also ends the processes that a check has started
+        from tunediff.distributed import alone  # imports torch, after the arguments are checked
         from tunediff.doctor import checks
 
-        began, findings = command_began(), list[Finding]()
-        site = Site(args.storage, alone().device.type)
+        began, findings = command_began(), list[checks.Finding]()
         for check in checks.CHECKS:
-            findings.append(check(site))
+            findings.append(finding := checks.examine(check, args.storage))
             if not args.json:
-                print("\n".join(finding.lines(findings[-1])), flush=True)
-    can_search, verdict = not any(one.stops for one in findings), finding.verdict(findings)
+                print(f"{finding.state:<8}{finding.name:<18}{finding.found}", flush=True)
+                print(f"{'':<28}{finding.means}\n" if finding.means else "", end="", flush=True)
+    can_search, verdict = not any(finding.stops for finding in findings), checks.verdict(findings)
     wall_s = time.monotonic() - began
-    if args.json:
-        cli.print_json({
-            "can_search": can_search, "verdict": verdict, "wall_s": wall_s, "device": site.device,
-            "command": text.original_command("doctor", argv), "environment": environment.describe(),
-            "findings": [dataclasses.asdict(one) for one in findings],
-        })  # fmt: skip
-    else:
+    if not args.json:
         print(f"\n{verdict}\nwall_s: {text.number(wall_s)}")
+        return cli.OK if can_search else cli.FAILED
+    cli.print_json(
+        {
+            "can_search": can_search,
+            "verdict": verdict,
+            "wall_s": wall_s,
+            "device": alone().device.type,
+            "command": text.original_command("doctor", argv),
+            "environment": environment.describe(),
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        }
+    )
     return cli.OK if can_search else cli.FAILED
 
 

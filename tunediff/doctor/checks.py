@@ -1,175 +1,259 @@
-"""Can a search train here, how fast, and what is broken?"""
+"""The checks of the doctor; what may crash or hang runs as `python -m tunediff.doctor.checks`."""
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
-from tunediff.config.systems import Loader
-from tunediff.core import environment, machine, processes, text
+from tunediff.config.code import described
+from tunediff.config.systems import Compile, Loader, Precision
+from tunediff.core import environment, machine, text
+from tunediff.core.files import write_text
+from tunediff.core.processes import answer
 from tunediff.data import loader
-from tunediff.distributed import alone
-from tunediff.doctor.finding import Answer, Site, check
+from tunediff.distributed import alone, from_environment
 from tunediff.profiling import measure
-from tunediff.training import hardware
+from tunediff.training import compilation, hardware
+from tunediff.training.precision import set_backends
 
-PAYS = 1.1
-"""How many times as fast as float32 a matrix product must be in a format that is worth a search."""
-LITTLE_DISK_GIB, FULL_DISK = 5.0, 0.95
-"""Ray stops to make objects from that share on (its `local_fs_capacity_threshold`)."""
+MODULE = "tunediff.doctor.checks"
 
 
-def ask(probe: str, *, ranks: int = 1, within_s: float) -> dict[str, Any]:
-    """Return what a function of `probes` returns on rank 0. Raises RuntimeError and
-    TimeoutError."""
-    return processes.answer("tunediff.doctor.probes", probe, ranks=ranks, within_s=within_s)
+@dataclass
+class Finding:
+    """What a check has found; the fields are the keys of the JSON."""
+
+    state: str
+    """`ok`; `weak`: it works, with a limit that a search feels; `missing`: it does not work;
+    `wrong`: it gives wrong results; `skipped`: it cannot be checked here."""
+    found: str
+    means: str = ""
+    """The consequence for a search."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    needed: bool = False
+    """Whether a search cannot run, or be relied on, without it."""
+    seconds: float = 0.0
+
+    @property
+    def stops(self) -> bool:
+        """Return whether it stops a search from being started."""
+        return self.needed and self.state in ("missing", "wrong")
 
 
-@check("versions", needed=True)
-def versions(site: Site) -> Answer:
-    """Packages that every search needs."""
-    installed = environment.describe()["versions"]
-    absent = [name for name, version in installed.items() if version == "not installed"]
-    message = ", ".join(f"{name} {version}" for name, version in installed.items())
-    if lacking := [name for name in absent if name != "tunediff"]:
-        return Answer("missing", message, f"not installed: {', '.join(lacking)}")
-    return Answer("ok", message)
-
-
-@check("GPU", needed=True)
-def gpus(site: Site) -> Answer:
-    """Whether trials are planned for the GPUs that torch sees."""
+def gpus(storage: Path) -> Finding:
+    """Check that torch sees the GPUs that trials are planned for."""
     planned = len(machine.gpus())
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-    numbers = {"planned": planned, "seen": seen}
     if planned != seen:
-        message = f"{text.pluralize(planned, 'GPU')} by the driver, {seen} by torch ({build})"
-        means = (
-            f"trials would not run where they are planned: another build of torch, or --gpus {seen}"
-        )
-        return Answer("missing", message, means, numbers)
+        found = f"{text.pluralize(planned, 'GPU')} by the driver, {seen} by torch ({build})"
+        means = f"trials would find no GPU: install another build of torch, or use --gpus {seen}"
+        return Finding("missing", found, means)
     if seen:
         names = ", ".join(torch.cuda.get_device_properties(index).name for index in range(seen))
-        return Answer("ok", f"{names}; {build}", f"{seen} at once", numbers)
+        return Finding("ok", f"{names}; {build}", f"{seen} at once")
     hidden = os.environ.get(machine.VISIBLE)
-    if signs := machine.signs() if hidden is None else []:
-        message = f"{', '.join(signs)}, but no GPU that can be used ({build})"
+    if hidden is None and (signs := machine.signs()):
+        found = f"{', '.join(signs)}, but no GPU that can be used ({build})"
         means = "a search would run on the CPU: give the container its GPUs, or install the driver"
-        return Answer("missing", message, means, numbers)
+        return Finding("missing", found, means)
     why = f"{machine.VISIBLE}={hidden} hides all" if hidden is not None else build
-    return Answer("weak", f"none; {why}", "small networks and images only", numbers)
+    return Finding("weak", f"none; {why}", "small networks and images only")
 
 
-@check("CPU")
-def cpu(site: Site) -> Answer:
-    """Cores that this process may use, and whether others use them at this moment."""
-    have, all_cores = machine.cores(), psutil.cpu_count() or 1
+def cpu(storage: Path) -> Finding:
+    """Measure how many cores this process may use, and how busy other processes keep them."""
+    cores, all_cores = machine.cores(), psutil.cpu_count() or 1
     before = hardware.Usage.now()
     psutil.cpu_percent(interval=1.0)
     used = hardware.Usage.now().since(before)
     others = hardware.disturbance(used, used.own_s, all_cores)["other_load_share"]
-    numbers = {"cores": have, "machine_cores": all_cores, "other_load_share": others}
-    name = environment.describe()["cpu"]
-    message = f"{name}: {have} of {all_cores} cores; others use {others:.0%}"
+    numbers = {"cores": cores, "machine_cores": all_cores, "other_load_share": others}
+    means = "training, loader and Ray share one core" if cores < 2 else ""
     if others > hardware.DISTURBED:
-        return Answer("weak", message, "measurements may be marked as disturbed: wait", numbers)
-    if have < 2:
-        return Answer("weak", message, "training, loader and Ray share one core", numbers)
-    return Answer("ok", message, numbers=numbers)
+        means = "measurements may be marked as disturbed: wait"
+    name = environment.describe()["cpu"]
+    found = f"{name}: {cores} of {all_cores} cores; others use {others:.0%}"
+    return Finding("weak" if means else "ok", found, means, numbers)
 
 
-@check("number formats")
-def formats(site: Site) -> Answer:
-    """How many times as fast as in float32 a matrix product is."""
-    gains: Mapping[str, float] = measure.format_gains(alone())
-    message = ", ".join(f"{name} {gain:.2g}×" for name, gain in gains.items())
-    fast = [name for name, gain in gains.items() if gain >= PAYS]
-    if not fast:
-        return Answer("weak", message or "float32 only", "precision.amp does not pay here", gains)
-    return Answer("ok", message, f"worth searching: {', '.join(fast)}", gains)
+def formats(storage: Path) -> Finding:
+    """Measure how many times as fast as in float32 a matrix product is."""
+    gains = measure.format_gains(alone())
+    found = ", ".join(f"{name} {gain:.2g}×" for name, gain in gains.items()) or "float32 only"
+    if fast := [name for name, gain in gains.items() if gain >= 1.1]:
+        return Finding("ok", found, f"worth searching: {', '.join(fast)}", gains)
+    return Finding("weak", found, "precision.amp does not pay here", gains)
 
 
-@check("disk", needed=True)
-def disk(site: Site) -> Answer:
-    """The folder of all searches: writable, and with room."""
-    storage = site.storage.absolute()
+def disk(storage: Path) -> Finding:
+    """Check that the folder of all searches is writable and has room."""
+    storage = storage.absolute()
     folder = next(parent for parent in (storage, *storage.parents) if parent.is_dir())
     if (why := environment.unwritable(folder)) is not None:
-        return Answer("missing", f"{folder} cannot be written: {why}", "--storage names another")
+        return Finding("missing", f"{folder} cannot be written: {why}", "use another --storage")
     usage = shutil.disk_usage(folder)
-    free_gib = usage.free / 2**30
-    message, numbers = f"{folder}: {free_gib:,.0f} GiB free", {"free_gib": free_gib}
-    if usage.used / usage.total > FULL_DISK:
-        means = f"over {FULL_DISK:.0%} full, where Ray begins to refuse work"
-        return Answer("weak", message, means, numbers)
-    if free_gib < LITTLE_DISK_GIB:
-        return Answer("weak", message, "--dry-run says what a search takes of it", numbers)
-    return Answer("ok", message, numbers=numbers)
+    free_gib, means = usage.free / 2**30, ""
+    if usage.used > 0.95 * usage.total:  # Ray's `local_fs_capacity_threshold`
+        means = "over 95 % full, where Ray begins to refuse work"
+    elif free_gib < 5:
+        means = "--dry-run says what a search takes of it"
+    found = f"{folder}: {free_gib:,.0f} GiB free"
+    return Finding("weak" if means else "ok", found, means, {"free_gib": free_gib})
 
 
-@check("loader processes", needed=True)
-def loading(site: Site) -> Answer:
-    """Two loader processes start, and hand over the right rows."""
+def loading(storage: Path) -> Finding:
+    """Check that two loader processes start, and hand over the right rows."""
     rows, section = torch.arange(64), Loader(batch_size=8, workers=2)
     order = loader.Order(len(rows), section.batch_size, 1, 0, 1, seed=0)
-    with loader.build(rows, section, order, torch.device(site.device)) as batches:
+    with loader.build(rows, section, order, alone().device) as batches:
         moved = torch.cat([batches.move(batches.fetch()) for _ in range(2)]).cpu()
     if not torch.equal(moved, torch.cat([order.indices(0), order.indices(1)])):
-        return Answer("wrong", "rows were lost or mixed up", "loader.workers = 0 only")
-    return Answer("ok", "two start and hand over their rows")
+        return Finding("wrong", "rows were lost or mixed up", "loader.workers = 0 only")
+    return Finding("ok", "two start and hand over their rows")
 
 
-@check("process group")
-def group(site: Site) -> Answer:
-    """Collectives between all GPUs, or two processes on a CPU."""
-    ranks = max(2, len(machine.gpus()))
-    if site.device == "cuda" and len(machine.gpus()) == 1:
-        return Answer("skipped", "one GPU", "parallel.workers = 1 is what there is")
-    result = ask("group", ranks=ranks, within_s=120)
-    message = (
-        f"{ranks} over {result['backend']}: 25 MiB averaged in {1000 * result['mean_s']:.0f} ms"
-    )
-    if not result["right"]:
-        return Answer("wrong", f"{message}, wrongly", "parallel.workers = 1 only")
-    return Answer("ok", message, numbers=result)
+def group(storage: Path) -> Finding:
+    """Check collectives between all GPUs, or between two processes on a CPU."""
+    ranks = len(machine.gpus()) or 2
+    if ranks == 1:
+        return Finding("skipped", "one GPU", "parallel.workers = 1 only")
+    numbers = answer(MODULE, "averaged", ranks=ranks, within_s=120)
+    found = f"{ranks} processes average 25 MiB in {numbers['mean_s']:.3f} s"
+    if not numbers["right"]:
+        return Finding("wrong", f"{found}, wrongly", "parallel.workers = 1 only")
+    return Finding("ok", found, numbers=numbers)
 
 
-@check("torch.compile")
-def compiling(site: Site) -> Answer:
-    """A small network, compiled, computes what it does eagerly."""
-    without = "compile.mode = none only: trials that draw another one fail"
+def averaged() -> dict[str, Any]:
+    """Average 25 MiB of gradients over all processes, as DDP does at once by default."""
+    with from_environment() as world:
+        gradients = torch.full((25 * 2**18,), world.rank + 1.0, device=world.device)
+        seconds = []
+        for _ in range(4):
+            world.synchronize()
+            begin = time.perf_counter()
+            mean = world.mean(gradients.clone())
+            world.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        right = not world.any(not bool((mean == (world.size + 1) / 2).all()))
+        return {"right": right, "mean_s": min(seconds)}
+
+
+def compiling(storage: Path) -> Finding:
+    """Check that a small compiled network computes what it does eagerly."""
+    means = "compile.mode = none only: trials that draw another one fail"
     try:
-        result = ask("compiled", within_s=300)
+        numbers = answer(MODULE, "compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
-        return Answer(
-            "missing", str(error), f"{without}; it takes a C++ compiler and Python's headers"
-        )
-    message = f"a small network in {result['compile_s']:.0f} s"
-    if not result["right"] or not result["graphs"]:
-        why = "not what it computes eagerly" if not result["right"] else "no graph was compiled"
-        return Answer("wrong", f"{message}: {why}", without)
-    return Answer("ok", message, "larger networks take minutes on a CPU", result)
+        needs = "it takes a C++ compiler and Python's headers"
+        return Finding("missing", str(error), f"{means}; {needs}")
+    found = f"a small network in {numbers['compile_s']:.0f} s, {numbers['graphs']} graphs"
+    if not (numbers["graphs"] and numbers["right"]):
+        return Finding("wrong", f"{found}, not as computed eagerly", means, numbers)
+    return Finding("ok", found, "larger networks take minutes on a CPU", numbers)
 
 
-@check("Ray", needed=True)
-def ray(site: Site) -> Answer:
-    """A cluster as a search starts it runs a task, has this machine's cores and GPUs, and a
-    dashboard."""
-    result = ask("cluster", within_s=240)  # of which Ray may start for 120
-    message = f"up after {result['start_s']:.1f} s, first task after {result['task_s']:.1f} s"
-    if not result["right"]:
+def compiled() -> dict[str, Any]:
+    """Run a small network forwards and backwards, compiled and eagerly."""
+    device = alone().device
+    set_backends(Precision(conv_tf32=False), device.type)  # TF32 alone differs by more
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()).to(device)
+    net, options = copy.deepcopy(eager), Compile(mode="default")
+    x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
+    begin, compiling = time.perf_counter(), compilation.Compilation(options)
+    with compilation.cold_cache(options):
+        model = compiling.apply(net, net, None)
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
+        graphs = compiling.facts()["compiled_graphs"]
+    seconds = time.perf_counter() - begin
+    (expected,) = torch.autograd.grad(eager(x).square().sum(), x)
+    right = torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4)
+    return {"right": right, "graphs": graphs, "compile_s": seconds}
+
+
+def ray(storage: Path) -> Finding:
+    """Check that a cluster runs a task, and counts the cores and GPUs of this machine."""
+    numbers = answer(MODULE, "cluster", within_s=240)  # Ray may take 120 of them to start
+    found = f"up after {numbers['start_s']:.1f} s, first task after {numbers['task_s']:.1f} s"
+    if not numbers["right"]:
         means = "it counts other cores or GPUs than there are: trials may wait for ever"
-        return Answer("wrong", message, means, result)
-    if not result["status"]:
+        return Finding("wrong", found, means, numbers)
+    if not numbers["url"]:
         means = "no dashboard, which frees what stopped trials held: early_stopping: none"
-        return Answer("weak", f"{message}; {result['message']}", means, result)
-    return Answer("ok", message, numbers=result)
+        return Finding("weak", found, means, numbers)
+    return Finding("ok", found, numbers=numbers)
 
 
-CHECKS = (versions, gpus, cpu, formats, disk, loading, group, compiling, ray)
+def cluster() -> dict[str, Any]:
+    """Start a Ray cluster as a search does, and run a task."""
+    import ray
+
+    from tunediff.tuning import experiment, resources
+
+    begin = time.perf_counter()
+    with experiment.cluster(None) as context:
+        start_s, local = time.perf_counter() - begin, resources.local()
+        right = ray.get(ray.remote(num_cpus=1)(lambda: 6 * 7).remote(), timeout=60) == 42
+        task_s, counted = time.perf_counter() - begin, ray.cluster_resources()
+        right &= [counted.get("CPU", 0), counted.get("GPU", 0)] == [local.cores, local.gpus]
+        url = getattr(context, "dashboard_url", None) or ""
+    return {"right": right, "start_s": start_s, "task_s": task_s, "url": url}
+
+
+Check = tuple[str, bool, Callable[[Path], Finding]]
+"""Name, whether it is needed, and the function, which gets the folder of all searches."""
+CHECKS: Sequence[Check] = (
+    ("GPU", True, gpus),
+    ("CPU", False, cpu),
+    ("number formats", False, formats),
+    ("disk", True, disk),
+    ("loader processes", True, loading),
+    ("process group", False, group),
+    ("torch.compile", False, compiling),
+    ("Ray", True, ray),
+)
+
+
+def examine(check: Check, storage: Path) -> Finding:
+    """Run a check; an error that it raises is its finding."""
+    name, needed, run = check
+    begin = time.monotonic()
+    try:
+        finding = run(storage)
+    except Exception as error:
+        found = " ".join(described(error).split())[:300]
+        finding = Finding("missing", found, "a search that needs it will fail in the same way")
+    finding.name, finding.needed, finding.seconds = name, needed, time.monotonic() - begin
+    return finding
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return a sentence on whether a search can run here."""
+    if names := [finding.name for finding in findings if finding.stops]:
+        return f"a search should not be started here: {', '.join(names)}"
+    parts = ["a search can run here"]
+    for state in ("wrong", "weak", "missing"):
+        if names := [finding.name for finding in findings if finding.state == state]:
+            parts.append(f"{state}: {', '.join(names)}")
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    numbers = {"averaged": averaged, "compiled": compiled, "cluster": cluster}[sys.argv[1]]()
+    if os.environ.get("RANK", "0") == "0":
+        write_text(Path(sys.argv[2]), json.dumps(numbers))
