@@ -22,6 +22,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
 from tunediff.profiling import figures, measure, trace
+from tunediff.profiling import run as profiling_run
 from tunediff.profiling.measure import Bench
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
@@ -36,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "HOST_SHARE", 0.5)
-    monkeypatch.setattr(measure, "alone", lambda: CPU)
+    monkeypatch.setattr(profiling_run, "alone", lambda: CPU)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path

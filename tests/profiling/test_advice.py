@@ -83,17 +83,6 @@ def test_waiting_for_data():
     assert advise(profile(GPU, parts=WAITING), CONFIG, ["loader.resident", "loader.workers"]) == [], "not followed"
 
 
-def test_little_reserve():
-    one = only(profile(feed_ratio=1.2))
-    assert one.change == {"loader.workers": 4}
-    assert one.bound is None
-    assert one.reason.startswith("the loader feeds only 1.2× what the model takes")
-    assert changes(profile(feed_ratio=1.5)) == []
-    assert changes(profile(feed_ratio=None)) == []
-    assert changes(profile(feed_ratio=1.2), tiny(loader__workers=0)) == [], "it takes turns with the model"
-    assert {"loader.workers": 4} in changes(profile(feed_ratio=0.5, parts=WAITING))
-
-
 def test_copying():
     config = cfg.override(CONFIG, {"loader.transfer": "float32", "loader.pin_memory": False})
     copying = {"host_to_device": 0.2, "forward": 0.7}

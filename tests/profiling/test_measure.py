@@ -1,7 +1,6 @@
 """Short trainings, timed, and what is known of the machine."""
 
 import contextlib
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.users import plain
 from tunediff import config as cfg
 from tunediff.core.point import Point
 from tunediff.profiling import measure
+from tunediff.profiling.run import steps_in
 
 
 def point(step_s, **values):
@@ -52,7 +52,7 @@ def test_a_part_that_a_later_segment_begins_with_takes_no_time_before():
     ("seconds", "step_s", "steps"), [(5, 0.1, 50), (5, 0.0001, 200), (5, 60, 3), (5, 1.7, 3), (5, 1.6, 4)]
 )
 def test_steps_follow_the_seconds(seconds, step_s, steps):
-    assert measure.steps_in(seconds, step_s) == steps
+    assert steps_in(seconds, step_s) == steps
 
 
 def test_speed(bench, tmp_path):
@@ -135,27 +135,6 @@ def test_an_attempt_that_fails_is_a_result(bench, monkeypatch):
 
     monkeypatch.setattr(bench, "speed", speed)
     assert bench.attempt(tiny(), {"loader.resident": True}, 3) == {"failed": "RuntimeError: no such kernel"}
-
-
-def test_the_limit_leaves_room_for_others():
-    import psutil
-
-    limit = measure.memory_limit_mib(torch.device("cpu"))
-    assert 0 < limit < psutil.virtual_memory().total / 2**20
-
-
-@pytest.mark.parametrize(
-    ("folder", "limit", "used", "prefix"),
-    [(".", "memory.max", "memory.current", ""), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
-)
-def test_memory_limit_of_a_container_leaves_out_cached_files(tmp_path, folder, limit, used, prefix):
-    (tmp_path / folder).mkdir(exist_ok=True)
-    content = {limit: "8000", used: "7000", "memory.stat": f"{prefix}inactive_file 4000\n{prefix}active_file 500\nx 1"}
-    for name, text in content.items():
-        (tmp_path / folder / name).write_text(text)
-    assert measure.cgroup_available(tmp_path) == 5500
-    (tmp_path / folder / limit).write_text("max\n")
-    assert measure.cgroup_available(tmp_path) == math.inf
 
 
 def test_device():

@@ -50,7 +50,7 @@ def test_trace(bench, tmp_path, monkeypatch):
 
 
 def row(name, calls, seconds, kernel=False):
-    return trace.Row(name, calls, seconds, 2 * seconds, kernel)
+    return trace.ProfilerRow(name, calls, seconds, 2 * seconds, kernel)
 
 
 def test_the_longest_operations():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tunediff import cli
 from tunediff.core.files import write_csv
@@ -15,16 +14,18 @@ from tunediff.profiling.result import Profile
 
 
 def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
-    """Write tables, figures, the report and all numbers into `folder`; returns their paths by what
+    """Write tables, figures, the report and all numbers into `folder`; return their paths by what
     they are."""
-    from tunediff.profiling import (
-        figures,
-    )  # imports matplotlib, which would count in the memory that is measured
+    from tunediff.profiling import figures  # imports matplotlib: memory is measured without it
 
     names = {
-        "report": "profile.md", "numbers": "profile.json", "operations": "operations.csv", "step_figure": "step.png",
-    }  # fmt: skip
-    _csv(folder / "operations.csv", profile["operations"]["longest"])
+        "report": "profile.md",
+        "numbers": "profile.json",
+        "operations": "operations.csv",
+        "step_figure": "step.png",
+    }
+    rows = profile["operations"]["longest"]
+    write_csv(folder / "operations.csv", rows[0] if rows else (), (row.values() for row in rows))
     figures.step(profile, folder / "step.png")
     if (lines := profile["memory"]["timeline"]) is not None:
         names |= {"memory": "memory.csv", "memory_figure": "memory.png"}
@@ -35,23 +36,13 @@ def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
     return {kind: folder / name for kind, name in names.items()}
 
 
-def _csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that have the same keys as a table."""
-    write_csv(path, rows[0] if rows else (), (row.values() for row in rows))
-
-
 def numbers(profile: Profile) -> str:
-    """Return the profile as JSON, without the timeline that memory.csv holds and without advice's
-    empty `tried`."""
-    memory = {
-        name: value
-        for name, value in profile["memory"].items()
-        if name not in ("timeline", "phases")
-    }
-    advice = [dataclasses.asdict(entry) for entry in profile["advice"]]
-    for entry in advice:
-        if entry["tried"] is None:
-            del entry["tried"]
+    """Return the profile as JSON, without the timeline, which memory.csv holds."""
+    memory = {key: profile["memory"].get(key) for key in ("static", "peak")}
+    advice = [
+        {key: value for key, value in dataclasses.asdict(entry).items() if key != "tried" or value}
+        for entry in profile["advice"]
+    ]
     content = cli.versioned({**profile, "memory": memory, "advice": advice})
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -59,20 +50,15 @@ def numbers(profile: Profile) -> str:
 def markdown(profile: Profile, files: Sequence[str]) -> str:
     """Return the report as Markdown, with those of the figures that are among `files`."""
     machine = profile["environment"]
-    about = (
-        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB; "
-        f"torch {machine['versions']['torch']}, Python {machine['python']}"
-    )
-    parts = [section.markdown(files) for section in tables.sections(profile)]
-    after = (
+    parts = [
+        f"# Profile of {profile['name']}\n\n`{profile['command']}`\n",
+        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB;"
+        f" torch {machine['versions']['torch']}, Python {machine['python']}\n",
+        *(section.markdown(files) for section in tables.sections(profile)),
         f"`{profile['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step"
         " are NVTX ranges as well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m"
-        " tunediff.train …`.\n"
-    )
-    snapshot = (
-        []
-        if profile["snapshot"] is None
-        else [f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n"]
-    )
-    head = f"# Profile of {profile['name']}\n\n`{profile['command']}`\n\n{about}\n"
-    return "\n".join([head, *parts, after, *snapshot])
+        " tunediff.train …`.\n",
+    ]
+    if profile["snapshot"] is not None:
+        parts.append(f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n")
+    return "\n".join(parts)

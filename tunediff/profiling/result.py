@@ -1,10 +1,10 @@
-"""What a profile holds, as `profile.json` has it. Names end in their units; a GPU's own fields are
-missing on a CPU."""
+"""What a profile holds, as `profile.json` has it. Names end in their units; keys that only a GPU
+has are missing on a CPU."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NotRequired, TypedDict, final
+from typing import Literal, NotRequired, TypedDict
 
 from tunediff.config import Values
 from tunediff.core.environment import Environment
@@ -28,30 +28,21 @@ class Samples(TypedDict):
     mib: float
 
 
-class Rates(TypedDict):
+class StepTimes(TypedDict):
+    """The mean step of a short training."""
+
     batch_size: int
-    samples_per_s: float
-    step_s: float
-    peak_memory_mib: float
-    peak_reserved_mib: NotRequired[float]  # what the allocator of a GPU holds, used or not
-    disturbed: bool  # others used the machine meanwhile
-
-
-def held_mib(row: Rates) -> float:
-    """Return the peak memory; on a GPU what its allocator held, used or not, which others cannot
-    have."""
-    return row.get("peak_reserved_mib", row["peak_memory_mib"])
-
-
-class Speed(Rates):
     steps: int
-    samples_per_s_sd: float | None  # over equal segments; None of one
-    parts_s: dict[
-        str, float
-    ]  # of the mean step, by the names that the training gives them, and `other`
+    samples_per_s: float
+    samples_per_s_sd: float | None  # over equal segments; None for one segment
+    step_s: float
+    parts_s: dict[str, float]  # by the names that the training gives them, and `other`
     first_step_s: float
     compile_s: float  # with the first step
+    peak_memory_mib: float
+    peak_reserved_mib: NotRequired[float]  # held by the allocator of a GPU, used or not
     peak_host_memory_mib: float
+    disturbed: bool  # others used the machine meanwhile
     flops_per_sample: NotRequired[float]
     peak_flops_per_s: NotRequired[float]
     peak_share: NotRequired[float]
@@ -65,7 +56,7 @@ class Operation(TypedDict):
     calls_per_step: float
     self_s_per_step: float  # without the operations that it calls; on a GPU the device's
     total_s_per_step: float
-    share: float  # of all operations' own seconds
+    share: float  # of all operations' self time
 
 
 class Operations(TypedDict):
@@ -76,7 +67,8 @@ class Operations(TypedDict):
 
 
 class Peak(TypedDict):
-    # when tensors take the most memory; that which they take, by the phase that allocated it:
+    """The moment when tensors take the most memory, by the phase that allocated it."""
+
     phase: str
     total_mib: float
     static_mib: float
@@ -86,30 +78,26 @@ class Peak(TypedDict):
     rest_mib: float
 
 
-class Memory(TypedDict):
+class TensorMemory(TypedDict):
     static: NotRequired[dict[str, float]]  # MiB that stay from step to step, by what they are
     peak: Peak | None
-    timeline: (
-        dict[str, list[float]] | None
-    )  # `seconds` and the `_mib` of `Peak`, moment by moment; not in profile.json
-    phases: list[tuple[float, float, str]]  # begin and end (s), name; not in profile.json
+    # The next two are not in profile.json:
+    timeline: dict[str, list[float]] | None  # `seconds` and the `_mib` of `Peak`, by moment
+    phases: list[tuple[float, float, str]]  # begin and end (s), name
 
 
 class Traced(TypedDict):
     operations: Operations
-    memory: Memory
+    memory: TensorMemory
     traced_steps: int
     device_busy_s: NotRequired[float]
     device_busy_share: NotRequired[float]
 
 
-@final
-class Failed(TypedDict):
+class Attempt(TypedDict, total=False):
+    """What came of a piece of advice: why it failed, or what it gained."""
+
     failed: str
-
-
-@final
-class Tried(TypedDict):
     samples_per_s: float
     gain: float
     within_noise: bool
@@ -118,14 +106,12 @@ class Tried(TypedDict):
 
 @dataclasses.dataclass
 class Advice:
-    """One thing to try."""
+    """Knobs to be set together, and why."""
 
-    change: Values  # knobs and values, to be set together
+    change: Values
     reason: str
-    bound: float | None = (
-        None  # the rate grows by at most this factor; None where that cannot be told
-    )
-    tried: Tried | Failed | None = None  # what came of it where it was measured as well
+    bound: float | None = None  # most by which the rate can grow, as a factor; None: unknown
+    tried: Attempt | None = None
 
 
 class Profile(Traced):
@@ -135,22 +121,23 @@ class Profile(Traced):
     wall_s: float
     workers: int  # of the training; one is measured
     unit: str  # what a sample is called
-    names: dict[str, str]  # of the parts of the step, where the workload gives them others
+    names: dict[str, str]  # labels of the parts of the step, where the workload has some
     config: Values
     fingerprint: str
     environment: Environment
     device: Device
     format_gains: dict[str, float]
     samples: Samples
-    first: dict[
-        str, float
-    ]  # step_s, first_step_s and compile_s of a process that has trained nothing yet
-    step: Speed
-    loader_alone: (
-        dict[str, float] | None
-    )  # samples_per_s, samples, seconds; None: the samples lie on the device
-    model_alone: Speed | None
+    first: dict[str, float]  # step_s, first_step_s, compile_s of the process's first training
+    step: StepTimes
+    loader_alone: dict[str, float] | None  # samples_per_s, samples, seconds; None: resident
+    model_alone: StepTimes | None
     feed_ratio: float | None
     advice: list[Advice]
     trace: str
     snapshot: str | None
+
+
+def held_mib(step: StepTimes) -> float:
+    """Return the peak memory; on a GPU what its allocator held, used or not."""
+    return step.get("peak_reserved_mib", step["peak_memory_mib"])

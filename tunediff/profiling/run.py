@@ -3,37 +3,47 @@ advice."""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import config as cfg
-from tunediff.config import Systems, Workload
+from tunediff.config import Systems
 from tunediff.core import environment, text
+from tunediff.distributed import alone
 from tunediff.profiling import measure, trace
 from tunediff.profiling.advice import advise
 from tunediff.profiling.result import Profile
 
 SECONDS = 5.0
-"""How long a step is measured where nobody says how many (s)."""
+"""Seconds of steps that are measured by default."""
 
 
 def profile(
-    config: Systems, folder: Path, say: Callable[[str], None], *, name: str, command: str, workers: int,
-    steps: int | None, attempt: bool,
-) -> Profile:  # fmt: skip
+    config: Systems,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    name: str,
+    command: str,
+    workers: int,
+    steps: int | None,
+    attempt: bool,
+) -> Profile:
     """Measure everything and return the profile; raise what a training raises. The trace goes to
     `folder`.
 
     `say` is called with what is measured next; `steps` to measure, None: about five seconds of
     them; `attempt`: measure each piece of advice as well.
     """
-    bench, workload = measure.Bench.of(config), cfg.of(config)
-    device, gains = measure.device(bench.world), measure.format_gains(bench.world)
+    world, workload = alone(), cfg.of(config)
+    bench = measure.Bench(config, world)
+    device, gains = measure.device(world), measure.format_gains(world)
     say(f"{device['name']}: first steps")
     first = bench.speed(config, 2, segments=1)
-    steps = steps or measure.steps_in(SECONDS, first["step_s"])
+    steps = steps or steps_in(SECONDS, first["step_s"])
     say(f"{steps} steps")
     step = bench.speed(config, steps)
     loader, model = None, None
@@ -43,17 +53,41 @@ def profile(
     say(f"trace of {trace.TRACED} steps")
     traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
     snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
+    labels = {
+        name.removeprefix("step_").removesuffix("_s"): quantity.label
+        for name, quantity in workload.quantities.items()
+        if re.fullmatch(r"step_\w+_s", name)
+    }
     result: Profile = {
-        "name": name, "command": command, "time": time.time(), "wall_s": 0.0, "workers": workers,
-        "unit": workload.unit, "names": named(workload),
-        "config": cfg.flat(config), "fingerprint": cfg.fingerprint(config), "environment": environment.describe(),
-        "device": device, "format_gains": gains, "samples": bench.samples,
-        "first": {"first_step_s": first["first_step_s"], "compile_s": first["compile_s"], "step_s": first["step_s"]},
-        "step": step, "loader_alone": loader, "model_alone": model,
-        "feed_ratio": loader["samples_per_s"] / model["samples_per_s"] if loader and model else None,
-        **traced, "trace": "trace.json.gz", "snapshot": "memory_snapshot.pickle" if snapshot else None,
+        "name": name,
+        "command": command,
+        "time": time.time(),
+        "wall_s": 0.0,
+        "workers": workers,
+        "unit": workload.unit,
+        "names": labels,
+        "config": cfg.flat(config),
+        "fingerprint": cfg.fingerprint(config),
+        "environment": environment.describe(),
+        "device": device,
+        "format_gains": gains,
+        "samples": bench.samples,
+        "first": {
+            "first_step_s": first["first_step_s"],
+            "compile_s": first["compile_s"],
+            "step_s": first["step_s"],
+        },
+        "step": step,
+        "loader_alone": loader,
+        "model_alone": model,
+        "feed_ratio": loader["samples_per_s"] / model["samples_per_s"]
+        if loader and model
+        else None,
+        **traced,
+        "trace": "trace.json.gz",
+        "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "advice": [],
-    }  # fmt: skip
+    }
     result["advice"] = advise(result, config, bench.unread)
     for advice in result["advice"] if attempt else []:
         say(f"trying {text.knobs(advice.change)}")
@@ -61,10 +95,6 @@ def profile(
     return result
 
 
-def named(workload: Workload) -> dict[str, str]:
-    """Return the workload's labels of the parts of its step."""
-    own = (
-        (re.fullmatch(r"step_(\w+)_s", name), quantity)
-        for name, quantity in workload.quantities.items()
-    )
-    return {match[1]: quantity.label for match, quantity in own if match is not None}
+def steps_in(seconds: float, step_s: float) -> int:
+    """Return how many steps to measure: about as many as take so many seconds, 3 to 200."""
+    return max(3, min(200, math.ceil(seconds / step_s)))
