@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import searches
-from tunediff import cli, mcp
+from tunediff import mcp
 from tunediff.config import ConfigError
 from tunediff.core.lock import alone, identity
 
@@ -48,7 +48,6 @@ def server(tmp_path, monkeypatch):
         "if 'bad' in words: sys.exit(print('error: bad: is not allowed', file=sys.stderr) or 2)\n"
         "if 'hangs' in words or 'name' in options and 'slow' in words: import time; time.sleep(600)\n"
         "if 'name' in options: pathlib.Path(options['storage'], options['name']).mkdir()\n"
-        "if 'fails' in words: from tunediff import cli; cli.guarded(lambda argv: cli.NO_SUCCESS)()\n"
         "if 'name' in options: print('the last words:', *words, file=sys.stderr)\n"
         "print(json.dumps({'command': command, 'words': words}, indent=2))\n"
     )
@@ -89,14 +88,14 @@ def test_mcp_runs_one_at_a_time_and_stops_it(server):
     assert (stopped["running"], stopped["exit_code"]) == (False, -15)
 
 
-def test_mcp_starts_nothing_beside_a_search_that_another_server_has_started(server, tmp_path, monkeypatch):
+def test_mcp_starts_nothing_beside_a_search_that_runs_in_a_shell(server, tmp_path):
     (tmp_path / "results" / "earlier").mkdir(parents=True)
-    monkeypatch.setattr(mcp.Server, "_runner", lambda server, name: 1 if name == "earlier" else None)
 
     async def body(call):
         return await call("start", token=(await call("dry_run_search"))["token"])
 
-    assert "earlier is running" in session(body, server)
+    with alone(tmp_path / "results" / "earlier"):
+        assert "earlier is running" in session(body, server)
 
 
 def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server, tmp_path):
@@ -111,26 +110,6 @@ def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server
     finally:
         first.stop(name)
     assert not second.status(name)["running"]
-
-
-def test_mcp_knows_the_exit_code_of_what_another_server_has_started(server, tmp_path):
-    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
-    name = first.start(first.dry_run_search("fails")["token"])["name"]
-    first._started[name].wait()
-    status = second.status(name)
-    assert (status["running"], status["exit_code"]) == (False, cli.NO_SUCCESS)
-
-
-def test_mcp_has_no_exit_code_of_a_run_that_was_resumed_from_a_shell(server, tmp_path):
-    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
-    name = first.start(first.dry_run_search("fails")["token"])["name"]
-    first._started[name].wait()
-    with alone(tmp_path / "results" / name):
-        pass
-    after = (tmp_path / "results" / f".{name}.exit_code").stat().st_mtime + 1
-    os.utime(tmp_path / "results" / name / ".lock", (after, after))
-    for one in (first, second):
-        assert (one.status(name)["running"], one.status(name)["exit_code"]) == (False, None)
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -193,12 +172,16 @@ def test_mcp_ends_a_command_that_does_not_answer(server, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("dry_run_comparison", {"a": "digits", "a_knobs": ["seed=3"]}, "b: nothing is not allowed; allowed: a config"),
+        (
+            "dry_run_comparison",
+            {"a": "digits", "a_knobs": ["seed=3"]},
+            "b: None is not allowed; allowed: a configuration",
+        ),
         ("dry_run_comparison", {"a": "digits", "b_knobs": ["--comment=x"]}, "knobs: '--comment=x' is not allowed"),
         ("dry_run_search", {"knobs": ["--force"]}, "knobs: '--force' is not allowed; allowed: knob=value"),
         ("dry_run_search", {"search": "--storage=x"}, "knobs: '--storage=x' is not allowed"),
         ("dry_run_search", {"search": "bad"}, "Error executing tool dry_run_search: bad: is not allowed"),
-        ("status", {"name": "none"}, "name: 'none' is not allowed; there is no such search or comparison"),
+        ("status", {"name": "none"}, "name: 'none' is not allowed; allowed: the name of a search or comparison"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),
     ],
 )

@@ -38,9 +38,6 @@ OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 SCHEMA = 2
 """Version of what `--json` prints: it rises when a key is renamed or removed, or changes its
 type."""
-EXIT_CODE_FILE = "TUNEDIFF_EXIT_CODE_FILE"
-"""Environment variable that names the file for the exit code, which only the parent process knows
-otherwise."""
 MOST_BYTES = 200  # of a name: a folder has 255, and names of files are made of it
 
 
@@ -85,26 +82,6 @@ def guarded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int
         finally:
             if early:  # what is left to Python cannot be interrupted in order
                 signal.signal(signal.SIGINT, signals.end)
-
-    return _recorded(run)
-
-
-def _recorded(command: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
-    """Leave the exit code of a command in the file that `EXIT_CODE_FILE` names."""
-
-    @functools.wraps(command)
-    def run(argv: Sequence[str] | None = None) -> int:
-        file, code = (
-            os.environ.pop(EXIT_CODE_FILE, None),
-            FAILED,
-        )  # processes that it starts have others
-        try:
-            code = command(argv)
-            return code
-        finally:
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    Path(file).write_text(str(code))
 
     return run
 

@@ -21,14 +21,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
 
 from tunediff import __version__, cli
 from tunediff.config import ConfigError
+from tunediff.core import lock
 from tunediff.core.environment import install_command
-
-if TYPE_CHECKING:
-    from tunediff.core.lock import Runner
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this"
@@ -37,23 +37,27 @@ INSTRUCTIONS = (
     " disturb each other's clocks."
 )
 LOG_LINES = 8
-"""Of the output that `status` returns."""
+"""Lines of the output that `status` returns."""
 ANSWER_S = 600.0
-"""Seconds within which a command has to answer; a dry run tries a user's file, which may never
-end."""
+"""Seconds within which a command has to answer: a dry run tries a user's file, which may hang."""
 PROCESS = ".process"
 
 
 class Server:
-    """The tools; everything runs in processes of its own, as the commands do from a shell."""
+    """The tools; everything runs in processes of its own, as the commands do from a shell.
+
+    A search or comparison NAME that a server starts has two files beside its folder: `.NAME.log`,
+    and `.NAME.process`, which names its process until it has a lock.
+    """
 
     def __init__(self, storage: Path) -> None:
         """`storage`: folder of all searches and comparisons."""
         self._storage = storage.absolute()
+        self._option = f"--storage={self._storage}"
         self._planned: dict[str, tuple[str, list[str], list[str]]] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
-    # ---- look around
+    # ---- tools
     def doctor(self) -> dict[str, Any]:
         """Check this machine: what works, what does not, and what that means for a search. Takes
         about a minute."""
@@ -67,11 +71,16 @@ class Server:
         """
         return self._json("knobs", f"--workload={workload}", words=[prefix] if prefix else [])
 
-    # ---- plan
     def dry_run_search(
-        self, search: str = "digits", knobs: Sequence[str] = (), trials: int | None = None, budget: str | None = None,
-        total: str | None = None, confirm: int | None = None, seed: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        search: str = "digits",
+        knobs: Sequence[str] = (),
+        trials: int | None = None,
+        budget: str | None = None,
+        total: str | None = None,
+        confirm: int | None = None,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
         """Return what a search would run and cost, and the token that starts it. Starts nothing.
 
         search: a search file, a shipped one's name, or a workload's file. knobs: fixed ones,
@@ -79,19 +88,18 @@ class Server:
         wall-clock of the whole, "2h". confirm: how many of the best are run again on new seeds; 0:
         none.
         """
-        options = {
-            "trials": trials,
-            "budget": budget,
-            "total": total,
-            "confirm": confirm,
-            "seed": seed,
-        }
-        return self._plan("search", [search, *knobs], options)
+        options = {"trials": trials, "budget": budget, "total": total, "confirm": confirm}
+        return self._plan("search", [search, *knobs], options | {"seed": seed})
 
     def dry_run_comparison(
-        self, a: str, b: str | None = None, a_knobs: Sequence[str] = (), b_knobs: Sequence[str] = (),
-        budget: str | None = None, pairs: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        a: str,
+        b: str | None = None,
+        a_knobs: Sequence[str] = (),
+        b_knobs: Sequence[str] = (),
+        budget: str | None = None,
+        pairs: int | None = None,
+    ) -> dict[str, Any]:
         """Return what a comparison of B with A would run and cost, and the token that starts it.
         Starts nothing.
 
@@ -99,64 +107,48 @@ class Server:
         mine.py@REVISION of its git repository; without b it is A with b_knobs. budget: training
         seconds of a run. pairs: of runs at most.
         """
-        if b is None and not b_knobs:
-            raise ConfigError(
-                "b: nothing is not allowed; allowed: a configuration or a workload's file, or"
-                " b_knobs"
-            )
-        other = [b] if b is not None else [a, *a_knobs]
-        words = [a, *a_knobs, *other, *b_knobs]
+        allowed = "a configuration or a workload's file, or b_knobs"
+        cli.allow(b is not None or len(b_knobs) > 0, "b", None, allowed)
+        words = [a, *a_knobs, *([b] if b is not None else [a, *a_knobs]), *b_knobs]
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
 
-    # ---- run
     def start(self, token: str) -> dict[str, Any]:
         """Start the search or comparison of a dry run, in the background; return its name."""
-        if token not in self._planned:
-            raise ConfigError(
-                f"token: {token!r} is not allowed; allowed: one of a dry run that has not"
-                " started yet"
-            )
-        earlier = [
-            folder.name for folder in self._storage.glob("*/")
-        ]  # by other servers, or from a shell
-        without_folder = [
+        allowed = "one of a dry run that has not started yet"
+        cli.allow(token in self._planned, "token", token, allowed)
+        names = {folder.name for folder in self._storage.glob("*/")}
+        names |= {
             file.name[1:].removesuffix(PROCESS) for file in self._storage.glob(f".*{PROCESS}")
-        ]
-        if running := [
-            name for name in {*self._started, *earlier, *without_folder} if self._running(name)
-        ]:
+        }
+        if running := next(filter(self._running, sorted(names)), None):
             raise ConfigError(
-                f"{running[0]} is running; two disturb each other's clocks: wait for it, or stop it"
+                f"{running} is running; two disturb each other's clocks: wait for it, or stop it"
             )
-        import psutil
-
-        from tunediff.core.lock import identity
-
         command, options, words = self._planned.pop(token)
         name = f"{command}-{time.strftime('%Y%m%d-%H%M%S')}-{token[:4]}"
         self._storage.mkdir(parents=True, exist_ok=True)
         line = [*_module(command), *options, f"--name={name}", self._option, "--json", "--", *words]
-        environment = {**os.environ, cli.EXIT_CODE_FILE: str(self._exit_code_file(name))}
-        with open(self._log(name), "wb") as log:  # the JSON on stdout is what `result` returns
-            self._started[name] = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
-                env=environment,
-            )  # fmt: skip
+        with open(self._file(name, ".log"), "wb") as log:
+            process = self._started[name] = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # its JSON, which `result` returns
+                stderr=log,
+                start_new_session=True,
+            )
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._process(name).write_text(identity(self._started[name].pid))
+            self._file(name, PROCESS).write_text(lock.identity(process.pid))
         return {"name": name, "folder": str(self._storage / name)}
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return whether a search or comparison is running, its exit code if it has ended, and its
-        latest lines."""
+        """Return whether a search or comparison is running, its latest lines, and, once it has
+        ended, its exit code if this server has started it."""
         self._check(name)
-        log, running = self._log(name), self._running(name)
+        log, process = self._file(name, ".log"), self._started.get(name)
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
-        return {
-            "running": running,
-            "exit_code": None if running else self._exit_code(name),
-            "latest": lines,
-        }
+        running = self._running(name)
+        exit_code = None if running or process is None else process.poll()
+        return {"running": running, "exit_code": exit_code, "latest": lines}
 
     def stop(self, name: str) -> dict[str, Any]:
         """Stop a search or comparison; what it has measured stays, and its command with --resume
@@ -164,7 +156,7 @@ class Server:
         self._check(name)
         process, holder = self._started.get(name), self._runner(name)
         if process is not None and process.poll() is None:
-            os.kill(process.pid, signal.SIGTERM)
+            process.terminate()
             process.wait()
         elif holder is not None:
             if holder.host != socket.gethostname():
@@ -180,9 +172,8 @@ class Server:
         self._check(name)
         if not (self._storage / name).exists():
             raise ConfigError(f"{name}: has not begun")
-        return self._json(
-            "mcp", f"--result={name}", self._option
-        )  # a user's file runs, which may print or never end
+        # In another process: reading a search imports the user's file, which may print or hang.
+        return self._json("mcp", f"--result={name}", self._option)
 
     def export(self, name: str, path: str | None = None) -> dict[str, Any]:
         """Write the best configuration of a search to a YAML file, with its weights; return the
@@ -194,13 +185,9 @@ class Server:
     # ---- how
     def _plan(self, command: str, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         """Return the dry run of a command, with a token for it."""
+        allowed = "knob=value; options have arguments of their own"
         for word in words:
-            cli.allow(
-                not word.startswith("-"),
-                "knobs",
-                word,
-                "knob=value; options have arguments of their own",
-            )
+            cli.allow(not word.startswith("-"), "knobs", word, allowed)
         named = [f"--{key}={value}" for key, value in options.items() if value is not None]
         planned = self._json(command, *named, self._option, "--dry-run", words=words)
         token = secrets.token_hex(8)
@@ -212,91 +199,53 @@ class Server:
         instead."""
         line = [*_module(command), *options, "--json", *(["--", *words] if words else [])]
         with subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        ) as process:  # fmt: skip
+        ) as process:
             try:
                 answer, log = process.communicate(timeout=ANSWER_S)
             except BaseException as error:
-                os.killpg(
-                    process.pid, signal.SIGKILL
-                )  # also what it has started, which holds its output open
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                raise ConfigError(f"{command}: no answer within {ANSWER_S:g} s") from None
+                # The whole group: what the command has started holds its output open.
+                os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise ConfigError(f"{command}: no answer within {ANSWER_S:g} s") from None
+                raise
         try:
             printed: dict[str, Any] = json.loads(answer)
         except ValueError:
-            raise ConfigError(
-                log.strip().removeprefix("error: ") or f"{command}: exit code {process.returncode}"
-            ) from None
+            code = f"{command}: exit code {process.returncode}"
+            raise ConfigError(log.strip().removeprefix("error: ") or code) from None
         print(log, end="", file=sys.stderr, flush=True)
         return printed
 
     def _check(self, name: str) -> None:
         """Raise `ConfigError` unless there is a search or comparison of this name."""
-        cli.allow(
-            os.path.basename(name) == name, "name", name, "the name of a search or comparison"
-        )
-        if not self._log(name).exists() and not (self._storage / name).is_dir():
-            raise ConfigError(
-                f"name: {name!r} is not allowed; there is no such search or comparison in"
-                f" {self._storage}"
-            )
+        known = self._file(name, ".log").exists() or (self._storage / name).is_dir()
+        allowed = f"the name of a search or comparison in {self._storage}"
+        cli.allow(os.path.basename(name) == name and known, "name", name, allowed)
 
-    @property
-    def _option(self) -> str:
-        return f"--storage={self._storage}"
+    def _file(self, name: str, ending: str) -> Path:
+        return self._storage / f".{name}{ending}"
 
     def _running(self, name: str) -> bool:
         process = self._started.get(name)
         return (process is not None and process.poll() is None) or self._runner(name) is not None
 
-    def _runner(self, name: str) -> Runner | None:
-        """Return the process that runs it, also if another server, a shell or another machine has
-        started it.
+    def _runner(self, name: str) -> lock.Runner | None:
+        """Return the process that runs it, whoever has started it.
 
-        On another machine, only once it has a lock, which an end empties: its process cannot be
-        looked at from here.
+        A process of another machine counts once it has the lock, which an end empties: from here
+        nobody can see whether it lives.
         """
-        from tunediff.core.lock import LOCK, alive, runner
-
         folder = self._storage / name
-        if (folder / LOCK).exists():
-            return runner(folder)
-        starting = alive(self._process(name))
+        if (folder / lock.LOCK).exists():
+            return lock.runner(folder)
+        starting = lock.alive(self._file(name, PROCESS))
         return starting if starting is not None and starting.host == socket.gethostname() else None
-
-    def _exit_code(self, name: str) -> int | None:
-        """Return the exit code of a process that has ended.
-
-        None if it was killed and another server started it, or if another process has gone on with
-        the run since.
-        """
-        from tunediff.core.lock import LOCK
-
-        ended = self._exit_code_file(name)
-        with contextlib.suppress(
-            OSError
-        ):  # a run lets go of its lock before it writes its exit code
-            if (self._storage / name / LOCK).stat().st_mtime > ended.stat().st_mtime:
-                return None
-        if (process := self._started.get(name)) is not None:
-            return process.poll()
-        with contextlib.suppress(OSError, ValueError):
-            return int(ended.read_text())
-        return None
-
-    def _exit_code_file(self, name: str) -> Path:
-        return self._storage / f".{name}.exit_code"
-
-    def _process(self, name: str) -> Path:
-        """Return the file that names the process: the search has no folder until its workload is
-        checked."""
-        return self._storage / f".{name}{PROCESS}"
-
-    def _log(self, name: str) -> Path:
-        return self._storage / f".{name}.log"
 
 
 def _module(command: str) -> list[str]:
@@ -321,15 +270,11 @@ def serve(storage: Path) -> Any:
 
         return call
 
-    tools, server = (
-        Server(storage),
-        MCPServer("tunediff", instructions=INSTRUCTIONS, version=__version__),
-    )
-    for tool in (
-        tools.doctor, tools.knobs, tools.dry_run_search, tools.dry_run_comparison, tools.start, tools.status,
-        tools.result, tools.export, tools.stop,
-    ):  # fmt: skip
-        server.tool()(answered(tool))
+    tools = Server(storage)
+    server = MCPServer("tunediff", instructions=INSTRUCTIONS, version=__version__)
+    for name in vars(Server):
+        if not name.startswith("_"):
+            server.tool()(answered(getattr(tools, name)))
     return server
 
 
@@ -337,9 +282,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = cli.parser("mcp", __doc__ or "")
     cli.add_storage(parser, "all searches and comparisons")
-    parser.add_argument(
-        "--result", help=argparse.SUPPRESS
-    )  # prints what the tool of that name returns
+    # For the server itself: print what the tool `result` returns.
+    parser.add_argument("--result", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -350,17 +294,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if args.result is None:
         serve(args.storage).run("stdio")
-    else:
-        cli.print_json(_result(args.storage / args.result))
-    return cli.OK
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """Return the result so far of a search or a comparison."""
+        return cli.OK
     from tunediff.api.comparison import PairedComparison
     from tunediff.api.search import Search
 
-    return (Search if (folder / "search.yaml").exists() else PairedComparison)(folder).json()
+    folder = args.storage / args.result
+    kind = Search if (folder / "search.yaml").exists() else PairedComparison
+    cli.print_json(kind(folder).json())
+    return cli.OK
 
 
 if __name__ == "__main__":

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, _CHECKPOINT, _CONFIG, _AVERAGES = (
-    "weights.safetensors",
-    record.CHECKPOINT,
-    "config.yaml",
-    "averages",
-)
-
-
+WEIGHTS, CONFIG, AVERAGES = "weights.safetensors", "config.yaml", "averages"
 LACKS = {
     "sample_images": "generate images (it has no function sample_images)",
     "foreign_format": "write another library's files",
@@ -44,12 +37,15 @@ class Saved:
     """A model on disk."""
 
     config: Any
-    weights: Path  # the file that holds them
+    weights: Path
+    """The file that holds them."""
     kind: str
     """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its
     configuration."""
-    name: str  # for file names: `train-digits`, `night-t0003`, `best`
-    folder: Path  # where results about it are written unless told otherwise
+    name: str
+    """For file names: `train-digits`, `night-t0003`, `best`."""
+    folder: Path
+    """Where results about it are written by default."""
     half_life: float | None = None
     """Of the average that `--ema` makes of what the training wrote; None: the one that was
     evaluated."""
@@ -66,11 +62,10 @@ class Saved:
         from tunediff.training import hardware
         from tunediff.training.weights import check_fit
 
-        if (build := cfg.of(self.config).get_hook("network")) is None:
-            raise ConfigError(
-                f"{cfg.of(self.config).name}: has no function network(knobs), which builds its"
-                " model"
-            )
+        workload = cfg.of(self.config)
+        if (build := workload.get_hook("network")) is None:
+            lacks = "has no function network(knobs), which builds its model"
+            raise ConfigError(f"{workload.name}: {lacks}")
         network, weights = build(self.config.knobs), self.state()
         check_fit(weights, network, str(self.weights))
         network.load_state_dict(weights)
@@ -81,28 +76,23 @@ class Saved:
     def state(self) -> Any:
         """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is
         damaged."""
+        from tunediff.training import power_average
         from tunediff.training.weights import read
 
-        state = (
-            read(self.weights)
-            if self.weights.suffix == ".safetensors"
-            else _inside(self.weights, "result")
-        )
+        if self.weights.suffix == ".safetensors":
+            state = read(self.weights)
+        else:
+            state = _from_checkpoint(self.weights, "result")
         if self.half_life is not None:
-            from tunediff.training import power_average
-
-            state |= power_average.reconstruct(self.folder / power_average.FOLDER, self.half_life)
+            state |= power_average.reconstruct(self.folder / AVERAGES, self.half_life)
         return state
 
     def weights_digest(self) -> str:
         """Return the sha256 of the file of weights; of another average also of what it is made
-        from, and its half-life.
-
-        Two averages of one training thus have two digests.
-        """
+        from, and its half-life, so that two averages of one training have two digests."""
         digest, files = hashlib.sha256(), [self.weights]
         if self.half_life is not None:
-            files += sorted((self.folder / _AVERAGES).glob("*.safetensors"))
+            files += sorted((self.folder / AVERAGES).glob("*.safetensors"))
             digest.update(f"{self.half_life!r}\n".encode())
         for path in files:
             with open(path, "rb") as file:
@@ -110,26 +100,71 @@ class Saved:
         return digest.hexdigest()
 
     def averaged(self, half_life: float | None) -> Saved:
-        """Return the model with its weights averaged otherwise, and that in its configuration;
-        None: as it is.
+        """Return the model with its weights averaged with another half-life, and that in its
+        configuration; None: as it is.
 
         Raises `ConfigError` where its training kept no averages. Example:
         `load_model("night").averaged(0.1)`.
         """
         if half_life is None:
             return self
-        allowed = "a number above 0 and at most 0.5; a half-life as in ema.half_life"
         if not 0 < half_life <= 0.5:
+            allowed = "a number above 0 and at most 0.5; a half-life as in ema.half_life"
             raise ConfigError(f"--ema: {half_life:g} is not allowed; allowed: {allowed}")
-        if self.kind != "run" or not any((self.folder / _AVERAGES).glob("*.safetensors")):
-            needs = (
+        if self.kind != "run" or not any((self.folder / AVERAGES).glob("*.safetensors")):
+            kept = (
                 "its training kept no averages; train with ema.snapshots=true, then name its folder"
             )
-            raise ConfigError(f"--ema: is not allowed for {self.name}: {needs}")
+            raise ConfigError(f"--ema: is not allowed for {self.name}: {kept}")
         config = cfg.override(self.config, {"ema.half_life": half_life}, "--ema", check=False)
-        return dataclasses.replace(
-            self, config=config, half_life=half_life, name=f"{self.name}-ema{half_life:g}"
+        name = f"{self.name}-ema{half_life:g}"
+        return dataclasses.replace(self, config=config, half_life=half_life, name=name)
+
+
+def find(what: str, storage: Path = text.STORAGE) -> Saved:
+    """Return the model that `what` names, as a path or as a name in `storage`.
+
+    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint;
+      `checkpoint.pt` itself
+    - a search: its best trial; `NAME/t0003`: that trial
+    - an exported `best.yaml` with `best.safetensors` beside it
+    - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
+
+    Raises `ConfigError` saying what was looked for and which names are near.
+    """
+    paths = list[Path]()
+    for name in (Path(what).expanduser(), storage / what):
+        if (place := remote.place_of(name)) is not None:
+            remote.pull(place[1])
+        in_search = name.parent / "trials" / name.name  # NAME/t0003
+        paths += [path for path in (name, in_search) if path.exists()]
+    for path in paths:
+        if not path.is_dir():
+            return _of_file(path)
+        if (path / "search.yaml").is_file():
+            from tunediff import analysis
+            from tunediff.analysis import evidence
+
+            best = evidence.choose(analysis.read(path.absolute()), None)
+            return _of_run(path / "trials" / best.name)
+        if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, record.CHECKPOINT)):
+            return _of_run(path)
+        if (path / "model_index.json").is_file():
+            gone = removed.reason("pipeline of diffusers")
+            raise ConfigError(f"{what}: is a pipeline of diffusers: {gone}")
+    if paths:
+        raise ConfigError(
+            f"{what}: no model in this folder; looked for a search (search.yaml) and a training"
+            f" ({record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT})"
         )
+    names = list(_names(storage))
+    hint = f"there are: {', '.join(names[:20]) or 'none'}"
+    if near := difflib.get_close_matches(what, names, n=5, cutoff=0.5):
+        hint = f"did you mean {' or '.join(near)}?"
+    raise ConfigError(
+        f"{what}: no such file or folder, and no training or search of that name in {storage};"
+        f" {hint}"
+    )
 
 
 def find_with_hook(
@@ -165,68 +200,13 @@ def find_with_hook(
     return saved
 
 
-def find(what: str, storage: Path = text.STORAGE) -> Saved:
-    """Return the model that `what` names, as a path or as a name in `storage`.
-
-    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint;
-      `checkpoint.pt` itself
-    - a search: its best trial; `NAME/t0003`: that trial
-    - an exported `best.yaml` with `best.safetensors` beside it
-    - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
-
-    Raises `ConfigError` saying what was looked for and which names are near.
-    """
-    names = [Path(what).expanduser(), storage / what]
-    for name in names:
-        if (place := remote.place_of(name)) is not None:
-            remote.pull(place[1])
-    # The second form is that of NAME/t0003.
-    paths = [
-        path
-        for name in names
-        for path in (name, name.parent / "trials" / name.name)
-        if path.exists()
-    ]
-    for path in paths:
-        if not path.is_dir():
-            return _of_file(path)
-        if (path / "search.yaml").is_file():
-            from tunediff import analysis
-            from tunediff.analysis import evidence
-
-            best = evidence.choose(analysis.read(path.absolute()), None)
-            return _of_run(path / "trials" / best.name)
-        if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, _CHECKPOINT)):
-            return _of_run(path)
-        if (path / "model_index.json").is_file():
-            raise ConfigError(
-                f"{what}: is a pipeline of diffusers: {removed.reason('pipeline of diffusers')}"
-            )
-    if paths:
-        raise ConfigError(
-            f"{what}: no model in this folder; looked for a search (search.yaml) and a training"
-            f" ({record.JOURNAL}, {WEIGHTS}, {_CHECKPOINT})"
-        )
-    stored = list(_names(storage))
-    near = difflib.get_close_matches(what, stored, n=5, cutoff=0.5)
-    hint = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"there are: {', '.join(stored[:20]) or 'none'}"
-    )
-    raise ConfigError(
-        f"{what}: no such file or folder, and no training or search of that name in {storage};"
-        f" {hint}"
-    )
-
-
 def _names(storage: Path) -> Iterator[str]:
-    """Yield the names of all models in `storage`, those of trials behind their search."""
+    """Yield the names of all models in `storage`, those of trials after their search."""
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
         if (folder / "search.yaml").is_file():
             yield folder.name
-            journals = sorted(folder.glob(f"trials/*/{record.JOURNAL}"))
-            yield from (f"{folder.name}/{journal.parent.name}" for journal in journals)
+            for journal in sorted(folder.glob(f"trials/*/{record.JOURNAL}")):
+                yield f"{folder.name}/{journal.parent.name}"
         elif (folder / record.JOURNAL).is_file():
             yield folder.name
 
@@ -235,40 +215,33 @@ def _of_run(folder: Path) -> Saved:
     """Return the model of a training folder, from its journal, its config.yaml or its checkpoint,
     whichever exists."""
     remote.pull(folder, heavy=True)
-    weights = next(
-        (folder / name for name in (WEIGHTS, _CHECKPOINT) if (folder / name).is_file()), None
-    )
+    trial = record.read_trial(folder)
+    files = [folder / name for name in (WEIGHTS, record.CHECKPOINT)]
+    weights = next((file for file in files if file.is_file()), None)
     if weights is None:
-        if (trial := record.read_trial(folder)) is not None and trial.status not in (None, "ok"):
-            raise ConfigError(
-                f"{folder}: no weights: it ended as {trial.status}, and only what ends as ok keeps"
-                " them"
-            )
-        raise ConfigError(
-            f"{folder}: no weights yet; a training writes {_CHECKPOINT} at its first evaluation"
-        )
-    if (trial := record.read_trial(folder)) is not None:
+        why = f"no weights yet; a training writes {record.CHECKPOINT} at its first evaluation"
+        if trial is not None and trial.status not in (None, "ok"):
+            why = f"no weights: it ended as {trial.status}, and only what ends as ok keeps them"
+        raise ConfigError(f"{folder}: {why}")
+    if trial is not None:
         config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
-    elif (folder / _CONFIG).is_file():
-        config = cfg.load(folder / _CONFIG)
-    elif weights.name == _CHECKPOINT:
+    elif (folder / CONFIG).is_file():
+        config = cfg.load(folder / CONFIG)
+    elif weights.name == record.CHECKPOINT:
         return _of_checkpoint(weights)
     else:
-        raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {_CONFIG}")
+        raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {CONFIG}")
     return Saved(config, weights, "run", _name_of_run(folder), folder)
 
 
 def _name_of_run(folder: Path) -> str:
     folder = folder.absolute()
-    return (
-        f"{folder.parent.parent.name}-{folder.name}"
-        if folder.parent.name == "trials"
-        else folder.name
-    )
+    search = f"{folder.parent.parent.name}-" if folder.parent.name == "trials" else ""
+    return f"{search}{folder.name}"
 
 
 def _of_checkpoint(path: Path) -> Saved:
-    content = _inside(path, "config")
+    content = _from_checkpoint(path, "config")
     content["workload"] = recorded.trained_by(content["workload"], path.absolute().parent)
     config = cfg.from_dict(content, str(path))
     return Saved(config, path, "run", _name_of_run(path.parent), path.parent)
@@ -283,16 +256,14 @@ def _of_file(path: Path) -> Saved:
     if path.suffix == ".safetensors":
         if path.name == WEIGHTS and (path.parent / record.JOURNAL).is_file():
             return _of_run(path.parent)
-        beside = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / _CONFIG]
-        if not (existing := [candidate for candidate in beside if candidate.is_file()]):
-            raise ConfigError(
-                f"{path}: weights without a configuration; looked for {', '.join(map(str, beside))}"
-            )
+        candidates = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / CONFIG]
+        if not (existing := [candidate for candidate in candidates if candidate.is_file()]):
+            names = ", ".join(map(str, candidates))
+            raise ConfigError(f"{path}: weights without a configuration; looked for {names}")
         config = existing[0]
     elif path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(
-            f"{path}: no model; allowed: .yaml, .safetensors, {_CHECKPOINT} or a folder"
-        )
+        allowed = f".yaml, .safetensors, {record.CHECKPOINT} or a folder"
+        raise ConfigError(f"{path}: no model; allowed: {allowed}")
     elif not weights.is_file():
         raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
     knobs = cfg.load(config)
@@ -310,27 +281,26 @@ def _check_trained_with(config: Any, path: Path, weights: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     about: dict[str, str] = {}
-    with (
-        contextlib.suppress(SafetensorError, OSError),
-        safe_open(weights, "np") as file,
-    ):  # reading refuses these
+    # Reading the weights refuses what cannot be opened.
+    with contextlib.suppress(SafetensorError, OSError), safe_open(weights, "np") as file:
         about = file.metadata() or {}
     if about.get("fingerprint") in (None, cfg.fingerprint(config)):
         return
-    systems, knobs = {field.name for field in dataclasses.fields(Systems)}, config.schema.knobs
-    own = {
-        name
-        for name, knob in knobs.items()
-        if not knob.file and name.partition(".")[0] not in systems
-    }
+    systems = {field.name for field in dataclasses.fields(Systems)}
     trained = cfg.differences(json.loads(about["config"]), config)
-    if differs := {name: value for name, value in trained.items() if name in own}:
-        raise ConfigError(
-            f"{path}: {weights} was trained with {text.knobs(differs)}; export both again"
-        )
+    differing = {
+        name: value
+        for name, value in trained.items()
+        if (knob := config.schema.knobs.get(name)) is not None
+        and not knob.file
+        and name.partition(".")[0] not in systems
+    }
+    if differing:
+        trained_with = f"{weights} was trained with {text.knobs(differing)}"
+        raise ConfigError(f"{path}: {trained_with}; export both again")
 
 
-def _inside(path: Path, key: str) -> dict[str, Any]:
+def _from_checkpoint(path: Path, key: str) -> dict[str, Any]:
     """Return an entry of a checkpoint. Raises `ConfigError` where it is none."""
     from tunediff.training.weights import read
 
