@@ -38,15 +38,6 @@ def test_only_training_is_charged(time):
     assert c.seconds == {"setup": 7, "compile": 0, "data_wait": 0, "train": 2, "evaluation": 5, "checkpoint": 3}
 
 
-def test_compile_is_recorded_and_charged_or_free(time):
-    charged, free = clock(time), clock(time, compile_charged=False)
-    for c in (charged, free):
-        with c.part("compile"):
-            time.s += 4
-        assert c.seconds["compile"] == 4
-    assert (charged.train_s, free.train_s) == (4, 0)
-
-
 @pytest.mark.parametrize(("charged", "train_s"), [(True, 9), (False, 2)])
 def test_setup_of_the_workload_is_charged_or_free(time, charged, train_s):
     c = clock(time, setup_charged=charged)
@@ -70,17 +61,6 @@ def test_parts_nest_and_the_inner_one_is_paid(time):
             time.s += 8
     assert (c.seconds["train"], c.seconds["data_wait"], c.seconds["checkpoint"]) == (5, 2, 8)
     assert c.train_s == 7
-
-
-def test_reading_inside_a_part_counts_up_to_now_and_waits_for_the_device(time):
-    c = clock(time)
-    with c.part("train"):
-        time.s += 1
-        before = time.synchronized
-        assert c.read() == 1
-        assert time.synchronized == before + 1
-        time.s += 1
-    assert c.train_s == 2
 
 
 def test_edges_wait_for_the_device(time):

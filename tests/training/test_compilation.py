@@ -11,12 +11,10 @@ from torch import nn
 
 from tests.helpers import Hands, assert_equal, timed, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
-from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.config.systems import CUDA_GRAPHS, Compile
 from tunediff.core import text
 from tunediff.training.compilation import Compilation, cold_cache
-from tunediff.workloads.diffusion import unet
 
 
 def test_compiled_trials_find_no_cache(monkeypatch):
@@ -159,17 +157,6 @@ def test_the_whole_is_one_graph(eagerly, dynamic):
     found = points(Part(4, 8), Part(8, 1), compile__scope="model", compile__dynamic=dynamic)
     assert counts(found[-1]) == (1, 1)
     assert points(Part(4, 1), compile__mode="none", compile__scope="model")[-1].expected_graphs is None
-
-
-def test_the_full_unet_is_compiled_block_by_block(eagerly):
-    """DDPM's own, of few channels: more kinds of blocks than torch would compile."""
-    config = cfg.override(cfg.baseline("cifar10"), {"model.channels": 8, "model.norm_groups": 4})
-    net, whole = unet.network(config.knobs), Compilation(Compile(mode="default", scope="blocks"))
-    whole.apply(net, net, unet.Block)
-    with whole.noting():
-        net(torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64))
-    found = whole.facts()
-    assert found["compiled_graphs"] == found["expected_graphs"] > 8
 
 
 # ----------------------------------------------------------------------------------------------- the seconds that it takes

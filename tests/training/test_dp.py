@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import CPU, Told, assert_equal, tiny, toy, train, weights
+from tests.helpers import CPU, Told, assert_equal, toy, train, weights
 from tests.toy.train import IMAGES, STEPS
 from tunediff.config import ConfigError
 from tunediff.distributed import World
-from tunediff.training import state, strategies
+from tunediff.training import strategies
 from tunediff.training.strategies import dp, single
 
 DP = {"parallel__strategy": "dp", "parallel__workers": 2}
@@ -71,21 +71,6 @@ def test_two_devices_learn_what_one_learns(two, knobs):
     assert {device for device, _ in two} == {1}
     passes = STEPS * knobs.get("loader__accumulation", 1)
     assert len({seed for _, seed in two}) == passes, "no two drop the same units there; the warm-up's are drawn again"
-
-
-def test_what_is_kept_has_the_names_of_the_model_alone(two, tmp_path):
-    """Averaged weights and a checkpoint, with which one device goes on."""
-    for name, knobs in {"two": DP, "one": {}}.items():
-        train(tiny(**knobs), samples=80, folder=tmp_path / name, observer=Told(stop=lambda told: told.steps >= 3))
-    both, one = (state.load(tmp_path / name) for name in ("two", "one"))
-    assert {name: list(kept) for name, kept in both["kept"].items()} == {
-        name: list(kept) for name, kept in one["kept"].items()
-    }
-    assert both["result"].keys() == one["result"].keys()
-    assert_equal(dict(both["result"]), dict(one["result"]), **NEAR)
-    told = Told()
-    train(tiny(), samples=80, folder=tmp_path / "two", observer=told)
-    assert told.steps < 5, "what two devices have trained is not trained again"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.helpers import CPU as ALONE
-from tests.helpers import Told, tiny, train
+from tests.helpers import Told, tiny, toy, train
+from tests.toy.train import INPUTS, TARGETS, begin, loss_of
 from tunediff import config as cfg
 from tunediff.config.systems import Compile
 from tunediff.core.clock import Budget
@@ -23,12 +24,11 @@ from tunediff.distributed import World
 from tunediff.training import hardware, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
-from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
 from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
-from tunediff.workloads.diffusion.unet import Block, UNet
+from tunediff.workloads.diffusion.unet import Block
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -52,14 +52,14 @@ def network(**knobs):
     return unet.network(tiny(**knobs).knobs)
 
 
-def trained(watch=lambda: None, **knobs):
+def trained(watch, **knobs):
     """Two steps; `watch` is called after each."""
 
     class Watching(Told):
         def after_step(self):
             watch()
 
-    train(tiny(**knobs), samples=32, observer=Watching())
+    train(toy(**knobs), samples=16, observer=Watching())
 
 
 def batches_of(source, config, device=CPU):
@@ -73,33 +73,24 @@ def pixels(images):
 
 
 # ------------------------------------------------------------------------------------------------------------- loader
-class _Loader(Recorder):
-    def __iter__(self):
-        return iter([torch.zeros(16, 1, 8, 8, dtype=torch.uint8)] * 3)
-
-
-@pytest.fixture
-def data_loader(monkeypatch):
-    recorder = _Loader()
-    recorder.result = recorder
-    monkeypatch.setattr(loader, "DataLoader", recorder)
-    return recorder
-
-
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-@pytest.mark.parametrize("pinned", [True, False])
-def test_pin_memory(data_loader, pixels, pinned, device):
-    batches_of(pixels, tiny(loader__pin_memory=pinned), device)
-    assert data_loader.last["pin_memory"] == (pinned and device is CUDA)
-
-
-def test_loader_processes_prefetch_and_persistence(data_loader, pixels):
-    batches_of(pixels, tiny(loader__workers=3, loader__prefetch_factor=5, loader__persistent_workers=False))
-    found = data_loader.last
-    assert (found["num_workers"], found["prefetch_factor"], found["persistent_workers"]) == (3, 5, False)
-    batches_of(pixels, tiny(loader__workers=0))
-    assert data_loader.last["num_workers"] == 0
-    assert "prefetch_factor" not in data_loader.last
+@pytest.mark.parametrize(
+    ("knobs", "device", "options"),
+    [
+        ({"loader__pin_memory": True, "loader__workers": 0}, CUDA, {"pin_memory": True, "num_workers": 0}),
+        ({"loader__pin_memory": True}, CPU, {"pin_memory": False}),
+        ({"loader__pin_memory": False}, CUDA, {"pin_memory": False}),
+        (
+            {"loader__workers": 3, "loader__prefetch_factor": 5, "loader__persistent_workers": False}, CPU,
+            {"num_workers": 3, "prefetch_factor": 5, "persistent_workers": False},
+        ),
+    ],
+)  # fmt: skip
+def test_knobs_of_the_loader_are_options_of_torchs(monkeypatch, pixels, knobs, device, options):
+    calls = []
+    monkeypatch.setattr(loader, "DataLoader", lambda *_, **given: calls.append(given) or [pixels[:16]])
+    batches_of(pixels, tiny(**knobs), device)
+    assert options.items() <= calls[-1].items()
+    assert ("prefetch_factor" in calls[-1]) == (calls[-1]["num_workers"] > 0)
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
@@ -129,34 +120,27 @@ def test_resident(pixels):
 
 
 def test_batch_size_and_accumulation():
-    """How many forward passes of how many images a step takes."""
+    """How many forward passes of how many samples a step takes."""
     sizes = []
 
-    original = UNet.forward
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            sizes.append(len(batch[0]))
+            trial.step(loss_of(net, batch), optimizer)
 
-    def forward(self, x, t):
-        if x.device.type != "meta":  # counting FLOPs computes nothing
-            sizes.append(len(x))
-        return original(self, x, t)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(UNet, "forward", forward)
-        trained(loader__batch_size=16, loader__accumulation=4)
+    train(toy(loader__batch_size=16, loader__accumulation=4), samples=32, body=body)
     assert sizes == [4] * 4 * 3  # warm-up and two steps
 
 
 # ---------------------------------------------------------------------------------------------------------- precision
 @pytest.mark.parametrize(("amp", "dtype"), [("none", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_amp(amp, dtype):
-    found, model = [], network()
-    convolution = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    convolution.register_forward_hook(lambda module, inputs, output: found.append(output.dtype))
-    setting = Amp(tiny(precision__amp=amp).precision, CPU)
+    layer, setting = nn.Linear(4, 4), Amp(toy(precision__amp=amp).precision, CPU)
     with setting.autocast():
-        model(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-    assert found == [dtype]
+        assert layer(torch.zeros(2, 4)).dtype == dtype
     assert setting.scaler.is_enabled() == (amp == "fp16")
-    assert next(model.parameters()).dtype == torch.float32
+    assert layer.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
@@ -202,27 +186,17 @@ def test_cudnn_benchmark(benchmark):
 
 
 # ---------------------------------------------------------------------------------------------------- model, compile
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_channels_last(channels_last):
-    found, config = [], tiny(memory__channels_last=channels_last)
-    model = Trial(Engine(config, Budget(samples=1), ALONE, Observer())).prepare(network())
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.out_channels > 1:
-            module.register_forward_hook(
-                lambda module, inputs, output: found.append(output.is_contiguous(memory_format=torch.channels_last))
-            )
-    model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-    assert any(found) == channels_last
-
-
-@pytest.mark.parametrize(("gain", "chosen"), [(1.2, True), (0.9, False)])
-def test_channels_last_as_measured(monkeypatch, gain, chosen):
-    told = {}
+@pytest.mark.parametrize(("setting", "gain"), [(True, 0.9), (False, 1.2), ("auto", 1.2), ("auto", 0.9)])
+def test_channels_last(monkeypatch, setting, gain):
+    """As it is set, or as measured."""
     monkeypatch.setattr(hardware, "channels_last_gain", lambda model, device, dtype: gain)
-    monkeypatch.setattr(Observer, "about", lambda self, facts: told.update(facts))
-    model = Trial(Engine(tiny(memory__channels_last="auto"), Budget(samples=1), ALONE, Observer())).prepare(network())
-    weight = model.get_parameter("middle.0.conv1.weight")
-    assert (weight.is_contiguous(memory_format=torch.channels_last), told) == (chosen, {"channels_last": chosen})
+    told = Told()
+    engine = Engine(toy(memory__channels_last=setting), Budget(samples=1), ALONE, told)
+    model = Trial(engine).prepare(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    chosen = gain > 1 if setting == "auto" else setting
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == chosen
+    assert model(torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last) == chosen
+    assert told.facts == ({"channels_last": chosen} if setting == "auto" else {})
 
 
 def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypatch):
@@ -269,23 +243,6 @@ def test_compile_none_and_by_block(monkeypatch):
     assert len(blocks) == sum(isinstance(module, Block) for module in model.modules()) > 2
     Compilation(Compile(mode="default", scope="blocks")).apply(model, model, None)
     assert len(recorder.calls) == 1, "without blocks it is the whole"
-
-
-@pytest.mark.parametrize("levels", [[], [0], [0, 1]])
-def test_checkpoint_levels(levels):
-    """Which blocks are computed again in the backward pass."""
-    runs, model = {}, network(model__checkpoint_levels=levels)
-    for name, module in model.named_modules():
-        if isinstance(module, Block):
-            convolution = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
-            convolution.register_forward_hook(
-                lambda module, inputs, output, name=name: runs.update({name: runs.get(name, 0) + 1})
-            )
-    model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)).sum().backward()
-    again = [name for name, count in runs.items() if count == 2]
-    assert set(runs.values()) <= {1, 2}
-    assert bool(again) == bool(levels)
-    assert (len(again) == len(runs)) == (levels == [0, 1])
 
 
 # ---------------------------------------------------------------------------------------------------------- parallel

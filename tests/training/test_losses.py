@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, toy, train, weights
+from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, loss_of
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
-from tunediff.training import check, state
-from tunediff.training.strategies.single import Single
+from tunediff.training import check
 
 
 class Adversaries(nn.Module):
@@ -131,16 +130,6 @@ def test_several_losses_are_clipped_for_each_optimizer_by_itself(amp):
     assert norms == pytest.approx([0.5] * 2 * (STEPS + 1), rel=1e-3)
 
 
-def test_several_losses_resume_bit_for_bit(tmp_path):
-    whole = train(toy(), samples=IMAGES, folder=tmp_path / "whole", evaluates=True, body=adversarial)
-    with pytest.raises(KilledError):
-        train(toy(), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, body=adversarial, observer=Dies())
-    again = train(toy(), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, body=adversarial)
-    assert_equal(weights(whole), weights(again))
-    kept = [state.load(tmp_path / name)["kept"] for name in ("whole", "killed")]
-    assert_equal(*kept)
-
-
 def twice(trial):
     net, generator, critic = prepared(trial)
     for real, _ in trial.batches((INPUTS, TARGETS)):
@@ -178,43 +167,30 @@ def test_second_step_for_one_batch_is_refused(body, call, knobs):
         train(toy(**knobs), samples=IMAGES, body=body)
 
 
-def test_several_losses_are_refused_where_a_strategy_averages_in_one_backward_pass(monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda net, g, d, *losses: [{}], "trial.step got no loss"),
+        (lambda net, g, d, g_loss, d_loss: [g_loss], "trial.step(loss, optimizer) needs the optimizer"),
+        (lambda net, g, d, g_loss, d_loss: [{g: g_loss, d: d_loss}, g], "has the optimizers as its keys"),
+        (lambda net, g, d, g_loss, d_loss: [{"g": g_loss}], "takes optimizers as keys, not str"),
+        (lambda net, g, d, g_loss, d_loss: [{g: g_loss.expand(3)}], "not a tensor of shape [3]"),
+        (
+            lambda net, g, d, g_loss, d_loss: [{g: g_loss, torch.optim.SGD(net.generator.parameters(), 0.1): d_loss}],
+            "two of its optimizers have a parameter in common",
+        ),
+        (lambda net, g, d, g_loss, d_loss: [{g: net.critic(INPUTS).mean(), d: d_loss}], "a loss reaches no parameter"),
+    ],
+)
+def test_mistakes_with_several_losses_are_refused(given, message):
     def body(trial):
         net, generator, critic = prepared(trial)
         for real, _ in trial.batches((INPUTS, TARGETS)):
-            g_loss, d_loss = losses_of(net, real)
-            trial.step({generator: g_loss, critic: d_loss})
+            losses, *more = given(net, generator, critic, *losses_of(net, real))
+            trial.step(losses, *more)
 
-    monkeypatch.setattr(Single, "separate_losses", False)  # as fsdp and pipeline have it
-    with pytest.raises(WorkloadError, match=r"parallel\.strategy: \w+ is not allowed with several losses"):
+    with pytest.raises(WorkloadError, match=re.escape(message)):
         train(toy(), samples=IMAGES, body=body)
-
-
-def test_mistakes_with_several_losses_are_refused():
-    def refused(given, message):
-        def body(trial):
-            net, generator, critic = prepared(trial)
-            for real, _ in trial.batches((INPUTS, TARGETS)):
-                g_loss, d_loss = losses_of(net, real)
-                losses, *more = given(net, generator, critic, g_loss, d_loss)
-                trial.step(losses, *more)
-
-        with pytest.raises(WorkloadError, match=re.escape(message)):
-            train(toy(), samples=IMAGES, body=body)
-
-    refused(lambda net, g, d, *losses: [{}], "trial.step got no loss")
-    refused(lambda net, g, d, g_loss, d_loss: [g_loss], "trial.step(loss, optimizer) needs the optimizer")
-    refused(lambda net, g, d, g_loss, d_loss: [{g: g_loss, d: d_loss}, g], "has the optimizers as its keys")
-    refused(lambda net, g, d, g_loss, d_loss: [{"g": g_loss}], "takes optimizers as keys, not str")
-    refused(lambda net, g, d, g_loss, d_loss: [{g: g_loss.expand(3)}], "not a tensor of shape [3]")
-    refused(
-        lambda net, g, d, g_loss, d_loss: [{g: g_loss, torch.optim.SGD(net.generator.parameters(), 0.1): d_loss}],
-        "two of its optimizers have a parameter in common",
-    )
-    refused(
-        lambda net, g, d, g_loss, d_loss: [{g: net.critic(INPUTS).mean(), d: d_loss}],
-        "a loss reaches no parameter of its optimizer",
-    )
 
 
 def on_two_ranks(world):

@@ -66,16 +66,6 @@ def test_memory_kept_needs_no_new_pages_and_a_gpus_training_changes_nothing():
     assert all(count < pages / 20 for count, pages in zip(kept, PAGES.values(), strict=True))
 
 
-@glibc
-def test_in_another_thread_the_environment_does_it(monkeypatch):
-    """Ray Train trains in a thread."""
-    for name, value in memory.KEEPING.items():
-        monkeypatch.setenv(name, value)
-    before, _, kept, _ = faults(where="thread")
-    for found in (before, kept):
-        assert all(count < pages / 20 for count, pages in zip(found, PAGES.values(), strict=True))
-
-
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_training_gives_the_order(monkeypatch, keep):
     given = []
@@ -121,26 +111,10 @@ def judged(mib):
 
 
 @glibc
-def test_what_judging_took_is_not_what_training_needs_where_the_process_keeps_it():
-    (first, *later), _ = judged(mib=300)
-    assert max(later) < first + 150
-
-
-@glibc
 def test_freed_memory_is_kept_at_points_whose_judging_needs_less_than_training():
     """The next step waits for pages that were given back, on the clock of the budget."""
     _, trims = judged(mib=1)
     assert trims == 0
-
-
-def test_pinned_memory_of_the_last_training_is_freed_before_the_host_peak_starts(monkeypatch):
-    """What the loader of one trial pinned would be in the next one's `peak_host_memory_mib`."""
-    calls = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("device"))
-    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: calls.append("pinned"), raising=False)
-    monkeypatch.setattr(memory, "restart_peak", lambda device: calls.append("peak"))
-    memory.reset(torch.device("cuda", 0))
-    assert calls == ["device", "pinned", "peak"]
 
 
 # ------------------------------------------------------------------------------------------------------- it ran out

@@ -10,14 +10,24 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.helpers import Dies, KilledError, assert_equal, ranks, tiny, train
+from tests.helpers import CPU, assert_equal, ranks, tiny, toy, train
 from tests.json_schemas import validate
 from tests.test_models import network, search_folder
+from tests.toy.train import INPUTS, TARGETS, begin, loss_of
 from tunediff import config as cfg
 from tunediff import evaluate, export, models, sample
 from tunediff.config import ConfigError
-from tunediff.training import state, weights
-from tunediff.training.power_average import FOLDER, HALF_LIVES, combination, gamma, reconstruct, relative_std
+from tunediff.training import knobs, weights
+from tunediff.training.ema import Ema
+from tunediff.training.power_average import (
+    FOLDER,
+    HALF_LIVES,
+    PowerAverages,
+    combination,
+    gamma,
+    reconstruct,
+    relative_std,
+)
 from tunediff.workloads.diffusion import diffusers_export
 
 WANTED = (0.03, 0.06, 0.15)
@@ -29,23 +39,38 @@ def relative(found, expected):
     return float((vectors[0] - vectors[1]).norm() / vectors[1].norm())
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A training that writes its averages at eight points, beside one of that half-life."""
-    folder, found = tmp_path_factory.mktemp("averages"), {}
-    for half_life in WANTED:
-        config = tiny(evaluation__points=8, ema__snapshots=True, ema__half_life=half_life, ema__max_decay=0.9999999)
-        place = folder / f"{half_life}"
-        place.mkdir()
-        found[half_life] = train(config, samples=16 * 200, folder=place).weights
-    return folder, found
+def averaged(found):
+    """Averages of these half-lives, kept all the time beside those that are written at every point."""
+
+    def body(trial):
+        net, optimizer = begin(trial)
+        plain = net.module if hasattr(net, "module") else net
+        powers = PowerAverages(plain)
+        kept = [Ema(knobs.Ema(half_life=half_life, max_decay=0.9999999), plain) for half_life in WANTED]
+        trial.write_at_points(FOLDER, powers.parameters_by_name)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            trial.step(loss_of(net, batch), optimizer)
+            if not trial.warming_up:
+                for average in (powers, *kept):
+                    average.update(plain, trial.progress, trial.stride)
+        found.update(zip(WANTED, (dict(one.model.named_parameters()) for one in kept), strict=True))
+
+    return body
 
 
-@pytest.mark.parametrize("half_life", WANTED)
-def test_a_training_reconstructs_an_average_that_another_one_kept(trained, half_life):
-    folder, found = trained
-    expected = found[half_life]
-    assert relative(reconstruct(folder / "0.06" / "averages", half_life), expected) < 1e-3
+def written(folder, points, steps=20, world=CPU, **values):
+    """Train with `points` evaluations; returns the averages that were kept all the time."""
+    found = {}
+    config = toy(evaluation__points=points, norm=False, **values)
+    train(config, samples=8 * steps, folder=folder, world=world, body=averaged(found))
+    return found
+
+
+def test_averages_of_any_half_life_are_reconstructed(tmp_path):
+    found = written(tmp_path, points=8, steps=200)
+    for half_life, expected in found.items():
+        assert relative(reconstruct(tmp_path / FOLDER, half_life), expected) < 2e-3
+    assert relative(found[0.06], found[0.15]) > 0.02, "they are not alike anyway"
 
 
 def test_profiles_are_those_of_edm2():
@@ -79,65 +104,36 @@ def snapshot(folder, parameters, points=2):
 
 
 # ------------------------------------------------------------------------------------------------------- what is written
-def snapshotted(points=2, **values):
-    return tiny(evaluation__points=points, ema__snapshots=True, **values)
-
-
 def names(folder):
     return [path.name for path in sorted((folder / FOLDER).iterdir())]
 
 
-def test_averages_are_written_at_sixteen_points_at_most(tmp_path):
-    train(snapshotted(20), samples=16 * 40, folder=tmp_path)
+def test_averages_are_written_at_sixteen_points_at_most_and_replace_those_of_an_earlier_training(tmp_path):
+    written(tmp_path, points=20, steps=40)
     assert names(tmp_path) == [f"{index:04}.safetensors" for index in range(2, 21, 2)]
     with safe_open(tmp_path / FOLDER / "0010.safetensors", framework="pt") as file:
         assert float(file.metadata()["progress"]) == pytest.approx(0.5)
-
-
-def test_averages_of_an_earlier_training_are_removed(tmp_path):
-    train(snapshotted(4), folder=tmp_path)
     (tmp_path / "checkpoint.pt").unlink()
-    train(snapshotted(2), folder=tmp_path)
+    written(tmp_path, points=2)
     assert names(tmp_path) == ["0001.safetensors", "0002.safetensors"]
 
 
-def test_resume_restores_averages_exactly(tmp_path):
-    train(snapshotted(), folder=tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(snapshotted(), folder=tmp_path / "killed", observer=Dies())
-    train(snapshotted(), folder=tmp_path / "killed")
-    for name in names(tmp_path / "whole"):
-        assert_equal(*(load_file(tmp_path / part / FOLDER / name) for part in ("whole", "killed")))
-    assert_equal(*(state.load(tmp_path / part)["kept"] for part in ("whole", "killed")))
+def on_a_rank(world, folder):
+    written(folder, points=2, world=world, parallel__workers=2, parallel__strategy="fsdp")
 
 
-def written(world, folder):
-    train(snapshotted(parallel__workers=2, parallel__strategy="fsdp"), samples=16 * 10, world=world, folder=folder)
-    return names(folder)
-
-
-def test_divided_weights_are_written_whole(tmp_path):
-    (tmp_path / "two").mkdir()
-    (tmp_path / "one").mkdir()
-    ranks(written, tmp_path, tmp_path / "two")
-    train(snapshotted(), samples=16 * 10, folder=tmp_path / "one")
+def test_divided_weights_are_written_complete(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    ranks(on_a_rank, tmp_path, tmp_path / "two")
+    written(tmp_path / "one", points=2)
     last = [load_file(tmp_path / part / FOLDER / "0002.safetensors") for part in ("one", "two")]
     assert_equal(*last, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"parallel__strategy": "pipeline", "parallel__workers": 2},
-            "ema.snapshots: True is not allowed: parallel.strat",
-        ),
-    ],
-)
-def test_snapshots_are_refused_where_they_mean_nothing(values, message):
-    with pytest.raises(ConfigError) as error:
-        snapshotted(**values)
-    assert message in str(error.value)
+def test_snapshots_are_refused_with_a_pipeline():
+    with pytest.raises(ConfigError, match=r"ema.snapshots: True is not allowed: parallel.strat"):
+        tiny(ema__snapshots=True, parallel__strategy="pipeline", parallel__workers=2)
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
@@ -188,13 +184,13 @@ def test_sample_and_evaluate_take_another_average(storage, capsys, monkeypatch):
 
 def test_evaluation_of_another_average_is_of_other_weights(storage, capsys):
     short, found = ["night", "--images", "8", "--sampler", "ddim", "--steps", "2", "--metrics", "is", "--json"], {}
-    for half_life in (None, 0.05, 0.06):
+    for half_life in (None, 0.06):
         assert evaluate.main([*short, *([] if half_life is None else ["--ema", str(half_life)])]) == 0
         result = json.loads(capsys.readouterr().out)
         validate(result, "evaluate-output")
         assert result["ema_half_life"] == half_life
         found[half_life] = result["weights_sha256"]
-    assert len(set(found.values())) == 3
+    assert len(set(found.values())) == 2
     assert found[None] == hashlib.sha256(Path(result["weights"]).read_bytes()).hexdigest()
 
 

@@ -6,7 +6,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -193,50 +192,6 @@ def test_all_ranks_judge_an_average_with_equal_batch_statistics(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
-def saved(world, folder):
-    """What rank 0 would write and this rank holds meanwhile, and how many tensors were made whole at which time."""
-    wholes, written, counts = [], [], {}
-    full_tensor, take = DTensor.full_tensor, state.State.take
-
-    def counted(tensor, **how):
-        wholes.append(tensor.shape)
-        return full_tensor(tensor, **how)
-
-    def body(trial):
-        def watched():
-            counts["before"] = len(wholes)
-            for inputs, targets in batches((INPUTS, TARGETS)):
-                counts.setdefault("warm-up", len(wholes))
-                yield inputs, targets
-
-        batches, trial.batches = trial.batches, lambda source: watched()
-        averaged(trial)
-
-    def taken(self):
-        states = take(self)
-        written.append(states["kept"])
-        return states
-
-    result = mock.patch.object(state, "save", lambda content, folder: written.append(content["result"]))
-    with mock.patch.object(DTensor, "full_tensor", counted), mock.patch.object(state.State, "take", taken), result:
-        train(toy(**TWO, **FSDP), samples=8, world=world, body=body, folder=folder)
-    kept = written[-2] if world.main else written[-1]
-    network, average = kept["net"], kept["average"]
-    same = [average[name].data_ptr() == one.data_ptr() for name, one in written[-1].items()] if world.main else []
-    sizes = [one.numel() for one in (*network.values(), *average.values())]
-    return {"counts": counts, "same": same, "sizes": sizes}
-
-
-def test_fsdp_checkpoint_is_whole_on_rank_0_alone_and_holds_the_average_once(tmp_path):
-    first, second = ranks(saved, tmp_path, tmp_path)
-    assert first["same"]
-    assert all(first["same"]), "the exported model is the average that is kept"
-    assert 0 not in first["sizes"]
-    assert max(second["sizes"]) <= 1, "but the average's counter of one number"
-    for answers in (first, second):
-        assert answers["counts"]["before"] == answers["counts"]["warm-up"], (
-            "what the warm-up undoes is gathered nowhere"
-        )
 
 
 SENT = {

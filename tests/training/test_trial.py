@@ -2,62 +2,24 @@
 that takes milliseconds."""
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import operator
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
-from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, toy, train, weights
+from tests.helpers import Dies, Hands, KilledError, Told, assert_equal, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Precision
-from tunediff.training import memory, strategies
+from tunediff.training import memory
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 from tunediff.training.precision import set_backends
 from tunediff.training.weights import digest
 
-
 # ------------------------------------------------------------------------------------------------------------- batches
-def test_a_tensor_several_tensors_and_a_dataset_give_the_same_batches():
-    pairs, items, alone = [], [], []
-    both = train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS), pairs))
-    dataset = train(toy(), samples=IMAGES, body=plain(TensorDataset(INPUTS, TARGETS), items))
-
-    def of_one_tensor(trial):
-        net, optimizer = begin(trial)
-        for inputs in trial.batches(INPUTS):
-            assert isinstance(inputs, torch.Tensor)
-            if not trial.warming_up:
-                alone.append(inputs)
-            trial.step(loss_of(net, (inputs, inputs.square().sum(1, keepdim=True))), optimizer)
-
-    train(toy(), samples=IMAGES, body=of_one_tensor)
-    assert len(pairs) == len(items) == len(alone) == STEPS
-    for pair, item, inputs in zip(pairs, items, alone, strict=True):
-        assert torch.equal(pair[0], item[0])
-        assert torch.equal(pair[1], item[1])
-        assert torch.equal(pair[0], inputs)
-        assert torch.equal(pair[1], inputs.square().sum(1, keepdim=True)), "rows stay together"
-    assert_equal(weights(both), weights(dataset))
-
-
-def test_prepare_makes_of_a_batch_what_the_loop_gets():
-    def body(trial):
-        net, optimizer = begin(trial)
-        for inputs, targets in trial.batches((INPUTS, TARGETS), lambda batch, uniform: (2 * batch[0], uniform("u"))):
-            assert targets.shape == (8,)
-            seen.append(inputs)
-            trial.step(net(inputs).mean(), optimizer)
-
-    seen, before = [], []
-    train(toy(), samples=8, body=body)
-    train(toy(), samples=8, body=plain((INPUTS, TARGETS), before))
-    assert torch.equal(seen[-1], 2 * before[0][0])
 
 
 @pytest.mark.parametrize("knobs", [{}, {"loader__resident": True}, {"loader__accumulation": 2}], ids=str)
@@ -73,22 +35,6 @@ def test_whoever_trains_may_write_into_a_batch(knobs):
     found = weights(train(toy(**knobs), samples=IMAGES, body=body))
     in_place = False
     assert_equal(found, weights(train(toy(**knobs), samples=IMAGES, body=body)))
-
-
-def test_own_loaders_are_run_through_again_and_again():
-    seen = []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.steps([(INPUTS[:8], TARGETS[:8], 0), (INPUTS[8:16], TARGETS[8:16], 1)]):
-            if not trial.warming_up:
-                seen.append(batch[2])
-            trial.step(loss_of(net, batch[:2]), optimizer)
-
-    outcome = train(toy(), samples=IMAGES, body=body)
-    assert outcome.finished
-    assert outcome.steps == STEPS
-    assert seen == [0, 1] * (STEPS // 2), "the batch of the warm-up comes again"
 
 
 @pytest.mark.parametrize("batches", [[], iter([(INPUTS, TARGETS)])], ids=["empty", "only once"])
@@ -190,22 +136,6 @@ def test_progress_and_stride_follow_the_budget():
     assert [before for before, _, _ in seen] == pytest.approx([k / STEPS for k in range(STEPS)])
     assert [after for _, after, _ in seen] == pytest.approx([(k + 1) / STEPS for k in range(STEPS)])
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
-
-
-def test_stride_is_never_negative_where_steps_become_faster():
-    hands, strides = Hands(), []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for number, batch in enumerate(trial.batches((INPUTS, TARGETS))):
-            hands.s += 0.05 if number % 20 < 10 else 0.02
-            trial.step(loss_of(net, batch), optimizer)
-            if not trial.warming_up:
-                strides.append(trial.stride)
-
-    train(toy(), seconds=10.0, body=body, clock=timed(10.0, hands))
-    assert min(strides) >= 0
-    assert sum(strides) == pytest.approx(1.0, abs=0.02)
 
 
 def test_progress_stays_at_its_end_after_the_budget_of_an_open_ended_training():
@@ -393,11 +323,6 @@ def test_weights_that_change_behind_the_loop_are_not_exported(tmp_path):
     assert len(finished) == 2
 
 
-def test_a_training_without_a_model_says_so():
-    with pytest.raises(RuntimeError, match=r"toy: train\(trial\) never called trial\.prepare\(model\)"):
-        train(toy(), samples=8, body=lambda trial: None)
-
-
 def test_initial_weights_are_where_it_begins():
     before = weights(train(toy(), samples=IMAGES))
     seen = []
@@ -430,11 +355,6 @@ def test_own_phases_are_parts_of_the_step():
 
 
 # ---------------------------------------------------------------------------------------------------------- who listens
-def test_what_is_told_while_it_trains():
-    told = Told()
-    train(toy(evaluation__points=1), samples=IMAGES, observer=told)
-    assert {"train_s", "samples", "steps", "loss", "learning_rate"} == told.values[-1].keys()
-    assert (told.values[-1]["samples"], told.values[-1]["learning_rate"]) == (IMAGES, 0.05)
 
 
 def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
@@ -458,12 +378,6 @@ def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
     assert (tmp_path / "table.csv").read_text() == "t,p\n0,0.25\n1,0.333333\n"
     with Image.open(tmp_path / "samples.png") as picture:
         assert picture.mode == "L"
-
-
-def test_the_seam_of_one_process_needs_no_strategy():
-    model = torch.nn.Linear(1, 1)
-    single = strategies.build(toy(), dataclasses.replace(CPU, size=1))
-    assert single.wrap(model) is model
 
 
 # ------------------------------------------------------------------------------------------------------------- judging
