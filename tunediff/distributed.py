@@ -37,17 +37,13 @@ class World:
     # ---- numbers
     def agree(self, value: float) -> float:
         """Return rank 0's number on every rank, as float64."""
-        return (
-            float(self.first(torch.tensor(value, dtype=torch.float64, device=self.device)))
-            if self.size > 1
-            else value
-        )
+        return float(self.first(self._number(value))) if self.size > 1 else value
 
     def largest(self, value: float) -> float:
         """Return the largest of all ranks' numbers."""
         if self.size == 1:
             return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        tensor = self._number(value)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor)
 
@@ -57,11 +53,10 @@ class World:
 
     def total(self, value: float) -> float:
         """Return the sum of all ranks' numbers."""
-        return (
-            float(self.sum(torch.tensor(value, dtype=torch.float64, device=self.device)))
-            if self.size > 1
-            else value
-        )
+        return float(self.sum(self._number(value))) if self.size > 1 else value
+
+    def _number(self, value: float) -> Tensor:
+        return torch.tensor(value, dtype=torch.float64, device=self.device)
 
     # ---- tensors
     def sum(self, tensor: Tensor) -> Tensor:
@@ -143,19 +138,16 @@ def described_in_environment(world: World) -> Iterator[None]:
     for name in names[:-1]:
         os.environ.pop(name, None)
     if world.size > 1:
-        local = (
-            before.get("LOCAL_RANK", str(world.rank))
-            if world.device.index is None
-            else str(world.device.index)
-        )
-        os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=local)
+        rank, local = str(world.rank), str(world.device.index)
+        if world.device.index is None:
+            local = before.get("LOCAL_RANK", rank)
+        os.environ.update(RANK=rank, WORLD_SIZE=str(world.size), LOCAL_RANK=local)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     try:
         yield
     finally:
-        for (
-            name
-        ) in names:  # what else the training sets is for its worker to put back, and to tell of
+        # What else the training sets is for its worker to put back, and to report.
+        for name in names:
             os.environ.pop(name, None)
         os.environ.update(before)
 
@@ -177,12 +169,10 @@ def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
     if _is_shared:
         yield
         return
-    before, threads = torch.get_num_threads(), machine.threads()
-    if threads is None or (
-        keep_fewer and before < threads and before != machine.TORCH_DEFAULT_THREADS
-    ):
-        threads = before
-    torch.set_num_threads(threads)
+    before = torch.get_num_threads()
+    threads = machine.threads() or before
+    set_by_program = before < threads and before != machine.TORCH_DEFAULT_THREADS
+    torch.set_num_threads(before if keep_fewer and set_by_program else threads)
     _is_shared = True
     try:
         yield
@@ -211,12 +201,12 @@ def _world_of_environment() -> Iterator[World]:
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
-        here = (
-            torch.cuda.device_count()
-        )  # one where each process was given its own: then all have LOCAL_RANK 0
-        why = f"each process needs a GPU of its own, and this one sees {here}"
+        # One GPU where each process was given its own: then all have LOCAL_RANK 0.
+        count = torch.cuda.device_count()
         refuse(
-            local >= here, f"LOCAL_RANK: {local} is not allowed: {why}; allowed: 0 to {here - 1}"
+            local >= count,
+            f"LOCAL_RANK: {local} is not allowed: each process needs a GPU of its own, and this one"
+            f" sees {count}; allowed: 0 to {count - 1}",
         )
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -23,9 +23,8 @@ class Compilation:
 
     def __init__(self, options: Compile) -> None:
         self._options, self._before = options, graphs()
-        self._parts: list[
-            tuple[nn.Module, str]
-        ] = []  # what is compiled, and by which attribute it is called
+        # What is compiled, and by which attribute it is called.
+        self._parts: list[tuple[nn.Module, str]] = []
         self._seen: set[Hashable] = set()
 
     def apply(
@@ -127,16 +126,12 @@ def cold_cache(options: Compile) -> Iterator[None]:
     with tempfile.TemporaryDirectory(
         prefix="tunediff-compile-", ignore_cleanup_errors=True
     ) as folder:
-        here = {
-            "TORCHINDUCTOR_CACHE_DIR": folder,
-            "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
-        }
-        before = {name: os.environ.get(name) for name in here}
-        os.environ.update(here)
+        names = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+        before = {name: os.environ[name] for name in names if name in os.environ}
+        os.environ |= dict(zip(names, (folder, os.path.join(folder, "triton")), strict=True))
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name in names:
                 os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
+            os.environ |= before

@@ -24,11 +24,8 @@ class Ema:
     def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
         self.half_life, self.max_decay = ema.half_life, ema.max_decay
         self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
-        self._mine, self._theirs, self._model = (
-            list(self.model.parameters()),
-            list(model.parameters()),
-            model,
-        )
+        self._mine, self._theirs = list(self.model.parameters()), list(model.parameters())
+        self._model = model
 
     def decay(self, progress: float, delta: float) -> float:
         """Return the share of the old average that a step keeps: min(max_decay, ½^(delta /
@@ -52,13 +49,11 @@ class Ema:
     @torch.no_grad()
     def blend(self, model: nn.Module, share: float) -> None:
         """Replace this share of the average by the weights; buffers are copied."""
-        if (
-            model is not self._model
-        ):  # walking over the modules takes the host as long as the average
+        # Listed once: walking over the modules takes the host as long as the average.
+        if model is not self._model:
             self._theirs, self._model = list(model.parameters()), model
-        for mine, buffer in zip(
-            self.model.buffers(), model.buffers(), strict=True
-        ):  # a network may make new ones
+        # A network may make new buffers.
+        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
         theirs = [_local(parameter).float() for parameter in self._theirs]
         torch._foreach_lerp_([_local(parameter) for parameter in self._mine], theirs, share)

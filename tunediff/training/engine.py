@@ -78,9 +78,8 @@ class Engine(TrainingRun):
 
         # ---- restore a checkpoint, warm up, and put everything back
         checkpoint = self.restore(build)
-        generators = (
-            self.state.own()
-        )  # fetching the first batch may have drawn from the checkpoint's
+        # Those of the checkpoint, which fetching the first batch may have drawn from.
+        generators = self.state.own()
         yield from self.warm_up(checkpoint)
         self.state.set_own(*generators)
         del checkpoint  # it holds all that is learned once more

@@ -3,7 +3,6 @@ trainings do."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,24 +27,18 @@ def of_step(loss: Any, optimizer: Any) -> Losses:
     losses: Mapping[Any, Any] = loss if isinstance(loss, Mapping) else {optimizer: loss}
     for value in losses.values():
         if not isinstance(value, Tensor) or value.numel() != 1:
-            described = (
-                f"a tensor of shape {list(value.shape)}"
-                if isinstance(value, Tensor)
-                else type(value).__name__
-            )
-            raise ValueError(
-                f"trial.step takes a loss of one number, not {described}; loss.mean()?"
-            )
+            kind = type(value).__name__
+            if isinstance(value, Tensor):
+                kind = f"a tensor of shape {list(value.shape)}"
+            raise ValueError(f"trial.step takes a loss of one number, not {kind}; loss.mean()?")
     if len(losses) > 1 or isinstance(loss, Mapping):
         for key in losses:
             if not hasattr(key, "param_groups"):
                 raise ValueError(
                     f"trial.step({{…: loss}}) takes optimizers as keys, not {type(key).__name__}"
                 )
-        every = [
-            id(parameter) for parameter in itertools.chain.from_iterable(map(parameters, losses))
-        ]
-        if len(set(every)) < len(every):
+        ids = [id(parameter) for optimizer in losses for parameter in parameters(optimizer)]
+        if len(set(ids)) < len(ids):
             raise ValueError("trial.step: two of its optimizers have a parameter in common")
     return losses
 
@@ -78,9 +71,8 @@ def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:
         for parameter, gradient in zip(own, gradients, strict=True):
             if gradient is None:
                 continue
-            if (
-                parameter.grad is None
-            ):  # a copy: one tensor may be the gradient of several parameters
+            if parameter.grad is None:
+                # A copy: one tensor may be the gradient of several parameters.
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
             else:
                 parameter.grad += gradient

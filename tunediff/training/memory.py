@@ -169,15 +169,23 @@ def _resident(process: psutil.Process) -> int:
 # ---- too little of it
 _OUT_OF_MEMORY = (
     # torch, CUDA's runtime and driver, Ray
-    "out of memory", "out_of_memory", "outofmemory", "memoryallocation",
+    "out of memory",
+    "out_of_memory",
+    "outofmemory",
+    "memoryallocation",
     # cuBLAS, cuSOLVER, cuFFT; cuDNN, of the device and the host
-    "alloc_failed", "allocation_failed",
+    "alloc_failed",
+    "allocation_failed",
     # what cublasCreate says when there is no room for its workspace
     "cublas_status_not_initialized",
-    "failed to cuda", "failed to malloc",  # NCCL: calloc, host alloc; its own words hide CUDA's
+    "failed to cuda",
+    "failed to malloc",  # NCCL: calloc, host alloc; its own words hide CUDA's
     # the host's
-    "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",
-)  # fmt: skip
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "bad_alloc",
+)
 
 
 def is_oom(error: BaseException) -> bool:

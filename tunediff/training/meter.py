@@ -23,8 +23,15 @@ from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
 
 PER_STEP = (
-    "loss", "samples_per_s", "samples_per_s_sd", "step_s", "phases_s", "data_wait_share", "peak_share", "samples_per_j",
-)  # fmt: skip
+    "loss",
+    "samples_per_s",
+    "samples_per_s_sd",
+    "step_s",
+    "phases_s",
+    "data_wait_share",
+    "peak_share",
+    "samples_per_j",
+)
 """Fields of a point that are not known without a step."""
 
 

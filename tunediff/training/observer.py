@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -97,23 +97,20 @@ def image_grid(images: Tensor, path: Path, columns: int = 8, scale: int | None =
         raise ValueError(
             f"images must be uint8 [n, C, H, W], not {images.dtype} {list(images.shape)}"
         )
-    n, channels, height, width = images.shape
+    count, channels, height, width = images.shape
     scale = scale or max(1, -(-32 // min(height, width)))
-    columns = min(columns, n)
-    gap = 2
-    cell_height, cell_width = height * scale + gap, width * scale + gap
-    sheet = np.full(
-        (-(-n // columns) * cell_height + gap, columns * cell_width + gap, channels), 255, np.uint8
+    columns, gap = min(columns, count), 2
+    rows = -(-count // columns)
+    # Each cell has a gap at its left and top; white cells fill up the last row.
+    enlarged = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    cells = F.pad(enlarged, (gap, 0, gap, 0), value=255)
+    cells = F.pad(cells, (0, 0, 0, 0, 0, 0, 0, rows * columns - count), value=255)
+    sheet = (
+        cells.view(rows, columns, *cells.shape[1:])
+        .permute(0, 3, 1, 4, 2)
+        .flatten(2, 3)
+        .flatten(0, 1)
     )
-    enlarged = (
-        images.cpu()
-        .repeat_interleave(scale, 2)
-        .repeat_interleave(scale, 3)
-        .permute(0, 2, 3, 1)
-        .numpy()
-    )
-    for index, picture in enumerate(enlarged):
-        top, left = index // columns * cell_height + gap, index % columns * cell_width + gap
-        sheet[top : top + height * scale, left : left + width * scale] = picture
-    image = Image.fromarray(sheet.squeeze(2) if channels == 1 else sheet)
+    sheet = F.pad(sheet, (0, 0, 0, gap, 0, gap), value=255)
+    image = Image.fromarray((sheet.squeeze(2) if channels == 1 else sheet).numpy())
     write_atomically(path, lambda file: image.save(file, "PNG"))

@@ -28,29 +28,31 @@ def build(
     options: dict[str, Any] = {
         "lr": peak_learning_rate(section, batch_size),
         "weight_decay": section.weight_decay,
-    }
-    options |= {
         "foreach": section.implementation == "foreach",
         "fused": section.implementation == "fused",
     }
     if isinstance(section, knobs.Sgd):
-        divided = any(hasattr(parameter, "to_local") for parameter in network.parameters())
-        options["fused"] = options["fused"] and not divided  # torch 2.15 has no fused SGD for them
-        sgd = torch.optim.SGD(
-            groups, momentum=section.momentum, nesterov=section.nesterov, **options
-        )
-        if (
-            options["fused"] and section.momentum
-        ):  # which torch 2.15 leaves unfilled where loss scaling skips a step
-            for parameter in (one for group in sgd.param_groups for one in group["params"]):
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return sgd
+        return _sgd(section, network, groups, options)
     options["betas"] = (0.9, section.beta2)
     if isinstance(section, knobs.Muon):
         return Muon(groups, section.momentum, **options)
     return (torch.optim.Adam if isinstance(section, knobs.Adam) else torch.optim.AdamW)(
         groups, **options
     )
+
+
+def _sgd(
+    section: knobs.Sgd, network: nn.Module, groups: list[dict[str, Any]], options: dict[str, Any]
+) -> torch.optim.SGD:
+    # torch 2.15 has no fused SGD for divided parameters
+    if any(hasattr(parameter, "to_local") for parameter in network.parameters()):
+        options["fused"] = False
+    sgd = torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **options)
+    if options["fused"] and section.momentum:
+        # which torch 2.15 leaves unfilled where loss scaling skips a step
+        for parameter in (one for group in sgd.param_groups for one in group["params"]):
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
 
 
 def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:

@@ -38,14 +38,12 @@ class Pace:
         self.progress, self._per_step, self._stop = 0.0, 0.0, 1.0
         self.rates: list[float] = []
         """Samples per second between one reading of the clock and the next."""
-        self._start: float | None = (
-            None  # progress before the first step: what compilation took of the budget
-        )
+        # Progress before the first step: what compilation took of the budget.
+        self._start: float | None = None
         self._read_at = self._next_check = self._samples_read = 0
         self._exact = self._exact_s = 0.0  # progress and seconds as of the last reading
-        self._due_s = (
-            0.0  # training seconds at which the next reading is due, however few steps were trained
-        )
+        # Training seconds at which the next reading is due, however few steps were trained.
+        self._due_s = 0.0
         self.checked = True
         """Whether the clock was read after the last step."""
 
@@ -84,9 +82,8 @@ class Pace:
         if self.steps >= self._next_check or self._overdue():
             self._check()
         elif self._budget.seconds is None:
-            self.progress = self._clock.progress(
-                0.0, self.samples, self.steps
-            )  # samples are counted: nothing to extrapolate
+            # Samples are counted: nothing to extrapolate.
+            self.progress = self._clock.progress(0.0, self.samples, self.steps)
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
 
@@ -105,10 +102,8 @@ class Pace:
         if steps:
             self._per_step = max(0.0, (progress - self._exact)) / steps
             self._s_per_step = max(0.0, (self.train_s - self._exact_s)) / steps
-            if self.train_s > self._exact_s:
-                self.rates.append(
-                    (self.samples - self._samples_read) / (self.train_s - self._exact_s)
-                )
+            if (seconds := self.train_s - self._exact_s) > 0.0:
+                self.rates.append((self.samples - self._samples_read) / seconds)
         self._samples_read = self.samples
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True

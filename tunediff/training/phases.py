@@ -74,10 +74,9 @@ class Phases:
     def read(self) -> dict[str, float]:
         """Return the seconds per phase so far. Call it when the device has finished all but the end
         of a step."""
-        if self._open:
-            self._open[-1][
-                2
-            ].synchronize()  # averaging the weights was queued after the clock was read
+        if self._open:  # averaging the weights was queued after the clock was read
+            last_end = self._open[-1][2]
+            last_end.synchronize()
         used = set()
         for name, begin, end in self._open:
             self.add(name, begin.elapsed_time(end) / 1000)

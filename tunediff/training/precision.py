@@ -13,9 +13,15 @@ from tunediff.config.systems import Precision
 
 _backends: Any = torch.backends
 _SCOPES = (
-    _backends, _backends.cudnn, _backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn,
-    _backends.mkldnn.matmul, _backends.mkldnn.conv, _backends.mkldnn.rnn,
-)  # fmt: skip
+    _backends,
+    _backends.cudnn,
+    _backends.cuda.matmul,
+    _backends.cudnn.conv,
+    _backends.cudnn.rnn,
+    _backends.mkldnn.matmul,
+    _backends.mkldnn.conv,
+    _backends.mkldnn.rnn,
+)
 """Where torch takes an `fp32_precision`; while one is `none`, the wider ones before it count.
 Setting that of `mkldnn` itself sets the first."""
 _CONVOLUTIONS = 3
@@ -46,12 +52,11 @@ def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
     `matmul`: as `torch.set_float32_matmul_precision` has it.
     """
     before = []
-    for scope in _SCOPES:  # "none" first in the wider ones, to read what a scope has of its own
+    for scope in _SCOPES:  # "none" first in the wider ones, to read what a scope itself has
         before.append(scope.fp32_precision)
         scope.fp32_precision = "none"
-    matmul_before = (
-        torch.get_float32_matmul_precision()
-    )  # raises where an `fp32_precision` contradicts it
+    # raises where an `fp32_precision` contradicts it
+    matmul_before = torch.get_float32_matmul_precision()
     _set_float32(matmul, conv_tf32)
     try:
         yield
@@ -62,13 +67,10 @@ def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
 
 
 def fastest_matmul(precision: Precision, device: str) -> str:
-    """The `matmul` of the fastest units that float32 arithmetic may be given to: convolutions may
-    have faster ones than products have."""
-    return (
-        "high"
-        if device == "cuda" and precision.conv_tf32 and precision.matmul == "highest"
-        else precision.matmul
-    )
+    """Return the `matmul` of the fastest units that float32 arithmetic may be given to:
+    convolutions may have faster ones than products have."""
+    tf32 = device == "cuda" and precision.conv_tf32 and precision.matmul == "highest"
+    return "high" if tf32 else precision.matmul
 
 
 @contextlib.contextmanager

@@ -58,9 +58,8 @@ def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
         return object.__getattribute__(self, name)
 
     def reduce(self: Any) -> Any:
-        read.add(
-            *flatten(dataclasses.asdict(knobs), prefix=prefix)
-        )  # what reads the copy is not seen
+        # what reads the copy is not seen
+        read.add(*flatten(dataclasses.asdict(knobs), prefix=prefix))
         return knobs.__reduce__()
 
     kind = type(

@@ -4,7 +4,7 @@ ways it can."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -140,16 +140,38 @@ class OptimizerStep:
         beside: Iterable[nn.Parameter] = (),
     ) -> None:
         self._mark_updated("update")
-        run, scaler = self.run, self.run.amp.scaler
+        run = self.run
         with run.phases("optimizer"):
             run.world.average_gradients(beside)
-            scaler.unscale_(optimizer)
-            if clip_norm is not None and run.model is not None:
-                run.strategy.clip(self._parameters(run.model), clip_norm)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
+            parameters = self._parameters(run.model) if run.model is not None else []
+            self._step_optimizers({optimizer: parameters}, clip_norm)
         self._finish(optimizer.param_groups[0]["lr"])
+
+    def _update_separately(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
+        """Update the weights of several optimizers, counted as one step."""
+        self._mark_updated("step")
+        parameters = {optimizer: losses.parameters(optimizer) for optimizer in by_optimizer}
+        with self.run.phases("optimizer"):
+            for one in parameters.values():
+                self.run.strategy.average(one)
+            self._step_optimizers(parameters, clip_norm)
+        self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
+
+    def _step_optimizers(
+        self,
+        parameters: Mapping[torch.optim.Optimizer, list[nn.Parameter]],
+        clip_norm: float | None,
+    ) -> None:
+        """Clip the gradients of the parameters and step, under loss scaling."""
+        scaler = self.run.amp.scaler
+        for optimizer, clipped in parameters.items():
+            scaler.unscale_(optimizer)
+            if clip_norm is not None and clipped:
+                self.run.strategy.clip(clipped, clip_norm)
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in parameters:
+            optimizer.zero_grad(set_to_none=True)
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the model's parameters, listed once: in every step the host would walk over its
@@ -157,23 +179,6 @@ class OptimizerStep:
         if self._listed is None or self._listed[0] is not model:
             self._listed = model, list(model.parameters())
         return self._listed[1]
-
-    def _update_separately(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
-        """Update the weights of several optimizers, counted as one step."""
-        self._mark_updated("step")
-        run, scaler = self.run, self.run.amp.scaler
-        with run.phases("optimizer"):
-            for optimizer in by_optimizer:
-                parameters = losses.parameters(optimizer)
-                run.strategy.average(parameters)
-                scaler.unscale_(optimizer)
-                if clip_norm is not None:
-                    run.strategy.clip(parameters, clip_norm)
-                scaler.step(optimizer)
-            scaler.update()
-            for optimizer in by_optimizer:
-                optimizer.zero_grad(set_to_none=True)
-        self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
 
     def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         """Count a step that the workload has made by itself; see `Trial.record_step`."""
