@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import Dies, KilledError, assert_equal, ranks, tiny, train, weights
+from tests.helpers import assert_equal, ranks, tiny, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, loss_of, network
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.training import optimizer as adam
-from tunediff.training import state
-from tunediff.training.knobs import Adam, AdamW, Sgd
+from tunediff.training.knobs import Adam, AdamW, Muon, Sgd
 
 NAMES = ("adamw", "muon", "adam", "sgd")
 
@@ -59,10 +59,24 @@ def test_implementation(implementation, foreach, fused):
     assert (optimizer.defaults["foreach"], optimizer.defaults["fused"]) == (foreach, fused)
 
 
+def fitted(section, steps=60):
+    """The losses of a small network, and its weights at the end."""
+    torch.manual_seed(0)
+    net, found = network(toy(norm=False).knobs), []
+    optimizer = adam.build(section, 128, net)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(net, (INPUTS, TARGETS))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, dict(net.state_dict())
+
+
 def test_implementations_agree():
-    found = [weights(train(tiny(optimizer__implementation=kind))) for kind in ("foreach", "fused", "for_loop")]
-    assert_equal(found[0], found[1], rtol=1e-3, atol=1e-5)
-    assert_equal(found[0], found[2], rtol=1e-3, atol=1e-5)
+    states = [fitted(AdamW(lr=0.01, implementation=kind))[1] for kind in ("foreach", "fused", "for_loop")]
+    assert_equal(states[0], states[1], rtol=1e-3, atol=1e-5)
+    assert_equal(states[0], states[2], rtol=1e-3, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------ every optimizer
@@ -70,26 +84,10 @@ def of(name, **values):
     return tiny(optimizer__name=name, **{"optimizer__lr": 1e-2 if name == "sgd" else 1e-3} | values)
 
 
-def losses(name, steps=100):
-    return [point.loss for point in train(of(name, evaluation__points=4), samples=16 * steps).points]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_optimizer_learns(name):
-    found = losses(name)
-    assert found[-1] < 0.8 * found[0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_resume_restores_every_optimizer_exactly(name, tmp_path):
-    config = of(name, weighting__name="uncertainty")
-    whole = train(config, folder=tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(config, folder=tmp_path / "killed", observer=Dies())
-    again = train(config, folder=tmp_path / "killed")
-    assert_equal(weights(whole), weights(again))
-    kept = [state.load(tmp_path / folder)["kept"] for folder in ("whole", "killed")]
-    assert_equal(*kept)
+@pytest.mark.parametrize("section", [AdamW(lr=0.02), Muon(lr=0.02), Adam(lr=0.02), Sgd(lr=0.01)], ids=NAMES)
+def test_every_optimizer_learns(section):
+    found, _ = fitted(section)
+    assert found[-1] < 0.5 * found[0]
 
 
 SHARED_OUT = [(name, "ddp") for name in NAMES[1:]]
@@ -101,12 +99,12 @@ def of_all(world):
     found = {}
     for name, strategy in SHARED_OUT:
         config = of(name, parallel__workers=2, parallel__strategy=strategy)
-        found[name, strategy] = weights(train(config, samples=16 * 10, world=world))
+        found[name, strategy] = weights(train(config, samples=16 * 4, world=world))
     return found
 
 
 def test_two_ranks_learn_by_every_optimizer_what_one_learns(tmp_path):
-    alone = {name: weights(train(of(name), samples=16 * 10)) for name in NAMES[1:]}
+    alone = {name: weights(train(of(name), samples=16 * 4)) for name in NAMES[1:]}
     for found in ranks(of_all, tmp_path):
         for (name, _), learned in found.items():
             assert_equal(learned, alone[name], rtol=1e-3, atol=1e-4)

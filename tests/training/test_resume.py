@@ -37,6 +37,7 @@ from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.training import hardware, knobs, state, trial
+from tunediff.training import optimizer as optimizers
 from tunediff.training.ema import Ema
 from tunediff.training.engine import Engine
 from tunediff.training.power_average import PowerAverages
@@ -197,6 +198,19 @@ def adversaries(trial):
         powers.update(parts, trial.schedule, trial.stride)
 
 
+def by_optimizer(section):
+    def body(trial):
+        net = trial.prepare(network(trial.knobs))
+        optimizer = optimizers.build(section, 8, net)
+        trial.keep(net=net, optimizer=optimizer)
+        trial.evaluate_with(lambda: error(net))
+        for batch in trial.batches((INPUTS, TARGETS)):
+            optimizers.set_learning_rate(optimizer, section, 8, trial.progress)
+            trial.step(loss_of(net, batch), optimizer)
+
+    return body
+
+
 DATA = TensorDataset(INPUTS, TARGETS)
 TRAININGS = {
     "plain": (None, {}),
@@ -207,6 +221,9 @@ TRAININGS = {
     "schedules": (scheduled, {}),
     "a count": (counting, {}),
     "two optimizers and averages": (adversaries, {}),
+    "adam": (by_optimizer(knobs.Adam(decay="cosine")), {}),
+    "muon": (by_optimizer(knobs.Muon()), {}),
+    "sgd": (by_optimizer(knobs.Sgd(decay="one_cycle")), {}),
     "epochs": (over_epochs(lambda: DataLoader(DATA, 8, shuffle=True)), {"dropout": 0.2}),
     "drawn items": (over_epochs(lambda: DataLoader(Noisy(), 8, shuffle=True)), {}),
     "a sampler's generator": (
