@@ -79,9 +79,9 @@ class Engine(TrainingRun):
         # ---- restore a checkpoint, warm up, and put everything back
         checkpoint = self.restore(build)
         # Those of the checkpoint, which fetching the first batch may have drawn from.
-        generators = self.state.own()
+        generators = self.state.global_generators()
         yield from self.warm_up(checkpoint)
-        self.state.set_own(*generators)
+        self.state.set_global_generators(*generators)
         del checkpoint  # it holds all that is learned once more
         goes_on = [self.report(point) for point in self.points]
         self.stopping = not all(goes_on)

@@ -60,15 +60,15 @@ def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:
     for a loss that reaches no parameter of its optimizer.
     """
     for number, (optimizer, loss) in enumerate(losses.items(), 1):
-        own = parameters(optimizer)
+        optimized = parameters(optimizer)
         # Not `loss.backward(inputs=own)`: its hooks would make DistributedDataParallel average at
         # the first loss.
         gradients = torch.autograd.grad(
-            scaled(loss), own, retain_graph=number < len(losses), allow_unused=True
+            scaled(loss), optimized, retain_graph=number < len(losses), allow_unused=True
         )
         if all(gradient is None for gradient in gradients):
             raise ValueError("trial.step: a loss reaches no parameter of its optimizer")
-        for parameter, gradient in zip(own, gradients, strict=True):
+        for parameter, gradient in zip(optimized, gradients, strict=True):
             if gradient is None:
                 continue
             if parameter.grad is None:

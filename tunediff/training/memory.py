@@ -216,18 +216,18 @@ def shares_mib(
         request_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-            own = torch.cuda.memory_reserved(device)
-            held = max(own, torch.cuda.max_memory_reserved(device))
+            own_bytes = torch.cuda.memory_reserved(device)
+            held = max(own_bytes, torch.cuda.max_memory_reserved(device))
         else:
             host = psutil.virtual_memory()
             free, total = host.available, host.total
             processes = (psutil.Process(), *psutil.Process().children(recursive=True))
-            own = sum(map(_resident, processes)) * ranks
-            held = max(own, int(_host_peak_mib() * 2**20) * ranks)
+            own_bytes = sum(map(_resident, processes)) * ranks
+            held = max(own_bytes, int(_host_peak_mib() * 2**20) * ranks)
         shares = {
             "total_mib": total / 2**20,
             "demand_mib": held / 2**20 + request_mib,
-            "others_mib": max(0, total - free - own) / 2**20,
+            "others_mib": max(0, total - free - own_bytes) / 2**20,
         }
         if per_gpu > 1:
             shares["share_mib"] = shares["total_mib"] / per_gpu
@@ -242,12 +242,12 @@ def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float 
     """
     if device.type != "cuda":
         return
-    most, began = 0, time.monotonic()
+    largest, began = 0, time.monotonic()
     grown = began
     while time.monotonic() - grown < steady_s and time.monotonic() - began < patience_s:
         free, total = torch.cuda.mem_get_info(device)
         if free > 0.95 * total:
             return
-        if free > most + 2**20:
-            most, grown = free, time.monotonic()
+        if free > largest + 2**20:
+            largest, grown = free, time.monotonic()
         time.sleep(0.05)

@@ -21,7 +21,7 @@ def prepare(
     kept: Mapping[str, Stateful],
 ) -> nn.Module:
     """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
-    _place(run, model, blocks)
+    _move_to_device(run, model, blocks)
     prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)
     run.model = run.program.after_prepare(run, model, prepared)
     run.flops_per_sample = flops_per_sample
@@ -42,12 +42,12 @@ def prepare(
 
 def adopt(run: TrainingRun, model: nn.Module) -> None:
     """Take a model that a framework wraps, compiles and calls by itself."""
-    _place(run, model, None)
+    _move_to_device(run, model, None)
     run.program.after_prepare(run, model, model)
     run.model, run.adopted = model, True
 
 
-def _place(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] | None) -> None:
+def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] | None) -> None:
     """Move the model to its device, in its memory format, with the weights that it starts from."""
     if not isinstance(model, nn.Module):
         raise run.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")

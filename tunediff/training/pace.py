@@ -107,23 +107,26 @@ class Pace:
         self._samples_read = self.samples
         self.progress = self._exact = progress
         self._exact_s, self._read_at, self.checked = self.train_s, self.steps, True
-        self._next_check = self.steps + min(self._steps_ahead(), max(1, 2 * steps))
-        self._due_s = self.train_s + self._seconds_ahead()
+        # At most twice as many steps as since the last reading: their speed may be about to change.
+        self._next_check = self.steps + min(self._steps_until_reading(), max(1, 2 * steps))
+        self._due_s = self.train_s + self._seconds_until_reading()
 
-    def _steps_ahead(self) -> int:
+    def _steps_until_reading(self) -> int:
         if self._per_step <= 0.0:
             return 1
         left = self._stop - self.progress
-        ahead = [left / self._per_step]
+        limits = [left / self._per_step]
+        # Ranks cannot look at their clocks in between: steps may slow down before the next reading.
         if self._world.size > 1 and self._budget.seconds is not None:
-            ahead.append((left + OVERRUN) / SLOWDOWN / self._per_step)
+            limits.append((left + OVERRUN) / SLOWDOWN / self._per_step)
+        # A CPU loses nothing by a reading at 1 % of the budget; a GPU would wait for its host.
         if self._world.device.type == "cpu":
-            ahead.append(0.01 / self._per_step)
+            limits.append(0.01 / self._per_step)
         if self._s_per_step > 0.0:
-            ahead.append(0.5 / self._s_per_step)
-        return max(1, math.floor(min(ahead)))
+            limits.append(0.5 / self._s_per_step)
+        return max(1, math.floor(min(limits)))
 
-    def _seconds_ahead(self) -> float:
+    def _seconds_until_reading(self) -> float:
         """Return half a second, what is left until the stop, or on a CPU 1 % of the budget."""
         if (seconds := self._budget.seconds) is None:
             return 0.5

@@ -149,9 +149,9 @@ class Prefetched:
             self._measure()
         if (speed := self._speed) is None:
             return
-        made = self._taken + self._ready
-        faster_s = made * speed.interval_s - (self._clock.train_s - self._began_s)
-        waited_less_s = made * speed.wait_s - self._waited_s - self._charged_s
+        received = self._taken + self._ready
+        faster_s = received * speed.interval_s - (self._clock.train_s - self._began_s)
+        waited_less_s = received * speed.wait_s - self._waited_s - self._charged_s
         seconds = min(faster_s, waited_less_s, self._lead_s)
         if seconds > 0.0:
             self._phases.add("data_wait", seconds)

@@ -65,7 +65,7 @@ class State:
 
     def take(self) -> dict[str, Any]:
         """Return all that is kept, as of now. Its tensors are not copied."""
-        generators, libraries = self.own()
+        generators, libraries = self.global_generators()
         return {
             "kept": {name: stateful.state_dict() for name, stateful in self.stateful.items()},
             "shared_rng": self.rng.get_state(),
@@ -94,16 +94,20 @@ class State:
             torch.manual_seed(mix(state["rng"][0][0].tolist(), self._world.rank))
             randomness.seed_libraries(torch.initial_seed())
             return
-        self.set_own(state["rng"][self._world.rank], state["library_rng"][self._world.rank])
+        self.set_global_generators(
+            state["rng"][self._world.rank], state["library_rng"][self._world.rank]
+        )
 
-    def own(self) -> tuple[list[Tensor], dict[str, list[Any]]]:
-        """Return the states of this rank's global generators, for `set_own`."""
+    def global_generators(self) -> tuple[list[Tensor], dict[str, list[Any]]]:
+        """Return the states of this rank's global generators, for `set_global_generators`."""
         states, device = [torch.get_rng_state()], self._world.device
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
         return states, randomness.library_state()
 
-    def set_own(self, states: list[Tensor], libraries: Mapping[str, list[Any]]) -> None:
+    def set_global_generators(
+        self, states: list[Tensor], libraries: Mapping[str, list[Any]]
+    ) -> None:
         """Put this rank's global generators back."""
         randomness.set_library_state(libraries)
         torch.set_rng_state(states[0].cpu())
@@ -166,12 +170,12 @@ def broadcast(state: Any, world: World) -> Any:
         return _TensorSpec(leaf.shape, leaf.dtype)
 
     outline = world.tell(_mapped(state, take_out) if world.main else None)
-    mine = iter(tensors)
+    unsent = iter(tensors)
 
     def put_in(leaf: Any) -> Any:
         if not isinstance(leaf, _TensorSpec):
             return leaf
-        sent = next(mine).detach() if world.main else torch.empty(leaf.shape, dtype=leaf.dtype)
+        sent = next(unsent).detach() if world.main else torch.empty(leaf.shape, dtype=leaf.dtype)
         on_device = sent.to(world.device).contiguous()
         if sent.numel():  # as bytes: NCCL does not know all types
             world.first(on_device.view(-1).view(torch.uint8))

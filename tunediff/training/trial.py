@@ -395,11 +395,11 @@ class Trial:
     @contextlib.contextmanager
     def preserve_generators(self) -> Iterator[None]:
         """Put the global random generators back at the end."""
-        before = self.engine.state.own()
+        before = self.engine.state.global_generators()
         try:
             yield
         finally:
-            self.engine.state.set_own(*before)
+            self.engine.state.set_global_generators(*before)
 
 
 def run(engine: Engine) -> TrainingOutcome:

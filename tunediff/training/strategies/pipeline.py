@@ -214,8 +214,8 @@ class Pipeline(Single):
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         mine = [one for one in parameters if one.grad is not None]
-        own = nn.utils.get_total_norm([one.grad for one in mine if one.grad is not None])
-        total = self._world.sum(own.to(self._world.device).square()).sqrt()
+        stage_norm = nn.utils.get_total_norm([one.grad for one in mine if one.grad is not None])
+        total = self._world.sum(stage_norm.to(self._world.device).square()).sqrt()
         nn.utils.clip_grads_with_norm_(mine, norm, total)
 
     def _mine(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[int, Any]:
