@@ -57,6 +57,7 @@ def faults(where="main"):
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly  # a process of its own
 @glibc
 def test_memory_kept_needs_no_new_pages_and_a_gpus_training_changes_nothing():
     before, of_gpu, kept, given_back = faults()
@@ -110,6 +111,7 @@ def judged(mib):
     return json.loads(subprocess.run(command, cwd=ROOT, text=True, check=True, capture_output=True).stdout)
 
 
+@pytest.mark.nightly  # a process of its own
 @glibc
 def test_freed_memory_is_kept_at_points_whose_judging_needs_less_than_training():
     """The next step waits for pages that were given back, on the clock of the budget."""

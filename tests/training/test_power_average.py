@@ -182,6 +182,7 @@ def test_sample_and_evaluate_take_another_average(storage, capsys, monkeypatch):
     assert asked == [0.06, 0.06]
 
 
+@pytest.mark.nightly
 def test_evaluation_of_another_average_is_of_other_weights(storage, capsys):
     short, found = ["night", "--images", "8", "--sampler", "ddim", "--steps", "2", "--metrics", "is", "--json"], {}
     for half_life in (None, 0.06):
