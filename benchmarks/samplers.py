@@ -28,12 +28,12 @@ from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
 from tunediff.workloads.diffusion import timesteps, weighting
-from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.objective import DiffusionLoss
 
 TIMED = {
     timesteps.TimestepSampler: ("sample", "update", "before_step", "after_step"),
-    weighting.Weighting: ("weights", "own_loss"),
-    Objective: ("refresh",),
+    weighting.StaticWeighting: ("weights", "learning_loss"),
+    DiffusionLoss: ("refresh",),
 }
 
 
@@ -67,7 +67,12 @@ class Stopwatch:
 
 def patch(watch: Stopwatch) -> None:
     """Time every class that is used."""
-    kinds: list[type] = [*timesteps.KINDS.values(), *weighting.KINDS.values(), Objective]
+    kinds: list[type] = [
+        *timesteps.KINDS.values(),
+        weighting.StaticWeighting,
+        weighting.Uncertainty,
+        DiffusionLoss,
+    ]
     for kind in kinds:
         names = next(names for base, names in TIMED.items() if issubclass(kind, base))
         for name in names:

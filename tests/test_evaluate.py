@@ -23,8 +23,8 @@ from tunediff.api import own_evaluation
 from tunediff.core import environment, progress
 from tunediff.data import images as data
 from tunediff.distributed import World
-from tunediff.evaluation import features, names
-from tunediff.evaluation.generation import Noise
+from tunediff.evaluation import features, image_networks, names
+from tunediff.evaluation.generation import ImageNoise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
 from tunediff.training import judging, strategies
@@ -42,7 +42,7 @@ NAMES = [name for names in KINDS.values() for name in names]
 def cache(tmp_path_factory):
     """One cache folder for this file; classifiers need not be good."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "_STEPS", 30)
+        patch.setattr(image_networks, "STEPS", 30)
         patch.setenv("TUNEDIFF_CACHE", str(tmp_path_factory.mktemp("cache")))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -248,7 +248,7 @@ def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys
     assert "reference: digits, all, 1797 images\n" in out
     assert list(found["metrics"]) == NAMES
     assert (found["sampler"], found["seeds"], found["images"]) == ({"name": "mine"}, [0, 1], 150)
-    noise = Noise(0, (1, 8, 8), "cpu").initial(0, 150)
+    noise = ImageNoise(0, (1, 8, 8), "cpu").initial(0, 150)
     expected = (128 + 50 * conv(noise)).clamp(0, 255).byte()[:, 0]
     with np.load("kept.npz") as kept:
         assert np.abs(kept["arr_0"][..., 0].astype(int) - expected.numpy()).max() <= 1

@@ -13,7 +13,7 @@ from tests.json_schemas import validate
 from tunediff import cli, search, search_space, train
 from tunediff.config import ConfigError, missing_equals_hint
 from tunediff.core import text
-from tunediff.workloads.diffusion import commands
+from tunediff.workloads import drawing
 
 FILE = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -227,4 +227,4 @@ def test_one_of_a_thing_is_not_called_many():
         "2 seeds",
         "1,000 seeds",
     ]
-    assert commands.sampler_options.format_sampler({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"
+    assert drawing.format_sampler({"name": "ddpm", "steps": 1}) == "ddpm, 1 step"

@@ -20,8 +20,8 @@ from tests.test_models import network, run_folder
 from tunediff import config as cfg
 from tunediff import evaluate, export, sample
 from tunediff.core import progress
-from tunediff.evaluation.generation import Noise
-from tunediff.workloads.diffusion import commands
+from tunediff.evaluation.generation import ImageNoise
+from tunediff.workloads import drawing
 from tunediff.workloads.diffusion.process import Diffusion
 
 CONFIG = tiny()  # T = 50, 8×8 grey
@@ -48,7 +48,7 @@ def array(capsys, *words):
 
 def expected(n, seed=0, **how):
     """Images 0…n−1 straight from the process, uint8 [n, H, W, C]."""
-    noise = Noise(seed, (1, 8, 8), "cpu")
+    noise = ImageNoise(seed, (1, 8, 8), "cpu")
     x0 = Diffusion(CONFIG.process).sample(
         network(CONFIG),
         noise.initial(0, n),
@@ -138,7 +138,7 @@ def test_the_strip_shows_noise_becoming_the_image(run, capsys):
     def cell(row, column):
         return sheet[2 + 34 * row : 34 + 34 * row, 2 + 34 * column : 34 + 34 * column][::4, ::4]
 
-    noise = (Noise(0, (1, 8, 8), "cpu").initial(0, 8) + 1) * 127.5
+    noise = (ImageNoise(0, (1, 8, 8), "cpu").initial(0, 8) + 1) * 127.5
     assert_same(cell(5, 0), noise[5, 0].round().clamp(0, 255).numpy().astype(np.uint8))
     for row, image in enumerate(expected(8)):
         assert_same(cell(row, 9), image[..., 0])
@@ -198,16 +198,16 @@ def test_what_would_take_a_day_says_so_before_it_begins(capsys, monkeypatch):
     def network(x, t):
         now[0] += 0.002 * len(x)
 
-    monkeypatch.setattr(commands, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-    commands.sampler_options.announce(network, config, 100_000, CPU)
+    monkeypatch.setattr(drawing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    drawing.announce(network, config, 100_000, CPU)
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sampling 100,000 images × 1,000 steps: about 55h33m", first)
     assert re.match(r"WARNING: that is long: --sampler ddim --steps 50 takes about 2h46m; fewer images", second)
-    commands.sampler_options.announce(lambda x, t: x, config, 10, CPU)
+    drawing.announce(lambda x, t: x, config, 10, CPU)
     waited = set()
     monkeypatch.setattr(type(CPU), "synchronize", lambda world: waited.add(world.device.type))
     other = dataclasses.replace(CPU, device=torch.device("meta"))
-    commands.sampler_options.announce(lambda x, t: x, config, 10, other, CPU.device)
+    drawing.announce(lambda x, t: x, config, 10, other, CPU.device)
     assert waited == {"cpu"}, "timed by the device that draws, not by another"
     assert capsys.readouterr().err == ""
 

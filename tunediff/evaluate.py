@@ -33,7 +33,7 @@ from tunediff.evaluation import image_files, weights
 from tunediff.evaluation.knobs import PRETRAINED, Evaluation
 from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
 from tunediff.models import Saved
-from tunediff.workloads import contract
+from tunediff.workloads import drawing
 
 if TYPE_CHECKING:
     from tunediff.data.images import Images
@@ -46,7 +46,7 @@ NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
 DEFAULTS = {"images": IMAGES, "seeds": 1, "metrics": ",".join(KINDS)}
 PROTOCOL = (
-    *DEFAULTS, *contract.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "batch_size",
+    *DEFAULTS, *drawing.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "batch_size",
 )  # fmt: skip
 """Options that a model's own evaluation does not follow."""
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return evaluate_as_trained(model, args.out or model.folder / NUMBERS, args.json)
     config = _configured(model.config, args)
-    sampler = contract.sampler_options(config).describe(config)
+    sampler = drawing.describe_sampler(config)
     learned: Data = config.data
     other = args.split not in (
         None,
@@ -96,8 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser, "names")
     add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
-    for options in contract.shipped_sampler_options():
-        options.add_options(parser, str(STEPS), "linear", "0")
+    drawing.add_sampler_options(parser, str(STEPS), "linear", "0")
     seeds = (
         "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
     )
@@ -154,8 +153,7 @@ def _has_full_protocol(config: Any) -> bool:
 # ---- what is refused
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse options that can be refused without the model; returns the metrics to compute."""
-    for options in contract.shipped_sampler_options():
-        options.check(args)
+    drawing.check_sampler_options(args)
     image_files.check_output("--out", args.out, ".npz", ".json")
     cli.allow(
         1 <= args.seeds <= MOST_SEEDS,
@@ -184,7 +182,7 @@ def _refuse(asked: Values, why: str) -> None:
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
     defaults = {"steps": STEPS, "skip": "linear", "eta": 0.0}
-    values = contract.sampler_options(config).requested(args, defaults, config)
+    values = drawing.sampler_knobs(args, defaults, config)
     values |= {
         name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")
     }
@@ -193,7 +191,7 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
         config.evaluation.extractor,
     ):  # the weights that are named are another network's
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
-    config = contract.with_evaluation(config, values)
+    config = drawing.with_evaluation(config, values)
     if args.data_path is not None:
         if config.data.name == "digits":
             raise ConfigError(
@@ -257,7 +255,7 @@ def _evaluate(
             if args.json:
                 cli.print_json(result | {"json": str(path.absolute())})
             else:
-                print(_table(result, contract.sampler_options(config)))
+                print(_table(result))
                 print("".join(_cautions(result, extractor.dim)), end="")
                 print(f"json: {path}")
     return cli.OK
@@ -274,13 +272,9 @@ def _sample(
     from tunediff.evaluation.generation import SampleRequest, shares
     from tunediff.evaluation.quality import Quality
 
-    evaluation, n, options = (
-        config.evaluation,
-        config.evaluation.images,
-        contract.sampler_options(config),
-    )
-    steps, seconds, values = options.describe(config).get("steps"), [], []
-    options.announce(network, config, seeds * n, world)
+    evaluation, n = config.evaluation, config.evaluation.images
+    steps, seconds, values = drawing.describe_sampler(config).get("steps"), [], []
+    drawing.announce(network, config, seeds * n, world)
     batches, _ = shares(n, world.size, evaluation.batch_size)
     unit = "steps" if steps is not None else "batches"
     with Progress("sampling", seeds * batches * (steps or 1), unit) as progress:
@@ -295,7 +289,7 @@ def _sample(
                 n, seed, evaluation.batch_size, world.device, world.rank, world.size
             )
             receivers = [quality.update, *([store.add] if store is not None else [])]
-            seconds.append(contract.draw(network, config, request, world, progress, receivers))
+            seconds.append(drawing.draw(network, config, request, world, progress, receivers))
             quality.merge(world)
             if store is not None:
                 store.write()
@@ -320,7 +314,7 @@ def _protocol(
     evaluation, cuda = config.evaluation, world.device.type == "cuda"
     return {
         "images": evaluation.images,
-        "sampler": contract.sampler_options(config).describe(config),
+        "sampler": drawing.describe_sampler(config),
         "seeds": [evaluation.seed + index for index in range(len(seconds))],
         "sampling_s": sum(seconds),
         "sampling_s_per_seed": seconds,
@@ -355,13 +349,13 @@ def _over_seeds(name: str, values: Sequence[Value]) -> dict[str, Any]:
     }
 
 
-def _table(result: dict[str, Any], options: contract.SamplerOptions) -> str:
+def _table(result: dict[str, Any]) -> str:
     """Return how it was measured, as `key: value`, then one line per metric."""
     reference, sd = result["reference"], len(result["seeds"]) > 1
     lines = {
         "model": f"{result['model']} ({result['weights']})",
         "images": result["images"],
-        "sampler": options.format_sampler(result["sampler"]),
+        "sampler": drawing.format_sampler(result["sampler"]),
         "seeds": ", ".join(map(str, result["seeds"])),
         "sampling_s": result["sampling_s"],
         "images_per_s": result["images_per_s"],

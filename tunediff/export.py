@@ -121,16 +121,14 @@ def write(
 
 def _export_pipeline(args: argparse.Namespace) -> None:
     model = models.find_with_hook(
-        "foreign_format", "--diffusers", args.name, args.storage, args.trial
+        "write_pipeline", "--diffusers", args.name, args.storage, args.trial
     )
     model = model.averaged(args.ema)
-    foreign: Any = cfg.of(model.config).get_hook("foreign_format")
-    folder = args.out or model.folder / foreign.NAME
-    foreign.check(folder, model.config)  # before the weights are read
+    write: Any = cfg.of(model.config).get_hook("write_pipeline")
+    folder = args.out or model.folder / "diffusers"
     with cli.writing("--out", folder):
-        foreign.write_pipeline(folder, model.config, model.network("cpu").state_dict())
+        example = write(folder, model.config, lambda: model.network("cpu").state_dict())
     remote.push_or_warn(folder)
-    example = foreign.example(folder, model.config)
     _print_written({"model": model.name, "pipeline": folder, "sample": example}, args.json)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WEIGHTS, CONFIG, AVERAGES = "weights.safetensors", "config.yaml", "averages"
 LACKS = {
     "sample_images": "generate images (it has no function sample_images)",
-    "foreign_format": "write another library's files",
+    "write_pipeline": "write another library's files",
 }
 """What a workload without a hook does not do."""
 

@@ -24,7 +24,7 @@ from tunediff.core.progress import EventLines, Progress
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
-from tunediff.workloads import contract
+from tunediff.workloads import drawing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"{outputs}(default: a new samples-….png in the folder of the model)",
     )
     add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
-    for options in contract.shipped_sampler_options():
-        options.add_options(parser, "as in the model's evaluations", "likewise", "likewise")
+    drawing.add_sampler_options(parser, "as in the model's evaluations", "likewise", "likewise")
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
     cli.add_average(parser)
     add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
@@ -90,8 +89,7 @@ def _check(args: argparse.Namespace) -> None:
     )
     is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
     cli.allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
-    for options in contract.shipped_sampler_options():
-        options.check(args)
+    drawing.check_sampler_options(args)
     image_files.check_output("--out", args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
         out = str(args.out)
@@ -105,18 +103,17 @@ def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
 
     Raises `ConfigError` naming the option.
     """
-    options = contract.sampler_options(config)
-    values = options.requested(args, {}, config)
+    values = drawing.sampler_knobs(args, {}, config)
     if isinstance(config.evaluation, Evaluation):
         values = {**values, "seed": args.seed, "batch_size": args.batch_size}
-        config = contract.with_evaluation(config, values)
+        config = drawing.with_evaluation(config, values)
         seed, batch_size = config.evaluation.seed, config.evaluation.batch_size
     else:
         seed = args.seed if args.seed is not None else 0
         batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
         cli.allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
         cli.allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
-    if args.strip and "steps" not in options.describe(config):
+    if args.strip and "steps" not in drawing.describe_sampler(config):
         raise ConfigError(
             f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown"
         )
@@ -128,8 +125,7 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
     from tunediff.distributed import from_environment
     from tunediff.training import memory
 
-    options = contract.sampler_options(config)
-    sampler = options.describe(config)
+    sampler = drawing.describe_sampler(config)
     try:
         with from_environment() as world:
             memory.keep_freed(config.memory.keep_freed, world.device)
@@ -137,7 +133,7 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
             if world.main:
                 path = args.out if images is None else _write(images, args, model, sampler["name"])
                 lines = {
-                    "images": args.images, "sampler": options.format_sampler(sampler), "seed": args.seed,
+                    "images": args.images, "sampler": drawing.format_sampler(sampler), "seed": args.seed,
                     "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
                 cli.result(lines, args.json, lines | {"sampler": sampler, "path": path.absolute()})
@@ -163,11 +159,11 @@ def _draw(
     columns = min(STRIP_COLUMNS, steps + 1) if args.strip and steps is not None else 1
     store = image_files.ImageStore(args.out, n, world)
     batches, _ = shares(n, world.size, args.batch_size)
-    contract.sampler_options(config).announce(network, config, n, world, device)
+    drawing.announce(network, config, n, world, device)
     work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
     request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size, columns)
     with EventLines().work(world.main), work as progress:
-        seconds = contract.draw(network, config, request, world, progress, [store.add])
+        seconds = drawing.draw(network, config, request, world, progress, [store.add])
     return store.gather(), seconds
 
 

@@ -262,7 +262,7 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
         network.to(memory_format=torch.channels_last)
     amp, predict = (
         Amp(config.precision, world.device),
-        Compilation(config.compile).apply(network, network, unet.Block),
+        Compilation(config.compile).apply(network, network, unet.ResidualBlock),
     )
     diffusion = Diffusion(config.process, world.device)
     precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]

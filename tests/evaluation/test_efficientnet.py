@@ -18,7 +18,7 @@ from tunediff.config import ConfigError
 from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
-from tunediff.evaluation.efficientnet import EfficientNetLite0
+from tunediff.evaluation.features import EfficientNetLite0
 from tunediff.evaluation.knobs import Evaluation, default_extractor
 from tunediff.workloads.diffusion.knobs import PRESETS, evaluation_protocol
 

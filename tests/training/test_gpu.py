@@ -20,9 +20,9 @@ from tunediff.training import optimizer as adam
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.base import KINDS
+from tunediff.workloads.diffusion.timesteps import KINDS
 from tunediff.workloads.diffusion.train import squared_errors
-from tunediff.workloads.diffusion.unet import Block, network
+from tunediff.workloads.diffusion.unet import ResidualBlock, network
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = World(0, 1, torch.device("cuda"))
@@ -73,7 +73,7 @@ def learn(trial):
     """Train the U-Net of the configuration on `images_noise_timesteps`."""
     knobs, net = trial.knobs, network(trial.knobs)
     process = Diffusion(knobs.process, trial.device)
-    trial.prepare(net, blocks=Block)
+    trial.prepare(net, blocks=ResidualBlock)
     optimizer = adam.build(knobs.optimizer, trial.config.loader.batch_size, net)
     trial.keep(network=net, optimizer=optimizer)
     for x0, noise, t in trial.batches(images_noise_timesteps()):

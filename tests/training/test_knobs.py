@@ -28,7 +28,7 @@ from tunediff.training.precision import Amp, fastest_matmul, set_backends
 from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
-from tunediff.workloads.diffusion.unet import Block
+from tunediff.workloads.diffusion.unet import ResidualBlock
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -228,19 +228,19 @@ def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypat
 def test_compile_mode_and_dynamic(monkeypatch, options, expected):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert Compilation(Compile(**options)).apply(model, model, Block) is model
+    assert Compilation(Compile(**options)).apply(model, model, ResidualBlock) is model
     assert recorder.last == expected
 
 
 def test_compile_none_and_by_block(monkeypatch):
     recorder, model = Recorder(), network()
     monkeypatch.setattr(torch, "compile", recorder)
-    assert Compilation(Compile()).apply(model, model, Block) is model
+    assert Compilation(Compile()).apply(model, model, ResidualBlock) is model
     blocks = []
-    monkeypatch.setattr(Block, "compile", lambda self, **how: blocks.append(how))
-    Compilation(Compile(mode="default", scope="blocks")).apply(model, model, Block)
+    monkeypatch.setattr(ResidualBlock, "compile", lambda self, **how: blocks.append(how))
+    Compilation(Compile(mode="default", scope="blocks")).apply(model, model, ResidualBlock)
     assert recorder.calls == []
-    assert len(blocks) == sum(isinstance(module, Block) for module in model.modules()) > 2
+    assert len(blocks) == sum(isinstance(module, ResidualBlock) for module in model.modules()) > 2
     Compilation(Compile(mode="default", scope="blocks")).apply(model, model, None)
     assert len(recorder.calls) == 1, "without blocks it is the whole"
 

@@ -15,8 +15,10 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 - `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists
   that save more memory the longer they are.
 - `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W])
-  for what a `tunediff.evaluation.generation.SampleRequest` asks for. A package of ours keeps it in
-  `PACKAGE.commands`, with the objects of `tunediff.workloads.contract`.
+  for what a `tunediff.evaluation.generation.SampleRequest` asks for;
+  `write_pipeline(folder, config, weights)`: writes the model for another library, `weights` being a
+  function that returns its state, and returns a call that loads it. A package of ours keeps the two
+  in `PACKAGE.commands`.
 """
 
 from __future__ import annotations
@@ -84,9 +86,10 @@ class Quantity:
 OPTIONAL = {
     "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
     "evaluation_protocol": ("config",), "sample_images": ("network", "config", "request"),
+    "write_pipeline": ("folder", "config", "weights"),
 }  # fmt: skip
 """Functions that a workload may have, and what they take."""
-COMMANDS = ("sample_images", "sampler_options", "foreign_format")
+COMMANDS = ("sample_images", "write_pipeline")
 """Hooks of the commands that use saved models: of a package of ours, in `PACKAGE.commands`."""
 
 
@@ -158,7 +161,6 @@ class Workload:
         else:
             hook = getattr(self.declared, name, None) or getattr(self.code, name, None)
         if self.file is not None and hook is not None:
-            # The objects among the hooks have no signature: a user's file cannot have them.
             try:
                 inspect.signature(hook).bind(*OPTIONAL[name])
             except (KeyError, TypeError, ValueError):

@@ -35,32 +35,28 @@ def cache_dir() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Let one process of this machine at a time make `path`; the others wait until it exists.
 
-    The lock is a file beside `path`, released when the process that holds it ends. Where no such
-    file can be written (a folder without write permission, a file system without locks), every
+    The lock is a file in the same folder, released when the process that holds it ends. Where no
+    such file can be written (a folder without write permission, a file system without locks), every
     process works for itself.
     """
-    handle: BinaryIO | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(path.with_name(path.name + ".lock"), "wb")  # noqa: SIM115 - open while the caller works
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as error:
-        log.debug("%s: no lock: %s", path, error)
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(open(path.with_name(path.name + ".lock"), "wb"))
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            log.debug("%s: no lock: %s", path, error)
         yield
-    finally:
-        if handle is not None:
-            handle.close()
 
 
 def once(
     path: Path,
     read: Callable[[Path], _T],
-    make: Callable[[], _T],
+    compute: Callable[[], _T],
     write: Callable[[BinaryIO, _T], object],
 ) -> _T:
-    """Return what `read` reads from `path`; if that fails, call `make`, write its result to `path`
-    and return it.
+    """Return what `read` reads from `path`; if that fails, call `compute`, write its result to
+    `path` and return it.
 
     A damaged file, a full or a read-only disk causes a warning, no error.
     """
@@ -71,9 +67,9 @@ def once(
             pass
         except Exception as error:  # readers of damaged archives raise nearly anything
             log.warning("%s: cannot be read and is made again: %s", path, error)
-        made = make()
+        result = compute()
         try:
-            write_atomically(path, lambda file: write(file, made))
+            write_atomically(path, lambda file: write(file, result))
         except OSError as error:
             log.warning("%s: not cached, it will be made again next time: %s", path, error)
-        return made
+        return result

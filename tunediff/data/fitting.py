@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tunediff.data.knobs import Data
 
-LEAST_SIDE = 4
+MIN_SIDE = 4
 """Pixels that `data.image_size` takes at least."""
 _TURNED = (5, 6, 7, 8)
 """Values of the EXIF tag 0x0112, orientation, that swap width and height (EXIF 2.3, 4.6.4)."""
@@ -38,12 +38,8 @@ class Seen(NamedTuple):
         width, height = image.size
         if "exif" in image.info and image.getexif().get(0x0112) in _TURNED:
             width, height = height, width
-        return cls(
-            width,
-            height,
-            image.mode,
-            image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
-        )
+        transparent = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+        return cls(width, height, image.mode, transparent)
 
 
 def reason(error: Exception) -> str:
@@ -73,44 +69,36 @@ def is_temporary(error: Exception) -> bool:
     Pillow's errors about damaged files have no number. The listing changes once a link to nothing
     leads somewhere.
     """
-    failed = (
-        isinstance(error, OSError)
-        and error.errno is not None
-        and not isinstance(error, FileNotFoundError)
-    )
-    return failed or isinstance(error, MemoryError)
+    if isinstance(error, OSError):
+        return error.errno is not None and not isinstance(error, FileNotFoundError)
+    return isinstance(error, MemoryError)
 
 
 def notes(seen: Sequence[Seen], data: Data) -> list[str]:
     """Return sentences about the images that are cropped, resized or converted."""
-    side, count, sentences = data.image_size, f"of {len(seen):,}", []
-    if lost := [
-        1 - min(image[:2]) / max(image[:2]) for image in seen if image.width != image.height
-    ]:
+    side, total, sentences = data.image_size, f"of {len(seen):,}", []
+    sizes = [image[:2] for image in seen]
+    if lost := [1 - min(size) / max(size) for size in sizes if size[0] != size[1]]:
         sentences.append(
-            f"cropped: {len(lost):,} {count} are not square and lose their edges, up to"
+            f"cropped: {len(lost):,} {total} are not square and lose their edges, up to"
             f" {max(lost):.0%} of a side"
         )
-    if changed := sorted(
-        {image[:2] for image in seen if min(image[:2]) != side}, key=lambda size: size[0] * size[1]
-    ):
-        resized = sum(min(image[:2]) != side for image in seen)
-        sizes = " … ".join(
-            f"{width}×{height}" for width, height in dict.fromkeys((changed[0], changed[-1]))
-        )
-        sentences.append(f"resized: {resized:,} {count}, from {sizes} to {side}×{side}")
-    if small := [min(image[:2]) for image in seen if min(image[:2]) < side]:
-        least = max(LEAST_SIDE, min(small))
+    if changed := [size for size in sizes if min(size) != side]:
+        by_area = sorted(changed, key=lambda size: (size[0] * size[1], size))
+        ends = dict.fromkeys((by_area[0], by_area[-1]))
+        range_ = " … ".join(f"{width}×{height}" for width, height in ends)
+        sentences.append(f"resized: {len(changed):,} {total}, from {range_} to {side}×{side}")
+    if small := [min(size) for size in changed if min(size) < side]:
+        least = max(MIN_SIDE, min(small))
         smaller = sum(image < least for image in small)
         hint = f"data.image_size={least} enlarges {f'{smaller:,} still' if smaller else 'none'}"
         sentences.append(
-            f"WARNING: enlarged: {len(small):,} {count} are smaller than {side} pixels and become"
+            f"WARNING: enlarged: {len(small):,} {total} are smaller than {side} pixels and become"
             f" blurred; {hint}"
         )
     if kinds := Counter(kind for image in seen for kind in _conversions(image, data.channels)):
-        sentences.append(
-            f"converted: {', '.join(f'{number:,} {kind}' for kind, number in kinds.most_common())}"
-        )
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
+        sentences.append(f"converted: {counts}")
     return sentences
 
 

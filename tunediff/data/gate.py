@@ -65,19 +65,13 @@ class Gate:
         noted at the end of each batch; None where there are no processes that note it. It is the
         mean over the processes of a loader, which work at the same time.
         """
-        return (
-            self._gone_s + worked_s
-            if (worked_s := self._living_s()) is not None
-            else self._gone_s or None
-        )
-
-    def _living_s(self) -> float | None:
-        return max((float(worked.mean()) for worked in self._worked), default=None)
+        worked_s = max((float(worked.mean()) for worked in self._worked), default=0.0)
+        return self._gone_s + worked_s if self._worked else self._gone_s or None
 
     def _forget(self, worked: Tensor) -> None:
         """Keep what a loader had noted whose user has let it go."""
         self._gone_s += float(worked.mean())
-        self._worked = [one for one in self._worked if one is not worked]
+        self._worked = [other for other in self._worked if other is not worked]
 
     @contextlib.contextmanager
     def over_loaders(self) -> Iterator[None]:
@@ -101,18 +95,18 @@ class Gate:
         gets, do not."""
         if not loader.num_workers:
             return loader
-        if (known := self._twins.get(loader)) is not None:
-            return known
+        if (earlier := self._twins.get(loader)) is not None:
+            return earlier
         twin, worked = copy.copy(loader), _shared(loader.num_workers)
         twin._iterator = None
-        twin.worker_init_fn = _HeldProcess(self._still, self._closed, worked, loader.worker_init_fn)
+        twin.worker_init_fn = _WaitInit(self._still, self._closed, worked, loader.worker_init_fn)
         self._worked.append(worked)
         self._twins[loader] = twin
         weakref.finalize(loader, self._forget, worked)
         return twin
 
 
-class _HeldProcess:
+class _WaitInit:
     """Makes a loader process wait at a gate before each batch, and note its work while the clock
     stands still."""
 
@@ -131,7 +125,7 @@ class _HeldProcess:
             fetch = fetcher.fetch
 
             def held_fetch(index: Any) -> Any:
-                while self._closed.item() and _lives(self._owner):
+                while self._closed.item() and _exists(self._owner):
                     time.sleep(POLL_S)
                 still_s = _still_s(self._still)
                 try:
@@ -161,7 +155,7 @@ def _still_s(still: Tensor) -> float:
     return value if (value := still.item()) >= 0 else value + time.monotonic()
 
 
-def _lives(process: int) -> bool:
+def _exists(process: int) -> bool:
     """Return whether a process with this id exists."""
     try:
         os.kill(process, 0)

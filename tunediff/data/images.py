@@ -66,19 +66,15 @@ class Images:
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
             reasons.setdefault(reason, []).append(name)
-        named = (
-            f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
-            for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
-        )
-        skipped = (
-            f"skipped {len(self.skipped):,} of {len(self.skipped) + len(self):,} files:"
-            f" {'; '.join(named)}"
-        )
-        return [
-            f"data: {len(self):,} images at {side}×{side} ({self.name})",
-            *[skipped] * bool(reasons),
-            *self.notes,
-        ]
+        lines = [f"data: {len(self):,} images at {side}×{side} ({self.name})"]
+        if self.skipped:
+            named = "; ".join(
+                f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+                for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
+            )
+            total = len(self.skipped) + len(self)
+            lines.append(f"skipped {len(self.skipped):,} of {total:,} files: {named}")
+        return [*lines, *self.notes]
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -91,17 +87,13 @@ def summarize(data: Data, most: int | None = None) -> list[str]:
     Raises `ConfigError` as `load` does.
     """
     source = sources.find(data)
-    total = len(source.names) if isinstance(source, sources.Listing) else 0
-    if (
-        most is None
-        or min(total, data.max_images or total) <= most
-        or _cache(data, source).exists()
-    ):
+    if most is None or not isinstance(source, sources.Listing):
         return load(data).summary
-    return [
-        f"only {most:,} of {total:,} files were looked at:",
-        *load(dataclasses.replace(data, max_images=most)).summary,
-    ]
+    total = len(source.names)
+    if min(total, data.max_images or total) <= most or _cache(data, source).exists():
+        return load(data).summary
+    first = load(dataclasses.replace(data, max_images=most))
+    return [f"only {most:,} of {total:,} files were looked at:", *first.summary]
 
 
 def in_unit_range(flip: bool) -> Prepare:
@@ -109,9 +101,8 @@ def in_unit_range(flip: bool) -> Prepare:
     probability ½."""
 
     def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
-        batch = (
-            pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
-        )  # a copy: a batch may be asked for again
+        # A copy, for a batch may be prepared again.
+        batch = pixels.to(torch.float32, copy=True).div_(127.5).sub_(1.0)
         if not flip:
             return batch
         mirrored = (uniform("flip") < 0.5).to(batch.device, non_blocking=True)
@@ -126,10 +117,8 @@ def load(data: Data) -> Images:
     Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than
     two images remain.
     """
-    data = dataclasses.replace(
-        data, horizontal_flip=False
-    )  # mirroring is the loader's: the set is the same
-    return _load(data, sources.find(data))
+    # Mirroring is the loader's: the set is the same.
+    return _load(dataclasses.replace(data, horizontal_flip=False), sources.find(data))
 
 
 @functools.lru_cache(maxsize=2)
@@ -137,12 +126,8 @@ def _load(data: Data, source: sources.Listing | Path | None) -> Images:
     """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have
     changed."""
     if source is None:
-        images = _digits(data)
-    elif isinstance(source, Path):
-        images = _cifar10(data, source)
-    else:
-        images = _files(data, source)
-    return images
+        return _digits(data)
+    return _cifar10(data, source) if isinstance(source, Path) else _files(data, source)
 
 
 def _images(
@@ -183,15 +168,9 @@ def _digits(data: Data) -> Images:
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     chosen = _chosen(len(pixels), data.max_images)
     fitted = _fit_all(pixels[chosen], data)
-    changed = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
-    return _images(
-        "digits",
-        fitted,
-        digits.target[chosen],
-        [str(name) for name in digits.target_names],
-        (),
-        changed,
-    )
+    notes = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
+    names = [str(name) for name in digits.target_names]
+    return _images("digits", fitted, digits.target[chosen], names, notes=notes)
 
 
 # ---- CIFAR-10
@@ -202,26 +181,27 @@ def _cifar10(data: Data, root: Path) -> Images:
     from torchvision.datasets.utils import check_integrity
 
     parts = {"train": [True], "test": [False], "all": [True, False]}[data.split]
+
+    def read(download: bool) -> list[Any]:
+        return [CIFAR10(str(root), train=train, download=download) for train in parts]
+
     with locked(root / "cifar10"):
         try:
             try:
-                sets: list[Any] = [
-                    CIFAR10(str(root), train=train, download=False) for train in parts
-                ]
+                sets = read(download=False)
             except RuntimeError:  # missing, damaged, or not unpacked yet
                 if not check_integrity(str(root / CIFAR10.filename), CIFAR10.tgz_md5):
                     sources.require_cifar10_server(data)
                     log.info("downloading CIFAR-10 (163 MiB) into %s", root)
-                sets = [CIFAR10(str(root), train=train, download=True) for train in parts]
+                sets = read(download=True)
         except (OSError, RuntimeError, EOFError, HTTPException) as error:
             sources.refuse_cifar10(data, error)
     pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
-    changed = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
-    return _images(
-        "cifar10", _fit_all(pixels[chosen], data), labels[chosen], sets[0].classes, (), changed
-    )
+    notes = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
+    fitted = _fit_all(pixels[chosen], data)
+    return _images("cifar10", fitted, labels[chosen], sets[0].classes, notes=notes)
 
 
 # ---- image files
@@ -233,20 +213,17 @@ def _files(data: Data, listing: sources.Listing) -> Images:
         why = f"{len(decoded.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
         sources.refuse("path", listing.path, why)
     labels = decoded.labels if decoded.class_names else None
+    notes = (decoded.skipped, decoded.notes)
     name = f"{data.name} {listing.path}"
-    return _images(
-        name, decoded.pixels, labels, decoded.class_names, decoded.skipped, decoded.notes
-    )
+    return _images(name, decoded.pixels, labels, decoded.class_names, *notes)
 
 
-def _cache(data: Data, listing: sources.Listing | Path | None) -> Path:
+def _cache(data: Data, listing: sources.Listing) -> Path:
     """Return the cache file of the decoded images of a listing."""
-    assert isinstance(listing, sources.Listing)
     setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
     setting += [data.image_size, data.channels, data.max_images]
-    return (
-        cache_dir() / f"images-{hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]}.npz"
-    )
+    key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
+    return cache_dir() / f"images-{key}.npz"
 
 
 class _Decoded(NamedTuple):
@@ -264,20 +241,20 @@ class _Decoded(NamedTuple):
 
 def _read_cache(path: Path) -> _Decoded:
     with np.load(path, allow_pickle=False) as stored:
-        notes = json.loads(str(stored["notes"]))
-        skipped = [(name, reason) for name, reason in notes["skipped"]]
-        return _Decoded(
-            stored["pixels"], stored["labels"], tuple(notes["class_names"]), skipped, notes["notes"]
+        texts = json.loads(str(stored["notes"]))
+        names, skipped = (
+            tuple(texts["class_names"]),
+            [(name, why) for name, why in texts["skipped"]],
         )
+        return _Decoded(stored["pixels"], stored["labels"], names, skipped, texts["notes"])
 
 
 def _write_cache(file: BinaryIO, decoded: _Decoded) -> None:
     if decoded.unread:
         raise OSError(f"{text.pluralize(decoded.unread, 'file')} could not be read")
-    notes = json.dumps(
-        {"class_names": decoded.class_names, "skipped": decoded.skipped, "notes": decoded.notes}
-    )
-    np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(notes))
+    kept = ("class_names", "skipped", "notes")
+    texts = json.dumps({name: getattr(decoded, name) for name in kept})
+    np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(texts))
 
 
 def _decode(data: Data, listing: sources.Listing) -> _Decoded:
@@ -288,12 +265,13 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
     archive = zipfile.ZipFile(listing.path) if listing.path.is_file() else None
 
     def read(name: str) -> bytes:
-        size = archive.getinfo(name).file_size if archive else (listing.path / name).stat().st_size
-        if size > _LARGEST_FILE or not size:
-            raise fitting.UnusableError(
-                f"larger than {_LARGEST_FILE >> 20} MiB" if size else "empty"
-            )
-        return archive.read(name) if archive else (listing.path / name).read_bytes()
+        file = listing.path / name
+        size = archive.getinfo(name).file_size if archive else file.stat().st_size
+        if not size:
+            raise fitting.UnusableError("empty")
+        if size > _LARGEST_FILE:
+            raise fitting.UnusableError(f"larger than {_LARGEST_FILE >> 20} MiB")
+        return archive.read(name) if archive else file.read_bytes()
 
     def decode(index: int) -> str | fitting.Seen:
         """Decode one file; returns its size and colours, or why it is skipped."""
@@ -306,13 +284,10 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
                 unread.append(names[index])
             return fitting.reason(error)
 
-    # Threads suffice: Pillow and zlib release the interpreter lock.
-    threads, work = (
-        ThreadPool(machine.cores()),
-        Progress("reading image files", len(names), "files"),
-    )
     results, unread = [], list[str]()
-    with archive or contextlib.nullcontext(), threads as pool, work as progress:
+    pool = ThreadPool(machine.cores())  # Pillow and zlib release the interpreter lock
+    work = Progress("reading image files", len(names), "files")
+    with archive or contextlib.nullcontext(), pool, work as progress:
         for result in pool.imap(decode, range(len(names)), chunksize=8):
             results.append(result)
             progress.step()
@@ -335,22 +310,18 @@ def _fit(image: Image.Image, data: Data) -> Pixels:
     centre cropped."""
     if "exif" in image.info:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(
-        "I"
-    ):  # 16 bits per pixel, of which Pillow's own conversion would clip the upper half
-        image = Image.fromarray(
-            (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        )
+    # 16 bits per pixel, of which Pillow's conversion would clip the upper half.
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    # A palette may hold transparency, which only this mode can express.
     if image.mode == "P":
-        image = image.convert(
-            "RGBA"
-        )  # a palette may hold transparency, which only this mode can express
+        image = image.convert("RGBA")
     image = image.convert("RGB" if data.channels == 3 else "L")  # transparency is dropped
-    if image.size != (data.image_size, data.image_size):
-        image = ImageOps.fit(image, (data.image_size, data.image_size), Image.Resampling.BICUBIC)
-    return (
-        np.asarray(image, np.uint8).reshape(data.image_size, data.image_size, -1).transpose(2, 0, 1)
-    )
+    size = (data.image_size, data.image_size)
+    if image.size != size:
+        image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
+    return np.asarray(image, np.uint8).reshape(*size, -1).transpose(2, 0, 1)
 
 
 def _fit_all(pixels: Pixels, data: Data) -> Pixels:

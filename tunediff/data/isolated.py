@@ -24,9 +24,7 @@ def _end_with_the_training() -> None:
     lives on for as long as a loader process holds its pipe, so that after a kill of the training
     each would wait for the other.
     """
-    while (
-        training := multiprocessing.parent_process()
-    ) is None:  # not told yet: this process was forked just now
+    while (training := multiprocessing.parent_process()) is None:  # set soon after the fork
         time.sleep(0.01)
     training.join()
     os._exit(1)  # the main thread may wait for a lock that nobody will release

@@ -42,48 +42,36 @@ def mix(*parts: object) -> int:
 def tensors(source: Any) -> Any:
     """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary;
     else None."""
-    content = source.tensors if _is_plain(source) else source
+    content = source
+    if isinstance(source, TensorDataset):
+        # Not of a subclass that makes or counts its items itself.
+        methods = ("__getitem__", "__getitems__", "__len__")
+        kinds = (type(source), TensorDataset)
+        if all(len({getattr(kind, name, None) for kind in kinds}) == 1 for name in methods):
+            content = source.tensors
+    parts = _parts(content)
+    are_rows = all(isinstance(part, Tensor) and part.dim() for part in parts)
+    return content if parts and are_rows else None
+
+
+def _parts(content: Any) -> list[Any]:
     if isinstance(content, Mapping):
-        parts = list(content.values())
-    else:
-        parts = list(content) if isinstance(content, tuple) else [content]
-    return (
-        content
-        if parts and all(isinstance(part, Tensor) and part.dim() for part in parts)
-        else None
-    )
-
-
-def _is_plain(source: Any) -> bool:
-    """Return whether a source is a TensorDataset, also a subclass that does not make or count its
-    items itself."""
-    kind, own = type(source), ("__getitem__", "__getitems__", "__len__")
-    return isinstance(source, TensorDataset) and all(
-        getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own
-    )
+        return list(content.values())
+    return list(content) if isinstance(content, tuple) else [content]
 
 
 def columns(source: Any) -> list[Tensor]:
     """Return the tensors of a source that is only tensors; [] otherwise."""
     content = tensors(source)
-    parts = (
-        content.values()
-        if isinstance(content, Mapping)
-        else content
-        if isinstance(content, tuple)
-        else (content,)
-    )
-    return [] if content is None else list(parts)
+    return [] if content is None else _parts(content)
 
 
 def length(source: Any) -> int | None:
     """Return the number of items; None for a stream. Raises `ConfigError` for anything but a
     source."""
     if lengths := [len(column) for column in columns(source)]:
-        refuse(
-            len(set(lengths)) > 1,
-            f"trial.batches: tensors of different lengths: {', '.join(map(str, lengths))}",
-        )
+        shown = ", ".join(map(str, lengths))
+        refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {shown}")
         return lengths[0]
     if isinstance(source, IterableDataset):
         return None
@@ -95,11 +83,11 @@ def length(source: Any) -> int | None:
     is_indexed = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_group
     if not is_indexed and isinstance(source, Iterable) and not is_group:
         return None
-    odd = (
-        f"{type(source).__name__} is no data set; allowed: tensors, a torch Dataset with __len__"
-        " and __getitem__, an "
+    refuse(
+        not is_indexed,
+        f"trial.batches: {type(source).__name__} is no data set; allowed: tensors, a torch Dataset"
+        " with __len__ and __getitem__, an IterableDataset, a list of items",
     )
-    refuse(not is_indexed, f"trial.batches: {odd}IterableDataset, a list of items")
     return len(source)
 
 
@@ -136,9 +124,8 @@ class Order:
         last, pieces = first + self.micro, []
         while first < last:
             epoch, offset = divmod(first, self.count)
-            pieces.append(
-                _permutation(self.count, self.seed, epoch)[offset : offset + last - first]
-            )
+            order = _permutation(self.count, self.seed, epoch)
+            pieces.append(order[offset : offset + last - first])
             first += len(pieces[-1])
         return torch.cat(pieces)
 
@@ -156,14 +143,11 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(mix("epoch", seed, epoch)))
 
 
-def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Mapping[Any, Any]:
+def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
     """Return a mapping of the same type with `change(value)` for each value; a dictionary where a
     copy might share."""
-    changed = (
-        copy.copy(mapping)
-        if isinstance(mapping, dict | collections.UserDict)
-        else dict[Any, Any](mapping)
-    )
+    copied = isinstance(mapping, dict | collections.UserDict)
+    changed: Any = copy.copy(mapping) if copied else dict(mapping)
     for key, value in mapping.items():
         changed[key] = change(value)
     return changed
@@ -198,7 +182,6 @@ def select(source: Any, indices: Tensor, as_float: bool = False) -> Any:
         return with_parts(source, [select(part, indices, as_float) for part in source])
     if isinstance(source, Mapping):
         return {name: select(part, indices, as_float) for name, part in source.items()}
-    rows = source.index_select(
-        0, indices.to(source.device, non_blocking=True)
-    )  # several times faster than `[…]`
+    # Several times faster than `source[indices]`.
+    rows = source.index_select(0, indices.to(source.device, non_blocking=True))
     return rows.float() if as_float and rows.dtype == torch.uint8 else rows

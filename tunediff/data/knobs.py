@@ -8,6 +8,15 @@ from annotated_types import Ge, Le
 
 from tunediff.config.knobs import Bool, File, Fixed, Int, Refusal, Str, section
 
+DIGITS = {
+    "data.name": "digits",
+    "data.image_size": 8,
+    "data.channels": 1,
+    "data.horizontal_flip": False,
+    "data.split": "all",
+}
+"""Knobs of the embedded digits."""
+
 
 @section
 class Data:
@@ -38,10 +47,7 @@ class Data:
             raise Refusal("data.path", "data.name = images needs a folder or .zip of images")
         if self.name == "digits" and (self.channels, self.horizontal_flip) != (1, False):
             name = "data.channels" if self.channels != 1 else "data.horizontal_flip"
-            why = (
-                "digits are grey and a mirrored digit is not a digit (data.channels = 1,"
-                " horizontal_flip = false)"
-            )
-            raise Refusal(name, why)
+            why = "digits are grey and a mirrored digit is not a digit"
+            raise Refusal(name, f"{why} (data.channels = 1, horizontal_flip = false)")
         if self.name == "digits" and self.split != "all":
             raise Refusal("data.split", "the digits have one split, all")

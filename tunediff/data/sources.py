@@ -100,12 +100,9 @@ def cifar10_root(data: Data) -> Path | None:
         return path.parent
     if os.path.isfile(path) or path.suffix == ".zip":
         return None
-    if (
-        os.path.isdir(path)
-        and not holds_cifar10(path)
-        and any(not _why_not(name) for name, _ in _folder_files(path))
-    ):
-        return None
+    if os.path.isdir(path) and not holds_cifar10(path):
+        has_images = any(not _why_not(name) for name, _ in _folder_files(path))
+        return None if has_images else path
     return path
 
 
@@ -117,10 +114,9 @@ def holds_cifar10(root: Path) -> bool:
 def require_cifar10_server(data: Data) -> None:
     """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would
     wait for ever."""
+    request = urllib.request.Request(CIFAR10_URL, method="HEAD")
     try:
-        urllib.request.urlopen(
-            urllib.request.Request(CIFAR10_URL, method="HEAD"), timeout=NETWORK_TIMEOUT_S
-        ).close()
+        urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S).close()
     except OSError as error:
         refuse_cifar10(data, error)
 
@@ -129,10 +125,12 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
     """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged and cannot be
     downloaded."""
     refuse(
-        "path", data.path,
-        f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error}); allowed: run once with "
-        f"a network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to a folder or .zip of its images",
-    )  # fmt: skip
+        "path",
+        data.path,
+        f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error});"
+        f" allowed: run once with a network, or set data.path to a folder with {CIFAR10_FOLDER}/, or"
+        " to a folder or .zip of its images",
+    )
 
 
 # ---- image files
@@ -168,36 +166,25 @@ def _listing(
     skipped = [(name, reason) for name in files if (reason := _why_not(name))]
     names = [name for name in files if not _why_not(name)]
 
-    # An archive often wraps everything into folders of its own:
-    # cifar10-images/train/airplane/0001.jpg.
-    depth = 0
-    while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {
-        None,
-        "train",
-        "test",
-    }:
+    # ---- splits. Archives often wrap everything: cifar10-images/train/airplane/0001.jpg.
+    both, depth = {"train", "test"}, 0
+    while len(tops := {_part(name, depth) for name in names}) == 1 and not tops & {None, *both}:
         depth += 1
-    if tops & {"train", "test"}:
-        splits = {"train", "test"} if data.split == "all" else {data.split}
-        outside = [name for name in names if _part(name, depth) not in ("train", "test")]
+    if tops & both:
+        splits = both if data.split == "all" else {data.split}
+        outside = [name for name in names if _part(name, depth) not in both]
         skipped += [(name, "outside train/ and test/") for name in outside]
-        skipped = [
-            (name, why)
-            for name, why in skipped
-            if _part(name, depth) not in {"train", "test"} - splits
-        ]
+        others = both - splits
+        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in others]
         names = [name for name in names if _part(name, depth) in splits]
         depth += 1
     elif names and data.split == "test":
         refuse("split", data.split, f"{path} has no train/ and test/ folders; allowed: train, all")
     if len(names) < 2:
-        kinds = " ".join(SUFFIXES)
-        missing = (
-            f"split {data.split} has {len(names)} image files ({kinds}) beside {len(skipped)}"
-            " others"
-        )
-        refuse("path", path, f"{missing}; allowed: at least 2")
+        found = f"{len(names)} image files ({' '.join(SUFFIXES)}) beside {len(skipped)} others"
+        refuse("path", path, f"split {data.split} has {found}; allowed: at least 2")
 
+    # ---- classes: the folder of every image, if there are two or more
     classes = [part for name in names if (part := _part(name, depth)) is not None]
     number = {name: index for index, name in enumerate(sorted(set(classes)))}
     labelled = len(classes) == len(names) and len(number) > 1
@@ -222,8 +209,7 @@ def _why_not(name: str) -> str:
 
 
 def _part(name: str, depth: int) -> str | None:
-    """Return the folder at this depth on the path to a file; None where the path has fewer
-    folders."""
+    """Return the folder at this depth on the path to a file; None where it has fewer folders."""
     folders = name.split("/")[:-1]
     return folders[depth] if depth < len(folders) else None
 
@@ -241,11 +227,8 @@ def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 
     def unreadable(error: OSError) -> None:  # os.walk would pass over it in silence
-        refuse(
-            "path",
-            error.filename,
-            f"the folder cannot be read ({error.strerror}); allowed: readable folders",
-        )
+        why = f"the folder cannot be read ({error.strerror}); allowed: readable folders"
+        refuse("path", error.filename, why)
 
     seen: set[str] = set()
     for folder, inner, files in os.walk(path, followlinks=True, onerror=unreadable):
@@ -266,9 +249,6 @@ def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
-        refuse(
-            "path",
-            path,
-            f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images",
-        )
+        why = f"it cannot be opened as a zip ({error}); allowed: a folder or .zip of images"
+        refuse("path", path, why)
     return ((info.filename, (info.file_size, info.CRC)) for info in infos if not info.is_dir())

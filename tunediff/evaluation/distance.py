@@ -101,13 +101,9 @@ class Reference:
 
     def to(self, device: torch.device | str) -> Reference:
         """Return the same reference on another device."""
-        return Reference(
-            self.mean.to(device),
-            self.cov.to(device),
-            self.root.to(device),
-            self.count,
-            self.features.to(device),
-        )
+        tensors = (self.mean, self.cov, self.root, self.features)
+        mean, cov, root, features = (tensor.to(device) for tensor in tensors)
+        return Reference(mean, cov, root, self.count, features)
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
@@ -149,13 +145,14 @@ def kid(
     random = np.random.RandomState(seed)
     chosen_a, chosen_b = a.new_zeros(subsets, len(a)), a.new_zeros(subsets, len(b))
     for row in range(subsets):
-        chosen_a[row, torch.from_numpy(random.choice(len(a), subset_size, replace=False))] = 1
-        chosen_b[row, torch.from_numpy(random.choice(len(b), subset_size, replace=False))] = 1
+        for chosen in (chosen_a, chosen_b):
+            drawn = random.choice(chosen.shape[1], subset_size, replace=False)
+            chosen[row, torch.from_numpy(drawn)] = 1
 
     # Every subset's sum over its kernel matrix is a quadratic form in the 0/1 rows above: each
-    # matrix is built once.
-    within_a = _kernel_sums(a, chosen_a, a, chosen_a) - chosen_a @ _kernel_of_itself(a)
-    within_b = _kernel_sums(b, chosen_b, b, chosen_b) - chosen_b @ _kernel_of_itself(b)
+    # matrix is built once. Unbiased: without the kernel of each vector with itself.
+    within_a = _kernel_sums(a, chosen_a, a, chosen_a) - chosen_a @ _diagonal(a)
+    within_b = _kernel_sums(b, chosen_b, b, chosen_b) - chosen_b @ _diagonal(b)
     between = _kernel_sums(a, chosen_a, b, chosen_b)
     n = subset_size
     squared = (within_a + within_b) / (n * (n - 1)) - 2 * between / n**2
@@ -175,14 +172,13 @@ def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Te
     """Return the kernel summed over all pairs of a subset of `a` with a subset of `b`,
     [subsets]."""
     sums = a.new_zeros(len(chosen_a))
-    for rows, chosen in zip(
-        torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True
-    ):
+    parts = zip(torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True)
+    for rows, chosen in parts:
         kernel = (rows @ b.T / a.shape[1] + 1).pow_(3)
         sums += (chosen @ kernel * chosen_b).sum(1)
     return sums
 
 
-def _kernel_of_itself(a: Tensor) -> Tensor:
+def _diagonal(a: Tensor) -> Tensor:
     """Return the kernel of each vector with itself, [n]."""
     return (a.square().sum(1) / a.shape[1] + 1).pow(3)

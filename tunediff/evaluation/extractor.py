@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -30,3 +32,11 @@ class Extractor(Protocol):
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features [B, d] and logits of the classes [B, K], both float32, in one pass."""
         ...
+
+
+def resized(images: Tensor, side: int, device: torch.device) -> Tensor:
+    """Return images uint8 [B, C, H, W] as RGB of this side on the device, float32 0…255."""
+    values = images.to(device).float().expand(-1, 3, -1, -1)
+    if images.shape[-2:] == (side, side):
+        return values
+    return F.interpolate(values, (side, side), mode="bicubic", antialias=True).clamp(0, 255)

@@ -49,12 +49,11 @@ class SampleRequest:
     def noise(self, start: int, stop: int, shape: Sequence[int]) -> Tensor:
         """Return standard normal noise, float32 [stop − start, *shape], the same for an image in
         any batch."""
-        return Noise(self.seed, shape, self.device).initial(start, stop)
+        return ImageNoise(self.seed, shape, self.device).initial(start, stop)
 
 
-class Noise:
-    """Standard normal noise by image number: the same for an image in whatever batch, process or
-    run it is drawn."""
+class ImageNoise:
+    """Standard normal noise by image number: the same for an image in any batch, process or run."""
 
     BLOCK = 64  # images per generator: small enough to start anywhere, large enough to be cheap
 
@@ -67,18 +66,18 @@ class Noise:
 
     def step(self, k: int | str, start: int, stop: int) -> Tensor:
         """Return what sampling step k adds to these images, float32 [stop − start, C, H, W]."""
-        # On the CPU: a GPU's generator gives other numbers on other devices. From page-locked
-        # memory, so that the host goes on to the next step, and draws its noise, while the GPU
-        # computes.
-        first = start // self.BLOCK
-        blocks = []
+        # On the CPU: a GPU's generator gives other numbers on other devices.
+        first, blocks = start // self.BLOCK, []
         for block in range(first, -(-stop // self.BLOCK)):
             generator = torch.Generator().manual_seed(mix("noise", self._seed, k, block))
             blocks.append(torch.randn(self.BLOCK, *self._shape, generator=generator))
         offset = first * self.BLOCK
-        whole = torch.cat(blocks)[start - offset : stop - offset]
-        cuda = self._device.type == "cuda"
-        return (whole.pin_memory() if cuda else whole).to(self._device, non_blocking=cuda)
+        noise = torch.cat(blocks)[start - offset : stop - offset]
+        if self._device.type != "cuda":
+            return noise.to(self._device)
+        # From page-locked memory the host goes on to the next step, and draws its noise, while the
+        # GPU computes.
+        return noise.pin_memory().to(self._device, non_blocking=True)
 
 
 def shares(n: int, ranks: int, batch_size: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class ImageStore:
         shapes = self._world.gather(None if self._array is None else tuple(self._array.shape))
         shape = next(shape for shape in shapes if shape is not None)
         array = torch.zeros(shape, dtype=torch.uint8) if self._array is None else self._array
-        # Every rank filled in the rows of its own images; the sum is the whole.
+        # Every rank filled in the rows of its images; the sum has all.
         return self._world.sum(array.to(self._world.device)).cpu()
 
     def write(self) -> None:

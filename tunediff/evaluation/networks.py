@@ -1,5 +1,4 @@
-"""Networks of our own. Images come as float32 [B, C, H, W] in [−1, 1]; what goes out are logits [B,
-classes]."""
+"""Networks of our own for classification, and EfficientNet-Lite0 as ImageNet's weights need it."""
 
 from __future__ import annotations
 
@@ -9,69 +8,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Classifiers take images float32 [B, C, H, W] in [−1, 1] and return logits [B, classes].
+
 
 class Block(nn.Module):
-    """A part that repeats in a network: what can be compiled, or computed again, for itself."""
+    """A part that repeats in a network: it can be compiled, or computed again, by itself."""
 
 
-# ---- residual
-# networks for 32×32
+# ---- residual networks for 32×32
 def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Without bias, since a normalisation follows; keeps the size at stride 1."""
     return nn.Conv2d(channels, out, side, stride, padding=side // 2, groups=groups, bias=False)
 
 
 class Residual(Block):
-    """What the residual blocks share: ReLU(shortcut(x) + body(x)); the shortcut is a 1×1
-    convolution where the shape changes (option B of He et al. 2015, arXiv 1512.03385)."""
+    """ReLU(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where the shape changes (option
+    B of He et al. 2015, arXiv 1512.03385)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.body, self.shortcut = body, nn.Sequential()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(
-                convolution(channels, out, 1, stride), nn.BatchNorm2d(out)
-            )
+            shortcut = convolution(channels, out, 1, stride)
+            self.shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(out))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.shortcut(x))
 
 
 def basic(channels: int, out: int, stride: int) -> Residual:
-    """Two 3×3 convolutions."""
+    """Return two 3×3 convolutions."""
     first, second = convolution(channels, out, 3, stride), convolution(out, out, 3)
     body = nn.Sequential(first, nn.BatchNorm2d(out), nn.ReLU(), second, nn.BatchNorm2d(out))
     return Residual(body, channels, out, stride)
 
 
 def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) -> Residual:
-    """1×1, 3×3 in groups, 1×1: the block of ResNeXt (Xie et al. 2017, arXiv 1611.05431, figure
-    3c)."""
-    reduce, grouped, expand = (
-        convolution(channels, inner, 1), convolution(inner, inner, 3, stride, groups), convolution(inner, out, 1),
-    )  # fmt: skip
-    body = nn.Sequential(
-        reduce,
-        nn.BatchNorm2d(inner),
-        nn.ReLU(),
-        grouped,
-        nn.BatchNorm2d(inner),
-        nn.ReLU(),
-        expand,
-        nn.BatchNorm2d(out),
-    )
+    """Return 1×1, 3×3 in groups, 1×1: the block of ResNeXt (Xie et al. 2017, arXiv 1611.05431,
+    figure 3c)."""
+    reduce = convolution(channels, inner, 1)
+    grouped = convolution(inner, inner, 3, stride, groups)
+    expand = convolution(inner, out, 1)
+    norm1, norm2, norm3 = nn.BatchNorm2d(inner), nn.BatchNorm2d(inner), nn.BatchNorm2d(out)
+    body = nn.Sequential(reduce, norm1, nn.ReLU(), grouped, norm2, nn.ReLU(), expand, norm3)
     return Residual(body, channels, out, stride)
 
 
 def residual(
     stem: int, blocks: list[Residual], out: int, channels: int, classes: int
 ) -> nn.Sequential:
-    """A 3×3 stem, the blocks, the mean over the pixels, a linear layer; initial weights of arXiv
-    1502.01852."""
-    network = nn.Sequential(
-        convolution(channels, stem, 3), nn.BatchNorm2d(stem), nn.ReLU(), *blocks,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, classes),
-    )  # fmt: skip
+    """Return a 3×3 stem, the blocks, the mean over the pixels, a linear layer; initial weights of
+    arXiv 1502.01852."""
+    first = (convolution(channels, stem, 3), nn.BatchNorm2d(stem), nn.ReLU())
+    last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, classes))
+    network = nn.Sequential(*first, *blocks, *last)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -79,20 +69,18 @@ def residual(
 
 
 def resnet18(width: int, channels: int, classes: int) -> nn.Sequential:
-    """ResNet-18 for 32×32: four stages of two blocks, of `width` to 8 × `width` channels; 11.2
-    million parameters."""
+    """Return ResNet-18 for 32×32: four stages of two blocks, of `width` to 8 × `width` channels;
+    11.2 million parameters."""
     widths = [width, width, 2 * width, 4 * width, 8 * width]
-    blocks = [
-        block
-        for before, out in itertools.pairwise(widths)
-        for block in (basic(before, out, 1 if out == width else 2), basic(out, out, 1))
-    ]
+    blocks = []
+    for before, out in itertools.pairwise(widths):
+        blocks += [basic(before, out, 1 if out == width else 2), basic(out, out, 1)]
     return residual(width, blocks, widths[-1], channels, classes)
 
 
 def resnext29(cardinality: int, width: int, channels: int, classes: int) -> nn.Sequential:
-    """ResNeXt-29, cardinality × width d, for 32×32: three stages of three blocks; 8×64d has 34.4
-    million parameters."""
+    """Return ResNeXt-29, cardinality × width d, for 32×32: three stages of three blocks; 8×64d has
+    34.4 million parameters."""
     blocks, before = [], 64
     for stage in range(3):
         out, inner = 256 * 2**stage, cardinality * width * 2**stage
@@ -103,7 +91,7 @@ def resnext29(cardinality: int, width: int, channels: int, classes: int) -> nn.S
 
 
 # ---- 8×8 digits
-class Convolution(Block):
+class ConvNormReLU(Block):
     """A 3×3 convolution, normalised."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
@@ -115,12 +103,16 @@ class Convolution(Block):
 
 
 def convnet(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Three convolutions of `width` to 4 × `width` channels at a side, a half and a quarter of
-    it."""
+    """Return three convolutions of `width` to 4 × `width` channels at a side, a half and a quarter
+    of it."""
     return nn.Sequential(
-        Convolution(channels, width, 1), Convolution(width, 2 * width, 2), Convolution(2 * width, 4 * width, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes),
-    )  # fmt: skip
+        ConvNormReLU(channels, width, 1),
+        ConvNormReLU(width, 2 * width, 2),
+        ConvNormReLU(2 * width, 4 * width, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )
 
 
 # ---- transformer, 128×128
@@ -141,10 +133,8 @@ class InceptionMixer(nn.Module):
         self.pooled, self.linear = nn.Conv2d(high, high, 1), nn.Conv2d(high, high, 1)
         self.depthwise = nn.Conv2d(high, high, 3, padding=1, groups=high)
         self.qkv = nn.Conv2d(low, 3 * low, 1)
-        self.fuse, self.out = (
-            nn.Conv2d(width, width, 3, padding=1, groups=width),
-            nn.Conv2d(width, width, 1),
-        )
+        self.fuse = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         edges, textures, low = torch.split(x, list(self.parts), 1)
@@ -156,10 +146,8 @@ class InceptionMixer(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         small = F.avg_pool2d(x, self.reduction, ceil_mode=True) if self.reduction > 1 else x
-        heads: Tensor = (
-            self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head)).transpose(-1, -2)
-        )
-        q, k, v = heads.unbind(1)  # [B, heads, tokens, head]
+        heads: Tensor = self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head))
+        q, k, v = heads.transpose(-1, -2).unbind(1)  # [B, heads, tokens, head]
         attended = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(small.shape)
         return F.interpolate(attended, x.shape[-2:]) if self.reduction > 1 else attended
 
@@ -172,9 +160,8 @@ class InceptionBlock(Block):
         super().__init__()
         self.norm1, self.mixer = nn.GroupNorm(1, width), InceptionMixer(width, low, head, reduction)
         self.norm2 = nn.GroupNorm(1, width)
-        self.mlp = nn.Sequential(
-            nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)
-        )
+        widen, narrow = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
+        self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixer(self.norm1(x))
@@ -183,8 +170,8 @@ class InceptionBlock(Block):
 
 
 def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Four stages at 1/4 to 1/32 of the side, of `width` to 8 × `width` channels, in iFormer's
-    manner.
+    """Return four stages at 1/4 to 1/32 of the side, of `width` to 8 × `width` channels, in
+    iFormer's manner.
 
     The ramp: attention has 1/4, 1/2, 3/4 and 7/8 of the channels, as low frequencies matter more in
     later layers; in the first two stages it sees half of the resolution. There are no batch
@@ -199,10 +186,71 @@ def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequent
         parts += [nn.Conv2d(before, out, 3, 2, 1), nn.GroupNorm(1, out)]
         parts += [InceptionBlock(out, low, head, reduction) for _ in range(depth)]
         before = out
-    parts += [
-        nn.GroupNorm(1, before),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(before, classes),
-    ]
+    last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+    return nn.Sequential(*parts, nn.GroupNorm(1, before), *last)
+
+
+# ---- EfficientNet-Lite0
+STAGES = (
+    (1, 16, 3, 1, 1),
+    (2, 24, 3, 2, 6),
+    (2, 40, 5, 2, 6),
+    (3, 80, 3, 2, 6),
+    (3, 112, 5, 1, 6),
+    (4, 192, 5, 2, 6),
+    (1, 320, 3, 1, 6),
+)
+"""Blocks, channels, kernel size, stride of the first block, expansion (Tan & Le 2019, arXiv
+1905.11946, table 1); Lite0 has neither squeeze-and-excitation nor Swish."""
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution without bias, padded as TensorFlow's `SAME`: more below and at the right where
+    it is uneven."""
+
+    def __init__(
+        self, channels: int, out: int, side: int, stride: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__(channels, out, side, stride, groups=groups, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side, stride = self.kernel_size[0], self.stride[0]
+        height, width = (max(0, (-(-n // stride) - 1) * stride + side - n) for n in x.shape[-2:])
+        padding = (width // 2, width - width // 2, height // 2, height - height // 2)
+        return super().forward(F.pad(x, padding))
+
+
+class InvertedResidual(nn.Module):
+    """Expand by 1×1, convolve each channel, project by 1×1; the input is added where the shape
+    stays."""
+
+    def __init__(self, channels: int, out: int, side: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner, body = channels * expansion, list[nn.Module]()
+        if expansion > 1:
+            body = [SameConv2d(channels, inner, 1), _normalized(inner), nn.ReLU6()]
+        body += [SameConv2d(inner, inner, side, stride, inner), _normalized(inner), nn.ReLU6()]
+        body += [SameConv2d(inner, out, 1), _normalized(out)]
+        self.body = nn.Sequential(*body)
+        self.adds_input = stride == 1 and channels == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        return x + y if self.adds_input else y
+
+
+def _normalized(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3)
+
+
+def efficientnet_lite0(stages: int) -> nn.Sequential:
+    """Return stem and first `stages` stages: images float [B, 3, H, W], as (x − 127)/128, to
+    feature maps. Its parameters are in the order of the weights' file."""
+    parts: list[nn.Module] = [SameConv2d(3, 32, 3, 2), _normalized(32), nn.ReLU6()]
+    channels = 32
+    for blocks, out, side, stride, expansion in STAGES[:stages]:
+        for number in range(blocks):
+            first_stride = 1 if number else stride
+            parts.append(InvertedResidual(channels, out, side, first_stride, expansion))
+            channels = out
     return nn.Sequential(*parts)

@@ -57,14 +57,12 @@ class Real:
         kinds: Collection[str],
     ) -> Real:
         """Read them from the cache folder or compute them; `kinds` are keys of `names.KINDS`."""
-        return cls(
-            reference(images, extractor, device, batch_size) if "fd" in kinds else None,
-            (
-                real_features(images, extractor, device, batch_size, FEATURES)
-                if {"kid", "pr"} & set(kinds)
-                else None
-            ),
-        )
+        options, of_all, features = (images, extractor, device, batch_size), None, None
+        if "fd" in kinds:
+            of_all = reference(*options)
+        if {"kid", "pr"} & set(kinds):
+            features = real_features(*options, FEATURES)
+        return cls(of_all, features)
 
 
 class Quality:
@@ -80,10 +78,11 @@ class Quality:
     ) -> None:
         """`n` of at least 8; `kinds` are keys of `names.KINDS`."""
         self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
+        # Statistics of the first quarter, of the second, and of the second half.
         self._stops = [n // 4, n // 2, n]
-        self._parts = (
-            [FeatureStatistics(extractor.dim, device) for _ in self._stops] if "fd" in kinds else []
-        )
+        self._parts = [
+            FeatureStatistics(extractor.dim, device) for _ in self._stops if "fd" in kinds
+        ]
         count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
         # Every rank fills in the rows of its own images; the sum over ranks has them all.
         self._features = torch.zeros(count, extractor.dim, device=device)
@@ -94,9 +93,8 @@ class Quality:
         `NonFiniteError`."""
         features, logits = self._extractor.with_logits(images)
         first = 0
-        for stop, part in zip(
-            self._stops, self._parts, strict=False
-        ):  # no parts where no distance is wanted
+        # Without a distance there are no parts.
+        for stop, part in zip(self._stops, self._parts, strict=False):
             last = min(max(stop - start, 0), len(features))
             if last > first:
                 part.update(features[first:last])
@@ -128,9 +126,8 @@ class Quality:
                 # With fewer images per feature the bias follows another law than 1/N: see
                 # `extrapolated`.
                 straight = self._stops[0] >= STRAIGHT * self._extractor.dim
-                metrics["frechet_infinite"] = Value(
-                    extrapolated(self._stops, distances) if straight else None, None
-                )
+                limit = extrapolated(self._stops, distances) if straight else None
+                metrics["frechet_infinite"] = Value(limit, None)
             if "kid" in self._kinds:
                 assert real.features is not None
                 mean, sd = kernel_distance(self._features, real.features) or (None, None)
@@ -142,9 +139,8 @@ class Quality:
                 assert real.features is not None
                 precision, recall = precision_recall(self._features, real.features) or (None, None)
                 metrics |= {"precision": Value(precision, count), "recall": Value(recall, count)}
-        return {
-            name: metrics[name] for names in KINDS.values() for name in names if name in metrics
-        }
+        order = [name for names in KINDS.values() for name in names]
+        return {name: metrics[name] for name in order if name in metrics}
 
 
 def extrapolated(counts: list[int], distances: list[float]) -> float:
@@ -185,12 +181,6 @@ def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | N
         return None
     from torch_fidelity.metric_prc import prc_features_to_metric
 
-    metrics = prc_features_to_metric(
-        generated,
-        real,
-        prc_neighborhood=NEIGHBOURS,
-        prc_batch_size=2500,
-        save_cpu_ram=True,
-        verbose=False,
-    )
+    options = {"prc_neighborhood": NEIGHBOURS, "prc_batch_size": 2500}
+    metrics = prc_features_to_metric(generated, real, save_cpu_ram=True, verbose=False, **options)
     return metrics["precision"], metrics["recall"]

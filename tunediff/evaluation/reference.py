@@ -29,11 +29,22 @@ def reference(
         stored = _read(path, min(len(images), KID_FEATURES), extractor.dim)
         return Reference(count=int(stored.pop("count")), **stored)
 
-    def make() -> Reference:
-        return _compute(images, extractor, device, batch_size).to("cpu")
+    def compute() -> Reference:
+        statistics = FeatureStatistics(extractor.dim, device)
+        selected = torch.zeros(len(images), dtype=torch.bool)
+        selected[_shuffled(len(images))[:KID_FEATURES]] = True
+        features = []
+        with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
+            parts = (torch.split(rows, batch_size) for rows in (images.pixels, selected))
+            for batch, of_batch in zip(*parts, strict=True):
+                batch_features = extractor(batch.to(device))
+                statistics.update(batch_features)
+                features.append(batch_features[of_batch.to(device)])
+                progress.more(len(batch))
+        return Reference.of(statistics, torch.cat(features).float()).to("cpu")
 
     path = cache_path(images, extractor)
-    return once(path, read, make, lambda file, made: np.savez(file, **vars(made))).to(device)
+    return once(path, read, compute, lambda file, new: np.savez(file, **vars(new))).to(device)
 
 
 def real_features(
@@ -43,10 +54,7 @@ def real_features(
     shuffle; cached."""
     indices = _shuffled(len(images))[:count]
 
-    def read(path: Path) -> Tensor:
-        return _read(path, len(indices), extractor.dim)["features"]
-
-    def make() -> Tensor:
+    def compute() -> Tensor:
         features = []
         with Progress(f"features of real images ({extractor.name})", len(indices)) as progress:
             for part in torch.split(indices, batch_size):
@@ -55,45 +63,24 @@ def real_features(
         return torch.cat(features).cpu()
 
     path = cache_path(images, extractor, f"features{len(indices)}")
-    return once(path, read, make, lambda file, made: np.savez(file, features=made)).to(device)
+    return once(
+        path,
+        lambda path: _read(path, len(indices), extractor.dim)["features"],
+        compute,
+        lambda file, features: np.savez(file, features=features),
+    ).to(device)
 
 
 def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
     """Return the cache file of this reference; its name holds everything the numbers depend on."""
-    parts = [
-        images.digest[:16],
-        str(len(images)),
-        extractor.name,
-        extractor.digest[:16],
-        str(_VERSION),
-    ]
-    return cache_dir() / f"{kind}-{'-'.join(parts)}.npz"
+    of_images = f"{images.digest[:16]}-{len(images)}"
+    of_extractor = f"{extractor.name}-{extractor.digest[:16]}"
+    return cache_dir() / f"{kind}-{of_images}-{of_extractor}-{_VERSION}.npz"
 
 
 def _shuffled(count: int) -> Tensor:
     """Return the indices of all images in a fixed random order: files are sorted by class."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
-
-
-def _compute(
-    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int
-) -> Reference:
-    """Return the statistics of all images, with the features of the first `KID_FEATURES` of the
-    shuffle."""
-    statistics = FeatureStatistics(extractor.dim, device)
-    selected = torch.zeros(len(images), dtype=torch.bool)
-    selected[_shuffled(len(images))[:KID_FEATURES]] = True
-    features = []
-    with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
-        parts = zip(
-            torch.split(images.pixels, batch_size), torch.split(selected, batch_size), strict=True
-        )
-        for batch, of_batch in parts:
-            batch_features = extractor(batch.to(device))
-            statistics.update(batch_features)
-            features.append(batch_features[of_batch.to(device)])
-            progress.more(len(batch))
-    return Reference.of(statistics, torch.cat(features).float())
 
 
 def _read(path: Path, count: int, dim: int) -> dict[str, Tensor]:

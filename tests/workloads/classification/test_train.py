@@ -17,8 +17,8 @@ from tunediff.data.images import load
 from tunediff.training.observer import Recorder
 from tunediff.workloads.classification import sets
 from tunediff.workloads.classification import train as classification
-from tunediff.workloads.classification.judge import Judge
-from tunediff.workloads.classification.train import augmented, crop, judge_of, network
+from tunediff.workloads.classification.evaluator import HeldOutEvaluator
+from tunediff.workloads.classification.train import augmented, crop, network
 
 
 def digits(**values):
@@ -64,6 +64,10 @@ def test_batches_are_mirrored_windows_in_the_unit_range():
     assert found.dtype == torch.float32
 
 
+def evaluator_of(knobs, world):
+    return HeldOutEvaluator(sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world)
+
+
 # ---------------------------------------------------------------------------------------------------------- the loop
 def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     recorder = Recorder(tmp_path)
@@ -78,7 +82,7 @@ def test_learns_the_digits_and_shows_which_it_takes_for_which(tmp_path):
     assert counts.diag().sum().item() / 359 == pytest.approx(accuracy[-1])
     net = network(digits().knobs)
     net.load_state_dict(outcome.weights)
-    again = judged(judge_of(digits().knobs, CPU), net)
+    again = judged(evaluator_of(digits().knobs, CPU), net)
     assert again == {name: outcome.points[-1][name] for name in ("accuracy", "validation_loss")}
 
 
@@ -140,7 +144,7 @@ def test_judged_as_by_hand_whatever_the_batch_size():
     config = digits(model__width=4)
     held, net = sets.held_out(config.data, None), network(config.knobs)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = [judged(Judge(held, size, CPU), net) for size in (7, 100, 1000)]
+    found = [judged(HeldOutEvaluator(held, size, CPU), net) for size in (7, 100, 1000)]
     assert_equal(before, dict(net.state_dict()))
     logits = net(held.pixels.float() / 127.5 - 1)
     assert found[0]["accuracy"] == (logits.argmax(1) == held.labels).double().mean().item()
@@ -151,7 +155,7 @@ def test_judged_as_by_hand_whatever_the_batch_size():
 
 def test_a_network_that_diverged_is_no_result_and_a_long_evaluation_can_stop():
     held, net = sets.held_out(digits().data, 10), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    judge = Judge(held, 10, CPU)
+    judge = HeldOutEvaluator(held, 10, CPU)
     with pytest.raises(EvaluationStoppedError, match="0 of 10"):
         judge(net, should_stop=lambda: True)
     torch.nn.init.constant_(net[1].weight, float("nan"))
@@ -173,7 +177,7 @@ def both(world):
     divided |= {"parallel__schedule": "gpipe", "parallel__microbatches": 1}  # the statistics of the whole batch
     piped_with_norm = train(digits(**divided), samples=32 * 4, world=world)
     with_norm = train(digits(parallel__workers=2), samples=32 * 4, world=world)
-    judge = judge_of(digits(parallel__workers=2, evaluation__batch_size=50).knobs, world)
+    judge = evaluator_of(digits(parallel__workers=2, evaluation__batch_size=50).knobs, world)
     return {
         "weights": weights(outcome), "points": told.points, "with_norm": weights(with_norm),
         "judged": judged(judge, with_norm.model), "piped_with_norm": weights(piped_with_norm),
@@ -197,6 +201,6 @@ def test_two_ranks_learn_and_find_what_one_does(tmp_path):
     assert_equal(first["with_norm"], second["with_norm"])
     alone = network(digits().knobs)
     alone.load_state_dict(first["with_norm"])
-    found = judged(judge_of(digits().knobs, CPU), alone)
+    found = judged(evaluator_of(digits().knobs, CPU), alone)
     assert found["accuracy"] == first["judged"]["accuracy"]
     assert found["validation_loss"] == pytest.approx(first["judged"]["validation_loss"], rel=1e-5)

@@ -1,26 +1,26 @@
 """One scale for all methods, and what is really minimised."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from tunediff.distributed import alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps, weighting
-from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 SAMPLERS = [kind() for kind in timesteps.KINDS]
-WEIGHTINGS = [kind() for kind in weighting.KINDS]
+WEIGHTINGS = [kind() for kind in get_args(get_args(methods.Weighting)[0])]
 
 
-def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[Objective, TimestepSampler]:
+def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[DiffusionLoss, TimestepSampler]:
     diffusion = Diffusion(knobs.Process(prediction=prediction))
     drawn = timesteps.build(sampler, diffusion, 3, alone("cpu"))
-    return Objective(drawn, weighting.build(weights, diffusion), diffusion), drawn
+    return DiffusionLoss(drawn, weighting.build(weights, diffusion), diffusion), drawn
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import knobs, methods, options, timesteps, unet, weighting
+from tunediff.workloads.diffusion import diffusers_config, knobs, methods, timesteps, unet, weighting
 from tunediff.workloads.diffusion.levels import mix, solver_levels
-from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.timesteps import wiener
 
@@ -178,7 +178,7 @@ def test_wiener_and_weightings_mean_the_same_noise_levels_and_objective(process:
     p, log_snr = sampler.probabilities(), diffusion.snr_table.log()
     # White images of variance s² are half decided at SNR = 1/s².
     assert (p * log_snr).sum().item() == pytest.approx(-math.log(0.25), abs=0.03)
-    objective = Objective(sampler, weighting.build(methods.P2(), diffusion), diffusion)
+    objective = DiffusionLoss(sampler, weighting.build(methods.P2(), diffusion), diffusion)
     expected = p / (1 + diffusion.snr_table)
     torch.testing.assert_close(objective.effective_weight(), expected / expected.mean())
 
@@ -251,7 +251,7 @@ def theirs(scheduler: Any, noise: Tensor, tell: Any = lambda t: t) -> Tensor:
 @pytest.mark.parametrize("process", [FLOW, EDM, dataclasses.replace(EDM, sigma_data=1.0)])
 def test_euler_is_that_of_the_exported_schedulers(process: knobs.Process, steps: int) -> None:
     diffusers = pytest.importorskip("diffusers")
-    scheduler = options.of_scheduler(cfg.override(cfg.baseline("digits"), {
+    scheduler = diffusers_config.scheduler_options(cfg.override(cfg.baseline("digits"), {
         f"process.{field.name}": getattr(process, field.name) for field in dataclasses.fields(process)
     }))  # fmt: skip
     one = getattr(diffusers, str(scheduler["_class_name"])).from_config(scheduler)

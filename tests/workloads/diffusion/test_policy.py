@@ -189,7 +189,7 @@ def test_it_continues_exactly_from_its_state() -> None:
     torch.save(state, buffer)
     buffer.seek(0)
     torch.manual_seed(99)
-    again = timesteps.build(sampler.member, Diffusion(knobs.Process(steps=STEPS)), 1, alone("cpu"))
+    again = timesteps.build(sampler.knobs, Diffusion(knobs.Process(steps=STEPS)), 1, alone("cpu"))
     assert isinstance(again, BetaPolicy)
     again.load_state_dict(torch.load(buffer, weights_only=True))
     model.errors = errors

@@ -18,7 +18,7 @@ from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion import weighting as weightings
-from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive, wiener
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler
@@ -480,11 +480,11 @@ def test_what_a_bin_said_long_ago_is_forgotten() -> None:
 
 def of_gaussian_data(
     member: Any, s: float, schedule: Any, prediction: Any, weighting: Any = None
-) -> tuple[Objective, Diffusion]:
+) -> tuple[DiffusionLoss, Diffusion]:
     """After one error at each t, that of the best network for normal data of variance s, in units of the prediction."""
     diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
     sampler = timesteps.build(member, diffusion, 3, alone("cpu"))
-    objective = Objective(sampler, weightings.build(weighting or methods.Constant(), diffusion), diffusion)
+    objective = DiffusionLoss(sampler, weightings.build(weighting or methods.Constant(), diffusion), diffusion)
     snr = diffusion.snr_table
     objective.learn(torch.arange(1000), s * snr / (1 + s * snr) / diffusion.to_epsilon)
     return objective, diffusion

@@ -23,7 +23,7 @@ from tests.helpers import (
 from tunediff import config as cfg
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
-from tunediff.evaluation import features
+from tunediff.evaluation import image_networks
 from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
@@ -133,7 +133,7 @@ def test_look_ahead_leaves_the_training_as_it_is():
 
 def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    monkeypatch.setattr(features, "_STEPS", 30)  # a classifier that need not be good
+    monkeypatch.setattr(image_networks, "STEPS", 30)  # a classifier that need not be good
     config = tiny(evaluation__images=40, evaluation__validation_images=8, evaluation__points=1)
     told = Told()
     outcome = train(config, samples=16 * 4, observer=told, evaluates=True)
@@ -153,7 +153,7 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
 
 def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    monkeypatch.setattr(features, "_STEPS", 30)
+    monkeypatch.setattr(image_networks, "STEPS", 30)
     config = tiny(evaluation__images=40, evaluation__validation_images=0, evaluation__batch_size=10)
     stopped = train(config, folder=tmp_path, evaluates=True, observer=Told(stop=lambda told: told.steps >= 10))
     assert (stopped.finished, stopped.steps, stopped.points) == (False, 10, [])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.workloads.diffusion import knobs
-from tunediff.workloads.diffusion.unet import Attention, Block, Downsample, TimeEmbedding, UNet
+from tunediff.workloads.diffusion.unet import Attention, Downsample, ResidualBlock, TimeEmbedding, UNet
 
 DIGITS = cfg.baseline("digits").model
 
@@ -74,7 +74,7 @@ def test_a_new_network_returns_zero_and_its_residual_branches_are_silent() -> No
     # The time enters only through the residual branches, whose last convolutions are zero.
     assert torch.equal(net(x, t), net(x, t + 50))
     h = torch.randn(2, 32, 4, 4)
-    for block in (module for module in net.modules() if isinstance(module, Block)):
+    for block in (module for module in net.modules() if isinstance(module, ResidualBlock)):
         if isinstance(block.attention, Attention):
             assert torch.equal(block.attention(h), h)
 

@@ -1,4 +1,4 @@
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 import torch
@@ -110,12 +110,12 @@ def test_the_table_is_a_copy() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- learned
-def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> weighting.Weighting:
+def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> weighting.StaticWeighting:
     member = methods.Uncertainty(channels=channels, bound=bound)
     return weighting.build(member, Diffusion(knobs.Process(steps=steps)))
 
 
-def fit(found: weighting.Weighting, mean_error: torch.Tensor, rounds: int = 400) -> None:
+def fit(found: weighting.StaticWeighting, mean_error: torch.Tensor, rounds: int = 400) -> None:
     """Train on errors that scatter around their mean like those of single images: exponentially distributed."""
     generator, steps = torch.Generator().manual_seed(0), len(mean_error)
     optimizer = torch.optim.Adam(found.parameters(), lr=0.05)
@@ -125,7 +125,7 @@ def fit(found: weighting.Weighting, mean_error: torch.Tensor, rounds: int = 400)
         t = torch.randint(0, steps, (512,), generator=generator)
         errors = mean_error[t] * torch.empty(512).exponential_(generator=generator)
         optimizer.zero_grad()
-        loss = found.own_loss(t, errors)
+        loss = found.learning_loss(t, errors)
         assert loss is not None
         loss.backward()
         optimizer.step()
@@ -135,7 +135,7 @@ def test_uncertainty_begins_as_constant() -> None:
     found = learned()
     torch.testing.assert_close(found.weights(torch.arange(1000)), torch.ones(1000), rtol=0, atol=0)
     assert found.learned
-    assert not weighting.MinSnr.learned
+    assert not weighting.StaticWeighting.learned
 
 
 def test_uncertainty_learns_the_mean_error_of_each_timestep() -> None:
@@ -161,7 +161,7 @@ def test_uncertainty_stays_within_its_bound_and_comes_back() -> None:
 def test_the_gradient_of_its_loss_reaches_its_own_parameters_only() -> None:
     found = learned(steps=10)
     errors = torch.ones(10, requires_grad=True)
-    loss = found.own_loss(torch.arange(10), 2 * errors)
+    loss = found.learning_loss(torch.arange(10), 2 * errors)
     assert loss is not None
     loss.backward()
     assert errors.grad is None
@@ -199,12 +199,7 @@ def test_uncertainty_continues_from_its_state() -> None:
 def test_a_static_weighting_refuses_the_state_of_a_learned_one() -> None:
     found = weighting.build(methods.P2(), Diffusion(knobs.Process(steps=10)))
     assert (found.parameters(), found.state_dict()) == ([], {})
-    assert found.own_loss(torch.arange(10), torch.ones(10)) is None
+    assert found.learning_loss(torch.arange(10), torch.ones(10)) is None
     found.load_state_dict({})
-    with pytest.raises(ValueError, match="P2 has no state; found map"):
+    with pytest.raises(ValueError, match="has no state; found map"):
         found.load_state_dict(learned(steps=10).state_dict())
-
-
-def test_every_member_of_the_configuration_has_a_class() -> None:
-    union = get_args(methods.Weighting)[0]
-    assert set(weighting.KINDS) == set(get_args(union))

@@ -25,10 +25,10 @@ from tunediff.config.knobs import (
 from tunediff.config.workload import Metric, Quantity
 from tunediff.core.environment import install_command
 from tunediff.data import sources
-from tunediff.data.knobs import Data
+from tunediff.data.knobs import DIGITS, Data
 from tunediff.training import knobs as optimizers
 
-OWN = ("resnet18", "resnext29", "inception_transformer", "convnet")
+SHIPPED = ("resnet18", "resnext29", "inception_transformer", "convnet")
 """Networks of our own."""
 LIBRARIES = ("timm", "torchvision")
 """Whose networks can be named as well: `timm/NAME`."""
@@ -54,16 +54,14 @@ class Model:
 
     def check(self, config: Any) -> None:
         library, slash, _ = self.name.partition("/")
-        if library not in (LIBRARIES if slash else OWN):
-            raise Refusal(
-                "model.name", nearest(self.name, [*OWN, *(f"{name}/NAME" for name in LIBRARIES)])
-            )
+        if library not in (LIBRARIES if slash else SHIPPED):
+            allowed = [*SHIPPED, *(f"{name}/NAME" for name in LIBRARIES)]
+            raise Refusal("model.name", nearest(self.name, allowed))
         if library == "timm" and importlib.util.find_spec("timm") is None:
             raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
         if library == "inception_transformer" and self.width % 8:
-            raise Refusal(
-                "model.width", "inception_transformer divides it by 8; use a multiple of 8"
-            )
+            why = "inception_transformer divides it by 8; use a multiple of 8"
+            raise Refusal("model.width", why)
         if slash and config.compile.scope == "blocks":
             raise Refusal("compile.scope", f"{_BLOCKS}; use model")
         if slash and config.memory.checkpoint > 0:
@@ -167,12 +165,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10_classifier": {},
     "images_classifier": {"data.name": "images"},
     "digits_classifier": {
-        "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
-        "data.split": "all",
-        "model.name": "convnet", "model.width": 16, "regularization.crop_padding": 0, "optimizer.lr": 0.05,
+        **DIGITS,
+        "model.name": "convnet",
+        "model.width": 16,
+        "regularization.crop_padding": 0,
+        "optimizer.lr": 0.05,
         "loader.workers": 0,
     },
-}  # fmt: skip
+}
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:

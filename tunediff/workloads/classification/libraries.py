@@ -23,23 +23,20 @@ def check(model: str, data: Data, classes: int) -> None:
     library, slash, name = model.partition("/")
     if not slash:
         return
-    where = f"model.name: {model!r} is not allowed"
+    refused, side = f"model.name: {model!r} is not allowed", data.image_size
     if name not in (networks := names(library)):
-        raise ConfigError(
-            f"{where}: {library} has no such network;"
-            f" {textwrap.shorten(nearest(name, networks), 300)}"
-        )
+        allowed = textwrap.shorten(nearest(name, networks), 300)
+        raise ConfigError(f"{refused}: {library} has no such network; {allowed}")
     try:
         with torch.device("meta"), torch.no_grad():
             network = build(library, name, data, classes).eval()
-            shape = network(torch.empty(1, data.channels, data.image_size, data.image_size)).shape
+            shape = network(torch.empty(1, data.channels, side, side)).shape
     except Exception as error:  # anything, in code that is not ours
-        why = f"it does not take images of {data.channels}×{data.image_size}×{data.image_size}"
-        raise ConfigError(f"{where}: {why} ({type(error).__name__}: {error})") from None
+        why = f"it does not take images of {data.channels}×{side}×{side}"
+        raise ConfigError(f"{refused}: {why} ({type(error).__name__}: {error})") from None
     if shape != (1, classes):
-        raise ConfigError(
-            f"{where}: it gives {list(shape)} for an image, where [1, {classes}] is needed"
-        )
+        found = f"{list(shape)} for an image, where [1, {classes}] is needed"
+        raise ConfigError(f"{refused}: it gives {found}")
 
 
 def names(library: str) -> list[str]:
@@ -50,40 +47,35 @@ def names(library: str) -> list[str]:
         return list(timm.list_models())
     from torchvision import models
 
-    return [
-        name
-        for name in models.list_models(module=models)
-        if name not in ("googlenet", "inception_v3")
-    ]
+    several = ("googlenet", "inception_v3")  # these also output logits of auxiliary classifiers
+    return [name for name in models.list_models(module=models) if name not in several]
 
 
 def build(library: str, name: str, data: Data, classes: int) -> nn.Module:
     """Return the network with random weights."""
+    network: nn.Module
     if library == "timm":
         import timm
 
         # Networks with learned positions need to know the side, others do not take it.
         fixed = timm.get_pretrained_cfg(name).fixed_input_size
         side = {"img_size": data.image_size} if fixed else {}
-        fitted: nn.Module = timm.create_model(
-            name, in_chans=data.channels, num_classes=classes, **side
-        )
-        return fitted
+        network = timm.create_model(name, in_chans=data.channels, num_classes=classes, **side)
+        return network
     from torchvision import models
 
     side = {"image_size": data.image_size} if name.startswith("vit_") else {}
-    network: nn.Module = models.get_model(name, weights=None, num_classes=classes, **side)
+    network = models.get_model(name, weights=None, num_classes=classes, **side)
     if data.channels != 3:
-        _take_channels(network, data.channels)
+        _replace_first_convolution(network, data.channels)
     return network
 
 
-def _take_channels(network: nn.Module, channels: int) -> None:
-    """Replace the first convolution by one for so many channels, with random weights."""
+def _replace_first_convolution(network: nn.Module, channels: int) -> None:
+    """Give the first convolution other input channels, with random weights."""
     name, first = next(pair for pair in network.named_modules() if isinstance(pair[1], nn.Conv2d))
     parent, _, attribute = name.rpartition(".")
-    fitted = nn.Conv2d(
-        channels, first.out_channels, first.kernel_size, first.stride, first.padding, first.dilation,
-        bias=first.bias is not None,
-    )  # fmt: skip
-    setattr(network.get_submodule(parent), attribute, fitted)
+    sizes = (first.kernel_size, first.stride, first.padding, first.dilation)
+    bias = first.bias is not None
+    new = nn.Conv2d(channels, first.out_channels, *sizes, bias=bias)
+    setattr(network.get_submodule(parent), attribute, new)

@@ -20,7 +20,7 @@ from tunediff.data.knobs import Data
 def classes(data: Data) -> int:
     """Return the number of classes. Raises `ConfigError` if images have none, or the test split has
     others."""
-    listing = sources.find(data)
+    listing, test = sources.find(data), _test_split(data)
     if not isinstance(listing, sources.Listing):
         return 10  # digits and CIFAR-10
     if listing.labels is None:
@@ -29,20 +29,13 @@ def classes(data: Data) -> int:
             " of them"
         )
         sources.refuse("path", data.path, why)
-    test = _test_split(data)
-    if test is not None and isinstance(test_listing := sources.find(test), sources.Listing):
-        if test_listing.labels is None:
-            sources.refuse(
-                "path",
-                data.path,
-                "test/ has not two class folders or more, with every image in one",
-            )
-        if unknown := set(test_listing.class_names) - set(listing.class_names):
-            sources.refuse(
-                "path",
-                data.path,
-                f"test/ has classes that train/ has not: {', '.join(sorted(unknown))}",
-            )
+    if test is not None and isinstance(tested := sources.find(test), sources.Listing):
+        if tested.labels is None:
+            why = "test/ has not two class folders or more, with every image in one"
+            sources.refuse("path", data.path, why)
+        if unknown := sorted(set(tested.class_names) - set(listing.class_names)):
+            why = f"test/ has classes that train/ has not: {', '.join(unknown)}"
+            sources.refuse("path", data.path, why)
     return len(listing.class_names)
 
 
@@ -64,18 +57,16 @@ def held_out(data: Data, count: int | None) -> Images:
     if test is None:
         images = _fifth_and_rest(load(data))[0]
         assert images.labels is not None
-        return dataclasses.replace(
-            images, pixels=images.pixels[:count], labels=images.labels[:count]
-        )
+        pixels, labels = images.pixels[:count], images.labels[:count]
+        return dataclasses.replace(images, pixels=pixels, labels=labels)
     images = load(dataclasses.replace(test, max_images=count))
     if not isinstance(listing := sources.find(data), sources.Listing):
         return images
     # The test split may lack classes: its class numbers become those of the learned split.
     numbers = torch.tensor([listing.class_names.index(name) for name in images.class_names])
     assert images.labels is not None
-    return dataclasses.replace(
-        images, labels=numbers[images.labels], class_names=listing.class_names
-    )
+    labels, names = numbers[images.labels], listing.class_names
+    return dataclasses.replace(images, labels=labels, class_names=names)
 
 
 def held_out_count(data: Data, count: int | None) -> int:
@@ -103,18 +94,19 @@ def _fifth_and_rest(images: Images) -> tuple[Images, Images]:
 
     Cached, as `load` is, so that loader processes of all trainings share one copy.
     """
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    fifth, rest = order[: _fifth(len(images))], order[_fifth(len(images)) :]
-    return _rows(images, fifth, "a fifth"), _rows(images, rest, "without a fifth")
-
-
-def _rows(images: Images, rows: torch.Tensor, part: str) -> Images:
-    """Return these rows of a set; `part` makes its digest another one."""
     assert images.labels is not None
-    digest = f"{images.digest} {part}"
-    return dataclasses.replace(
-        images, pixels=images.pixels[rows], labels=images.labels[rows], digest=digest
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    parts = order.tensor_split([_fifth(len(images))])
+    fifth, rest = (
+        dataclasses.replace(
+            images,
+            pixels=images.pixels[rows],
+            labels=images.labels[rows],
+            digest=f"{images.digest} {name}",
+        )
+        for rows, name in zip(parts, ("a fifth", "without a fifth"), strict=True)
     )
+    return fifth, rest
 
 
 def _fifth(count: int) -> int:

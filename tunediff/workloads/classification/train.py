@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from tunediff.data.images import in_unit_range, load
 from tunediff.data.items import Prepare, Uniform
-from tunediff.distributed import World
 from tunediff.evaluation import networks
 from tunediff.training import optimizer as optimizers
 from tunediff.training.trial import Trial
 from tunediff.workloads.classification import libraries, sets
-from tunediff.workloads.classification.judge import Judge
+from tunediff.workloads.classification.evaluator import HeldOutEvaluator
 from tunediff.workloads.classification.knobs import Knobs
 
 __all__ = ["network", "train"]
@@ -32,17 +31,19 @@ def train(trial: Trial) -> None:
     trial.keep(network=net, optimizer=optimizer)
 
     # ---- data and evaluation
-    data, whole = sets.learned(knobs.data), load(knobs.data)
-    trial.about(data=data.name, samples=len(data), digest=whole.digest, summary=whole.summary)
+    data, all_images = sets.learned(knobs.data), load(knobs.data)
+    digest, summary = all_images.digest, all_images.summary
+    trial.about(data=data.name, samples=len(data), digest=digest, summary=summary)
     if trial.evaluates:
-        judge = judge_of(knobs, trial.world)
+        held_out = sets.held_out(knobs.data, knobs.evaluation.images)
+        evaluator = HeldOutEvaluator(held_out, knobs.evaluation.batch_size, trial.world)
 
-        def judged() -> dict[str, Any]:
-            metrics = judge(net, trial.should_stop)
-            trial.show("confusion", judge.table)
+        def evaluate() -> dict[str, Any]:
+            metrics = evaluator(net, trial.should_stop)
+            trial.show("confusion", evaluator.table)
             return {**metrics}
 
-        trial.evaluate_with(judged)
+        trial.evaluate_with(evaluate)
 
     # ---- train
     assert data.labels is not None
@@ -82,12 +83,8 @@ def flops_per_sample(knobs: Knobs) -> float:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    with (
-        torch.device("meta"),
-        torch.no_grad(),
-        FlopCounterMode(display=False) as counter,
-    ):  # shapes suffice
-        side = knobs.data.image_size
+    side, counter = knobs.data.image_size, FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad(), counter:  # shapes suffice
         network(knobs).eval()(torch.empty(1, knobs.data.channels, side, side))
     return 3.0 * float(counter.get_total_flops())
 
@@ -115,15 +112,5 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
         return drawn.to(pixels.device, non_blocking=True)[:, None]
 
     rows, columns = first("row") + height, first("column") + width  # [B, H], [B, W]
-    padded = F.pad(pixels, (padding,) * 4)
-    return padded[
-        b[:, None, None, None], c[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
-    ]
-
-
-# ---- judging
-def judge_of(knobs: Knobs, world: World) -> Judge:
-    """Return the judge of this data and evaluation protocol."""
-    return Judge(
-        sets.held_out(knobs.data, knobs.evaluation.images), knobs.evaluation.batch_size, world
-    )
+    rows, columns = rows[:, None, :, None], columns[:, None, None, :]
+    return F.pad(pixels, (padding,) * 4)[b[:, None, None, None], c[:, None, None], rows, columns]

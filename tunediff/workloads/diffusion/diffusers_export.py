@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
-from tunediff.workloads.diffusion import options
+from tunediff.config.knobs import refuse
+from tunediff.workloads.diffusion import diffusers_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.knobs import Knobs, Model
     from tunediff.workloads.diffusion.unet import UNet
 
-NAME = "diffusers"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -40,33 +40,38 @@ def check(folder: Path, config: Any) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty; allowed: a new or an empty folder")
-    multipliers, process = config.model.multipliers, config.process
-    if multipliers[0] != 1:
-        raise ConfigError(
-            f"model.multipliers: {list(multipliers)} cannot be handed to diffusers: UNet2DModel"
-            " gives its first convolution as many channels as its first resolution, so the first"
-            " multiplier must be 1"
-        )
-    scheduler = options.scheduler_class(process)
-    if scheduler != "DDPMScheduler" and process.prediction != "v":
-        raise ConfigError(
-            f"process.prediction: {process.prediction!r} cannot be handed to diffusers:"
-            f" {scheduler}, which has these noise levels, takes v"
-        )
-    if scheduler == "DDPMScheduler" and process.sigma_data != 1.0:
-        raise ConfigError(
-            f"process.sigma_data: {process.sigma_data} cannot be handed to diffusers: DDPMScheduler"
-            " has 1; EDMEulerScheduler has it, with process.schedule = edm"
-        )
-    if (
-        scheduler == "DDPMScheduler"
-        and process.schedule == "linear"
-        and 0.02 * 1000 / process.steps > 0.999
-    ):
-        raise ConfigError(
-            f"process.steps: {process.steps} cannot be handed to diffusers: DDPMScheduler does not"
-            " limit β to 0.999, which schedule = linear reaches in so few steps"
-        )
+    multipliers, process = list(config.model.multipliers), config.process
+    scheduler = diffusers_config.scheduler_class(process)
+    ddpm = scheduler == "DDPMScheduler"
+
+    def refuse_if(condition: bool, name: str, value: object, why: str) -> None:
+        refuse(condition, f"{name}: {value!r} cannot be handed to diffusers: {why}")
+
+    refuse_if(
+        multipliers[0] != 1,
+        "model.multipliers",
+        multipliers,
+        "UNet2DModel gives its first convolution as many channels as its first resolution, so the"
+        " first multiplier must be 1",
+    )
+    refuse_if(
+        not ddpm and process.prediction != "v",
+        "process.prediction",
+        process.prediction,
+        f"{scheduler}, which has these noise levels, takes v",
+    )
+    refuse_if(
+        ddpm and process.sigma_data != 1.0,
+        "process.sigma_data",
+        process.sigma_data,
+        "DDPMScheduler has 1; EDMEulerScheduler has it, with process.schedule = edm",
+    )
+    refuse_if(
+        ddpm and process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999,
+        "process.steps",
+        process.steps,
+        "DDPMScheduler does not limit β to 0.999, which schedule = linear reaches in so few steps",
+    )
 
 
 def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
@@ -86,21 +91,21 @@ def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> 
         for theirs, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
             tensors[theirs] = part.contiguous()
     files = {
-        "model_index.json": _json(options.of_index(config)),
-        "unet/config.json": _json(options.of_unet(config)),
+        "model_index.json": _json(diffusers_config.index_options(config)),
+        "unet/config.json": _json(diffusers_config.unet_options(config)),
         f"unet/{WEIGHTS}": save(tensors, metadata={"format": "pt"}),
-        "scheduler/scheduler_config.json": _json(options.of_scheduler(config)),
+        "scheduler/scheduler_config.json": _json(diffusers_config.scheduler_options(config)),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, content in files.items():
-            (beside / name).parent.mkdir(exist_ok=True)
-            (beside / name).write_bytes(content)
-        beside.chmod(0o755)  # mkdtemp gives 0700
-        os.replace(beside, folder)
+            (temporary / name).parent.mkdir(exist_ok=True)
+            (temporary / name).write_bytes(content)
+        temporary.chmod(0o755)  # mkdtemp gives 0700
+        os.replace(temporary, folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _json(content: Mapping[str, object]) -> bytes:
@@ -110,15 +115,10 @@ def _json(content: Mapping[str, object]) -> bytes:
 # ---- reading
 def example(folder: Path, config: Any) -> str:
     """Return the call that samples from a pipeline as we do."""
-    scheduler = options.scheduler_class(config.process)
+    scheduler = diffusers_config.scheduler_class(config.process)
     steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
-    return f"diffusers.{options.PIPELINES[scheduler]}.from_pretrained({str(folder)!r})(num_inference_steps={steps})"
-
-
-def weights_file(folder: Path) -> Path:
-    """Return the file with the weights of a pipeline. Raises `ConfigError` if there is none."""
-    names = (WEIGHTS, "diffusion_pytorch_model.bin")
-    return _first(_unet_folder(folder), names, f"no weights; looked for {' and '.join(names)}")
+    load = f"diffusers.{diffusers_config.PIPELINES[scheduler]}.from_pretrained({str(folder)!r})"
+    return f"{load}(num_inference_steps={steps})"
 
 
 def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
@@ -133,10 +133,16 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
 
     from tunediff.training.weights import read, shape_of, words
 
-    values = _unet_values(_unet_folder(folder))
-    file = weights_file(folder)
-    tensors = {_present_name(name): tensor for name, tensor in read(file).items()}
-    config = cfg.override(default(), values, where=str(file), check=False)
+    default, unet = cfg.find("diffusion").schema.default(), _unet_folder(folder)
+    values = diffusers_config.read_unet(unet / "config.json", default)
+    kinds = (WEIGHTS, "diffusion_pytorch_model.bin")
+    file = _first(unet, kinds, f"no weights; looked for {' and '.join(kinds)}")
+    tensors = {}
+    for name, tensor in read(file).items():
+        for old, present in _OLD_LEAVES.items():
+            name = name.replace(old, present)
+        tensors[name] = tensor
+    config: Any = cfg.override(default, values, where=str(file), check=False)
     state = {}
     for name, tensor in _network(config.knobs).state_dict().items():
         shape = tuple(tensor.shape)
@@ -168,12 +174,10 @@ def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
         weights = read(path)
     else:
         values, weights = read_unet(path)
-        if (
-            groups := values["model.norm_groups"]
-        ) != knobs.model.norm_groups:  # the only size no shape shows
+        groups, expected = values["model.norm_groups"], knobs.model.norm_groups
+        if groups != expected:  # the only size that no shape shows
             raise ConfigError(
-                f"{path}: norm_num_groups is {groups}, but model.norm_groups ="
-                f" {knobs.model.norm_groups}"
+                f"{path}: norm_num_groups is {groups}, but model.norm_groups = {expected}"
             )
     check_fit(weights, _network(knobs), str(path))
     return weights
@@ -187,19 +191,6 @@ def _network(knobs: Knobs) -> UNet:
 
     with torch.device("meta"):
         return network(knobs)
-
-
-def default() -> Any:
-    """Return the configuration with every knob at its default."""
-    return cfg.find("diffusion").schema.default()
-
-
-def _unet_values(unet: Path) -> Values:
-    """Return and check what config.json says about data and model. Raises `ConfigError`."""
-    path = unet / "config.json"
-    values = options.read_unet(path)
-    cfg.override(default(), values | {"evaluation.extractor": "classifier"}, where=str(path))
-    return values
 
 
 def _unet_folder(folder: Path) -> Path:
@@ -224,9 +215,12 @@ _LEAVES = {
     "out": "to_out.0",
 }
 _OUTER = {
-    "time.linear1": "time_embedding.linear_1", "time.linear2": "time_embedding.linear_2", "input": "conv_in",
-    "norm": "conv_norm_out", "output": "conv_out",
-}  # fmt: skip
+    "time.linear1": "time_embedding.linear_1",
+    "time.linear2": "time_embedding.linear_2",
+    "input": "conv_in",
+    "norm": "conv_norm_out",
+    "output": "conv_out",
+}
 _OLD_LEAVES = {
     ".query.": ".to_q.",
     ".key.": ".to_k.",
@@ -255,16 +249,7 @@ def _layers(model: Model) -> dict[str, str]:
     names = {"middle.0": "mid_block.resnets.0", "middle.1": "mid_block.resnets.1"}
     for side, blocks in (("down", model.blocks), ("up", model.blocks + 1)):
         inner = [*(f"resnets.{block}" for block in range(blocks)), f"{side}samplers.0"]
-        for number, (level, layer) in enumerate(
-            itertools.product(range(len(model.multipliers)), inner)
-        ):
+        layers = itertools.product(range(len(model.multipliers)), inner)
+        for number, (level, layer) in enumerate(layers):
             names[f"{side}.{number}"] = f"{side}_blocks.{level}.{layer}"
     return names
-
-
-def _present_name(name: str) -> str:
-    """Return the present name of a weight: older pipelines name the maps of their attention
-    differently."""
-    for old, present in _OLD_LEAVES.items():
-        name = name.replace(old, present)
-    return name

@@ -47,20 +47,19 @@ class Evaluator:
     def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
         """Build or read extractor and reference, load the images of the validation loss. Raises
         `ConfigError`."""
-        no_gpu = evaluation.precision == "tf32" and world.device.type != "cuda"
         refuse(
-            no_gpu,
+            evaluation.precision == "tf32" and world.device.type != "cuda",
             "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16",
         )
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
-        judging = ("extractor", "weights_path", "batch_size")
-        self.judge = judge_of(
-            Evaluation(**{name: getattr(evaluation, name) for name in judging}), images, world
-        )
-        self._validation = (
-            Validation(data, evaluation, images, world) if evaluation.validation_images else None
-        )
+        of_judge = {
+            name: getattr(evaluation, name) for name in ("extractor", "weights_path", "batch_size")
+        }
+        self.judge = judge_of(Evaluation(**of_judge), images, world)
+        self._validation = None
+        if evaluation.validation_images:
+            self._validation = Validation(data, evaluation, images, world)
 
     def __call__(
         self,
@@ -77,41 +76,41 @@ class Evaluator:
         are not finite, and `EvaluationStoppedError` if `should_stop()` was true before all images
         were drawn.
         """
-        n, world = self._protocol.images, self._world
-        turns, _ = shares(n, world.size, self._protocol.batch_size)
-        steps = self._protocol.sampling_steps(diffusion.steps)
+        n, world, given = self._protocol.images, self._world, self._protocol
+        float32 = dataclasses.replace(given, precision="fp32")
+        turns, _ = shares(n, world.size, given.batch_size)
+        steps = turns * given.sampling_steps(diffusion.steps)
+        draw = functools.partial(generate, predict, diffusion)
 
-        def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None = None) -> Distances:
-            with Progress(f"sampling {n:,} images", turns * steps, "steps") as progress:
-                batches = generate(
-                    predict, diffusion, protocol, self._shape, n, world.device,
-                    rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
-                )  # fmt: skip
-                return self.judge((batch for _, batch in batches), n, exact)
-
-        precise = dataclasses.replace(self._protocol, precision="fp32")
-
-        def first() -> Tensor:
-            batches = generate(
-                predict, diffusion, precise, self._shape, min(n, CHECKED), world.device
-            )
+        def first_exact() -> Tensor:
+            batches = draw(float32, self._shape, min(n, CHECKED), world.device)
             return torch.cat([batch for _, batch in batches])
 
+        def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None) -> Distances:
+            with Progress(f"sampling {n:,} images", steps, "steps") as progress:
+                batches = draw(
+                    protocol,
+                    self._shape,
+                    n,
+                    world.device,
+                    rank=world.rank,
+                    world=world.size,
+                    should_stop=should_stop,
+                    progress=progress.step,
+                )
+                return self.judge((batch for _, batch in batches), n, exact)
+
         # ---- distances, of images in float32 where the faster format changes them too much
-        scores = distances(self._protocol, None if self._protocol == precise else first)
+        scores = distances(given, None if given == float32 else first_exact)
         if (shift := scores.get("precision_shift", 0.0)) > LIMIT:
             if world.main:
-                reason = (
-                    f"{self._protocol.precision} shifts this distance by {shift:.1%}, more than"
-                    f" {LIMIT:.0%}"
-                )
-                action = "all images are drawn again in float32"
                 print(
-                    f"WARNING: evaluation.precision: {reason}: {action}",
+                    f"WARNING: evaluation.precision: {given.precision} shifts this distance by"
+                    f" {shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in float32",
                     file=sys.stderr,
                     flush=True,
                 )
-            scores = distances(precise) | {"precision_shift": shift}
+            scores = distances(float32, None) | {"precision_shift": shift}
         losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
         return {**scores, **losses}
 
@@ -124,6 +123,5 @@ def judge_of(evaluation: Evaluation, images: Images, world: World) -> Judge:
     Extractor and reference stay on the device: those of another evaluator would be in the peak
     memory of later trials.
     """
-    return Judge(
-        images, features.build(evaluation, images, world.device), world, evaluation.batch_size
-    )
+    extractor = features.build(evaluation, images, world.device)
+    return Judge(images, extractor, world, evaluation.batch_size)

@@ -20,7 +20,7 @@ from tunediff.config.knobs import (
     section,
 )
 from tunediff.config.workload import Metric, Quantity
-from tunediff.data.knobs import Data
+from tunediff.data.knobs import DIGITS, Data
 from tunediff.evaluation import knobs as images
 from tunediff.training.knobs import MEMORY_FREE_OPTIMIZER, AdamW, Ema, Optimizer
 from tunediff.workloads.diffusion.methods import Constant, Timesteps, Uniform, Weighting
@@ -57,17 +57,14 @@ class Model:
             why = f"model.multipliers halves it {halvings} times; use a multiple of {2**halvings}"
             raise Refusal("data.image_size", why)
         if self.channels % self.norm_groups:
-            raise Refusal(
-                "model.channels", f"must be a multiple of model.norm_groups = {self.norm_groups}"
-            )
+            why = f"must be a multiple of model.norm_groups = {self.norm_groups}"
+            raise Refusal("model.channels", why)
         if unknown := [side for side in self.attention if side not in sides]:
             why = f"no feature map has side {unknown[0]}; sides here: {', '.join(map(str, sides))}"
             raise Refusal("model.attention", why)
         if beyond := [level for level in self.checkpoint_levels if level > halvings]:
-            raise Refusal(
-                "model.checkpoint_levels",
-                f"there is no level {beyond[0]}; levels here: 0 … {halvings}",
-            )
+            why = f"there is no level {beyond[0]}; levels here: 0 … {halvings}"
+            raise Refusal("model.checkpoint_levels", why)
 
 
 EDM_SIGMAS = (0.002, 80.0)
@@ -105,23 +102,21 @@ class Process:
         if self.path == "flow" and self.schedule != "linear":
             why = (
                 "process.path = flow has levels of its own, s uniform; others are drawn by"
-                " timesteps.name"
+                " timesteps.name: leave it at linear"
             )
-            raise Refusal("process.schedule", f"{why}: leave it at linear")
+            raise Refusal("process.schedule", why)
         if self.sigma_data != 1.0 and (self.path == "flow" or self.prediction != "v"):
             why = (
                 "it belongs to process.prediction = v along process.path = vp; here nothing is"
-                " scaled by it"
+                " scaled by it: leave it at 1"
             )
-            raise Refusal("process.sigma_data", f"{why}: leave it at 1")
+            raise Refusal("process.sigma_data", why)
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         sampler = config.evaluation.sampler
         if sampler != "ddpm" and self.variance != Process().variance:
-            yield (
-                "process.variance",
-                f"evaluation.sampler = {sampler} adds no noise of that variance",
-            )
+            why = f"evaluation.sampler = {sampler} adds no noise of that variance"
+            yield "process.variance", why
 
     def told_time(self) -> tuple[float, float]:
         """Return (a, b) of a·t + b, which the network is told for timestep t: what diffusers'
@@ -142,9 +137,12 @@ VALIDATION_BINS = 10
 
 
 SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ddim": ("DDIM", ("steps", "skip", "eta")), "ddpm": ("DDPM", ()), "dpmpp_2m": ("DPM-Solver++(2M)", ("steps",)),
-    "euler": ("Euler", ("steps",)), "heun": ("Heun", ("steps",)),
-}  # fmt: skip
+    "ddim": ("DDIM", ("steps", "skip", "eta")),
+    "ddpm": ("DDPM", ()),
+    "dpmpp_2m": ("DPM-Solver++(2M)", ("steps",)),
+    "euler": ("Euler", ("steps",)),
+    "heun": ("Heun", ("steps",)),
+}
 """What a sampler is called, and the knobs of `evaluation` that it follows."""
 
 
@@ -182,19 +180,16 @@ class Evaluation(images.Evaluation):
         if self.sampler == "euler" and process.path == "flow" and process.prediction == "epsilon":
             why = (
                 "it begins at pure noise, where process.prediction = epsilon says nothing about the"
-                " image"
+                " image; use heun, or ddim, which clamps"
             )
-            raise Refusal("evaluation.sampler", f"{why}; use heun, or ddim, which clamps")
+            raise Refusal("evaluation.sampler", why)
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
+        default, followed = Evaluation(), SAMPLERS[self.sampler][1]
         for name in ("steps", "skip", "eta"):
-            if name not in SAMPLERS[self.sampler][1] and getattr(self, name) != getattr(
-                Evaluation(), name
-            ):
-                yield (
-                    f"evaluation.{name}",
-                    f"evaluation.sampler = {self.sampler} does not follow it",
-                )
+            if name not in followed and getattr(self, name) != getattr(default, name):
+                why = f"evaluation.sampler = {self.sampler} does not follow it"
+                yield f"evaluation.{name}", why
 
     def sampling_steps(self, chain: int) -> int:
         """Return the steps of the sampler; `chain`: `process.steps`."""
@@ -257,14 +252,20 @@ PRESETS: dict[str, Values] = {
     "cifar10": {},
     "images": {"data.name": "images", "evaluation.extractor": images.default_extractor()},
     "digits": {
-        "data.name": "digits", "data.image_size": 8, "data.channels": 1, "data.horizontal_flip": False,
-        "data.split": "all",
-        "model.channels": 16, "model.multipliers": [1, 2], "model.blocks": 1, "model.attention": [4],
-        "model.dropout": 0.0, "model.norm_groups": 8,
-        "optimizer.lr": 1.0e-3, "loader.workers": 0,
-        "evaluation.extractor": "classifier", "evaluation.images": 1000, "evaluation.steps": 20,
+        **DIGITS,
+        "model.channels": 16,
+        "model.multipliers": [1, 2],
+        "model.blocks": 1,
+        "model.attention": [4],
+        "model.dropout": 0.0,
+        "model.norm_groups": 8,
+        "optimizer.lr": 1.0e-3,
+        "loader.workers": 0,
+        "evaluation.extractor": "classifier",
+        "evaluation.images": 1000,
+        "evaluation.steps": 20,
     },
-}  # fmt: skip
+}
 
 
 def evaluation_protocol(config: Any) -> str:
@@ -272,22 +273,12 @@ def evaluation_protocol(config: Any) -> str:
     from tunediff.evaluation import weights
 
     protocol, data, network = config.evaluation, config.data, ""
+    dim = 0
     try:
         dim = weights.length(protocol, data.image_size)
-        if protocol.extractor == "cifar10-resnet":
-            network = f", in the features of {weights.trained(protocol).description}"
-        elif protocol.extractor == "efficientnet-lite0":
-            network = (
-                f", in the features of stage {weights.IMAGENET_STAGE} of EfficientNet-Lite0,"
-                " trained on ImageNet"
-            )
-        elif protocol.extractor == "random":
-            network = (
-                ", in the features of an untrained network, which efficientnet-lite0 (extra"
-                " imagenet) outdoes"
-            )
+        network = weights.describe(protocol)
     except ConfigError:  # the file lies on another machine
-        dim = 0
+        pass
     called, follows = SAMPLERS[protocol.sampler]
     noisy = f" with η = {protocol.eta:g}" if protocol.eta and "eta" in follows else ""
     steps = f", {protocol.steps} steps" if "steps" in follows else ""

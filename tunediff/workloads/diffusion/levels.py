@@ -103,9 +103,8 @@ def solver_levels(
         return list(zip(at.tolist(), (share / (1 - share)).tolist(), strict=True))
     low, high = max(EDM_SIGMAS[0], sigmas[0]), min(EDM_SIGMAS[1], sigmas[-1])
     grid = np.linspace(high ** (1 / RHO), low ** (1 / RHO), steps) ** RHO
-    at = (
-        np.interp(grid / (1 + grid), sigmas / (1 + sigmas), t)
-        if flow
-        else np.interp(np.log(grid), np.log(sigmas), t)
-    )
+    if flow:
+        at = np.interp(grid / (1 + grid), sigmas / (1 + sigmas), t)
+    else:
+        at = np.interp(np.log(grid), np.log(sigmas), t)
     return list(zip(at.tolist(), grid.tolist(), strict=True))

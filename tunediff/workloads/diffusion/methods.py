@@ -1,15 +1,26 @@
-"""What can be set of the timestep samplers and the loss weightings: one class each. Imports no
-torch."""
+"""Timestep samplers and loss weightings: the knobs of each, and its formula where that is a fixed
+table over t. Formulas are float64 [T] on the CPU; torch is imported only when one is computed.
+
+Weights multiply the mean squared error of what the network predicts. The same objective has another
+weight in each unit, since MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ. All weightings but `constant` are
+defined on the ε-error and converted by `Diffusion.to_epsilon`: one means the same for every
+prediction.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
 from tunediff.config.knobs import Bool, Float, Int, Refusal, section
 from tunediff.config.systems import CUDA_GRAPHS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tunediff.workloads.diffusion.process import Diffusion
 
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
 
@@ -33,12 +44,11 @@ class Mixed(Corrected):
 
     def check(self, config: Any) -> None:
         if self.importance_correction > 0 and self.uniform_share < 0.001:
-            why = (
+            raise Refusal(
+                "timesteps.importance_correction",
                 f"some probabilities of {config.timesteps.name} vanish, and 1/(T·p) with them"
-                " explodes"
+                " explodes; set timesteps.uniform_share to at least 0.001, which bounds it",
             )
-            bound = "set timesteps.uniform_share to at least 0.001, which bounds it"
-            raise Refusal("timesteps.importance_correction", f"{why}; {bound}")
 
 
 @section
@@ -95,11 +105,16 @@ class Speed(Corrected, Spread):
     favours small t once more on the linear schedule; on the others and along a flow, where m is
     near the end, less than without."""
 
+    def density(self, diffusion: Diffusion) -> Tensor:
+        """Return k below τ·T and 1 from there on (§3.3; the public code): not scaled to sum to 1."""
+        p = diffusion.snr_table.new_ones(diffusion.steps)
+        p[: round(self.tau * diffusion.steps)] = self.suppression
+        return p
+
     def check(self, config: Any) -> None:
         if self.dual and self.stratified:
-            raise Refusal(
-                "timesteps.dual", "mirrored draws are not stratified; choose one of the two"
-            )
+            why = "mirrored draws are not stratified; choose one of the two"
+            raise Refusal("timesteps.dual", why)
         if self.dual and config.loader.batch_size // config.loader.accumulation % 2:
             why = "it mirrors half of the images, so loader.batch_size / accumulation must be even"
             raise Refusal("timesteps.dual", why)
@@ -116,6 +131,26 @@ class LogitNormal(Mixed, Spread):
     std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.0
     """s of the normal variable."""
 
+    def density(self, diffusion: Diffusion) -> Tensor:
+        """Return the exact probability of each cell [t/T, (t+1)/T) (§3.1).
+
+        m > 0 draws noisier timesteps; code that indexes a descending list of timesteps with u has
+        the opposite direction.
+        """
+        import torch
+
+        edges = torch.arange(diffusion.steps + 1, dtype=torch.float64) / diffusion.steps
+        below: Tensor = torch.special.ndtr((torch.logit(edges) - self.mean) / self.std)
+        return below.diff()
+
+
+def _per_timestep(log_density: Tensor, log_snr: Tensor) -> Tensor:
+    """Return p(t) ∝ density(λ_t)·|λ_{t+1} − λ_{t−1}|/2, λ = log SNR: a density over noise levels on
+    a fixed chain. In logarithms, where nothing underflows."""
+    import torch
+
+    return (log_density + torch.gradient(log_snr)[0].abs().log()).softmax(0)
+
 
 @section
 class LogNormal(Mixed, Spread):
@@ -127,6 +162,11 @@ class LogNormal(Mixed, Spread):
     """P_mean of ln σ; higher draws noisier timesteps. EDM2: −0.4."""
     std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.2
     """P_std of ln σ. EDM2: 1."""
+
+    def density(self, diffusion: Diffusion) -> Tensor:
+        """Return the density of ln σ = −λ/2 (table 1)."""
+        log_snr = diffusion.snr_table.log()
+        return _per_timestep(-0.5 * ((-log_snr / 2 - self.mean) / self.std).square(), log_snr)
 
 
 @section
@@ -146,6 +186,11 @@ class LogSnrLaplace(Centred):
     scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
     """b, the width of the Laplace distribution in log-SNR."""
 
+    def density(self, diffusion: Diffusion) -> Tensor:
+        """Return exp(−|λ−μ|/b)/2b (table 1)."""
+        log_snr = diffusion.snr_table.log()
+        return _per_timestep(-(log_snr - self.log_snr).abs() / self.scale, log_snr)
+
 
 @section
 class LogSnrCosine(Centred):
@@ -153,6 +198,11 @@ class LogSnrCosine(Centred):
     2301.11093)."""
 
     name: Literal["log_snr_cosine"] = "log_snr_cosine"
+
+    def density(self, diffusion: Diffusion) -> Tensor:
+        """Return sech((λ−μ)/2)/2π (§2.1)."""
+        log_snr = diffusion.snr_table.log()
+        return _per_timestep(-((log_snr - self.log_snr) / 2).cosh().log(), log_snr)
 
 
 @section
@@ -182,22 +232,18 @@ class BetaPolicy(Mixed):
         if self.selected > self.scan:
             raise Refusal("timesteps.selected", f"S is chosen among timesteps.scan = {self.scan}")
         if self.uniform_share == 1.0:
-            raise Refusal(
-                "timesteps.uniform_share", "the policy would never be asked; use a value below 1"
-            )
+            why = "the policy would never be asked; use a value below 1"
+            raise Refusal("timesteps.uniform_share", why)
+        ahead = "timesteps.name = beta_policy looks ahead"
         if config.compile.mode in CUDA_GRAPHS:
             why = (
-                "timesteps.name = beta_policy looks ahead between backward pass and optimizer step"
+                f"{ahead} between backward pass and optimizer step, where CUDA graphs hold the"
+                " gradients in memory that a further forward pass overwrites; use default"
             )
-            graphs = (
-                "CUDA graphs hold the gradients in memory that a further forward pass overwrites"
-            )
-            raise Refusal("compile.mode", f"{why}, where {graphs}; use default")
+            raise Refusal("compile.mode", why)
         if config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
-            why = (
-                "timesteps.name = beta_policy looks ahead, for which no rank has the whole network"
-            )
-            raise Refusal("parallel.strategy", f"{why}; use ddp or fsdp")
+            why = f"{ahead}, for which no rank has the whole network; use ddp or fsdp"
+            raise Refusal("parallel.strategy", why)
         if self.scan > config.process.steps:
             raise Refusal("timesteps.scan", f"at most process.steps = {config.process.steps}")
 
@@ -236,17 +282,9 @@ class InfoNoise(Mixed, Spread):
     """Half-life of the running means, as a fraction of the images seen so far."""
 
 
-_Drawn = (
-    Uniform
-    | Stratified
-    | LossSecondMoment
-    | Speed
-    | LogitNormal
-    | LogNormal
-    | LogSnrLaplace
-    | LogSnrCosine
-)
-Timesteps = Annotated[_Drawn | BetaPolicy | InfoNoise | Wiener, Field(discriminator="name")]
+_First = Uniform | Stratified | LossSecondMoment | Speed | LogitNormal | LogNormal
+_Second = LogSnrLaplace | LogSnrCosine | BetaPolicy | InfoNoise | Wiener
+Timesteps = Annotated[_First | _Second, Field(discriminator="name")]
 
 
 # ---- weightings
@@ -256,6 +294,9 @@ class Constant:
 
     name: Literal["constant"] = "constant"
 
+    def weights(self, diffusion: Diffusion) -> Tensor:
+        return diffusion.snr_table.new_ones(diffusion.steps)
+
 
 @section
 class MinSnr:
@@ -264,6 +305,10 @@ class MinSnr:
     name: Literal["min_snr"] = "min_snr"
     gamma: Annotated[Float, Gt(0.0), Le(1000.0)] = 5.0
     """γ, the cap on the signal-to-noise ratio."""
+
+    def weights(self, diffusion: Diffusion) -> Tensor:
+        snr = diffusion.snr_table
+        return snr.clamp(max=self.gamma) / snr * diffusion.to_epsilon
 
 
 @section
@@ -277,6 +322,9 @@ class P2:
     offset: Annotated[Float, Gt(0.0), Le(100.0)] = 1.0
     """k: bounds the weight of the noisiest timesteps."""
 
+    def weights(self, diffusion: Diffusion) -> Tensor:
+        return (self.offset + diffusion.snr_table) ** -self.exponent * diffusion.to_epsilon
+
 
 @section
 class Debiased:
@@ -287,6 +335,11 @@ class Debiased:
     cap: Annotated[Float, Gt(0.0), Le(1000.0)] = 20.0
     """Largest weight; without it the last timesteps of the cosine schedule would weigh 20,000 times
     the middle."""
+
+    def weights(self, diffusion: Diffusion) -> Tensor:
+        # For v this is √SNR/(SNR+1) where the cap does not bind. Widespread code (kohya's
+        # sd-scripts) uses 1/(SNR+1) for v, which on the ε-error is 1/SNR: another objective.
+        return diffusion.snr_table.rsqrt().clamp(max=self.cap) * diffusion.to_epsilon
 
 
 @section
@@ -299,6 +352,19 @@ class ChangeAware:
     """λ: weights below τ lie in [1−λ, λ]; 0.5 is flat there."""
     tau: Annotated[Float, Gt(0.0), Le(1.0)] = 0.7
     """τ, the border, as a fraction of the chain."""
+
+    def weights(self, diffusion: Diffusion) -> Tensor:
+        """Return (1−λ) + (2λ−1)·g for t < τ·T, with g the slope of 1−ᾱ over t, scaled to [0, 1]
+        over the chain, and 1 from there on, as the authors' code has it."""
+        import torch
+
+        (slope,) = torch.gradient(1 - diffusion.alphas_cumprod)
+        low, high = slope.min(), slope.max()
+        # A chain of two steps has a single slope, which counts as the lowest.
+        change = (slope - low) / (high - low).clamp(min=torch.finfo(torch.float64).tiny)
+        weight = (1 - self.contrast) + (2 * self.contrast - 1) * change
+        weight[round(self.tau * diffusion.steps) :] = 1
+        return weight * diffusion.to_epsilon
 
 
 @section
@@ -314,23 +380,19 @@ class Uncertainty:
 
     def check(self, config: Any) -> None:
         if isinstance(config.timesteps, LossSecondMoment):
-            why = "it makes the losses of all timesteps alike"
-            raise Refusal(
-                "weighting.name", f"{why}: timesteps.name = loss_second_moment has nothing to go by"
+            why = (
+                "it makes the losses of all timesteps alike: timesteps.name = loss_second_moment"
+                " has nothing to go by"
             )
-        if (
-            config.precision.amp == "fp16"
-            and config.parallel.strategy == "fsdp"
-            and config.parallel.workers > 1
-        ):
+            raise Refusal("weighting.name", why)
+        fsdp = config.parallel.strategy == "fsdp" and config.parallel.workers > 1
+        if config.precision.amp == "fp16" and fsdp:
             why = (
                 "parallel.strategy = fsdp divides the network and not what weighting.name ="
-                " uncertainty learns"
+                " uncertainty learns, and loss scaling takes no such mixture; use bf16"
             )
-            raise Refusal(
-                "precision.amp", f"{why}, and loss scaling takes no such mixture; use bf16"
-            )
+            raise Refusal("precision.amp", why)
 
 
-_Weighted = Constant | MinSnr | P2 | Debiased | ChangeAware | Uncertainty
-Weighting = Annotated[_Weighted, Field(discriminator="name")]
+_Static = Constant | MinSnr | P2 | Debiased | ChangeAware
+Weighting = Annotated[_Static | Uncertainty, Field(discriminator="name")]

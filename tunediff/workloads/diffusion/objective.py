@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
-from tunediff.workloads.diffusion.weighting import Weighting
+from tunediff.workloads.diffusion.weighting import StaticWeighting
 
 WEIGHT_BINS = 20
 
 
-class Objective:
+class DiffusionLoss:
     """Loss = factor·w(t)·scale·error with scale = 1/E[factor·w] over t ~ p.
 
     Without the scale a weighting would also change the learning rate and the gradient clipping, and
@@ -25,11 +25,20 @@ class Objective:
     """
 
     def __init__(
-        self, sampler: TimestepSampler, weighting: Weighting, diffusion: Diffusion
+        self, sampler: TimestepSampler, weighting: StaticWeighting, diffusion: Diffusion
     ) -> None:
         self.sampler, self.weighting, self._diffusion = sampler, weighting, diffusion
-        self._all = torch.arange(diffusion.steps, device=diffusion.device)
-        self._follow()
+        self._every_t = torch.arange(diffusion.steps, device=diffusion.device)
+        self._compute_scale()
+
+    def _compute_scale(self) -> None:
+        self._mass, self._weights = self.sampler.mass(), self.weighting.weights(self._every_t)
+        self._scale = (1 / (self._mass * self._weights).sum()).float()
+
+    def refresh(self) -> None:
+        """Update weights and scale, once a step, if sampler or weighting has changed."""
+        if self.weighting.learned or self.sampler.mass() is not self._mass:
+            self._compute_scale()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
         """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from
@@ -42,17 +51,7 @@ class Objective:
         Returns the loss of a learned weighting, else None.
         """
         self.sampler.update(t, errors, self._weights[t])
-        return self.weighting.own_loss(t, errors)
-
-    def refresh(self) -> None:
-        """Update weights and scale, once a step, if sampler or weighting has changed."""
-        if self.weighting.learned or self.sampler.mass() is not self._mass:
-            self._follow()
-
-    def _follow(self) -> None:
-        """Compute the present w(t) [T], and the scale from it and p(t)."""
-        self._mass, self._weights = self.sampler.mass(), self.weighting.weights(self._all)
-        self._scale = (1 / (self._mass * self._weights).sum()).float()
+        return self.weighting.learning_loss(t, errors)
 
     def effective_weight(self) -> Tensor:
         """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on
@@ -70,6 +69,17 @@ class Objective:
         parts = self.effective_weight().tensor_split(min(WEIGHT_BINS, self._diffusion.steps))
         return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
 
+    def table(self) -> dict[str, list[float]]:
+        """Return columns over t: log_snr, probability p(t), weight w(t), effective_weight W(t)."""
+        columns = {
+            "t": self._every_t.cpu(),
+            "log_snr": self._diffusion.snr_table.log(),
+            "probability": self.sampler.probabilities().cpu(),
+            "weight": self.weighting.table(),
+            "effective_weight": self.effective_weight(),
+        }
+        return {name: column.tolist() for name, column in columns.items()}
+
     def state_dict(self) -> dict[str, object]:
         """Return what sampler and weighting have learned. All ranks call it together."""
         return {"sampler": self.sampler.state_dict(), "weighting": self.weighting.state_dict()}
@@ -80,14 +90,3 @@ class Objective:
         self.sampler.load_state_dict(state["sampler"])
         self.weighting.load_state_dict(state["weighting"])
         self.refresh()
-
-    def table(self) -> dict[str, list[float]]:
-        """Return columns over t: log_snr, probability p(t), weight w(t), effective_weight W(t)."""
-        columns = {
-            "t": self._all.cpu(),
-            "log_snr": self._diffusion.snr_table.log(),
-            "probability": self.sampler.probabilities().cpu(),
-            "weight": self.weighting.table(),
-            "effective_weight": self.effective_weight(),
-        }
-        return {name: column.tolist() for name, column in columns.items()}

@@ -23,7 +23,7 @@ from tunediff.workloads.diffusion.levels import Mix, chain, mix, solver_levels
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(x [B, C, H, W], t [B] int64, or float32 between) → the network's output [B, C, H, W]."""
-Progress = Callable[[int, int, Tensor], None]
+OnStep = Callable[[int, int, Tensor], None]
 """(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
 LARGEST_LOG_SNR = 12.0
@@ -49,14 +49,12 @@ class Diffusion:
         self.snr_table = ab / (1 - ab)
         self.log_snr = self.snr_table.log().clamp(-LARGEST_LOG_SNR, LARGEST_LOG_SNR)
         at = mix(process, ab.sqrt(), (1 - ab).sqrt())
-        unit = {
+        # MSE_ε = SNR·MSE_x0 = (σ_d·image)²·MSE_v, exactly
+        self.to_epsilon = {
             "epsilon": torch.ones_like(ab),
             "x0": self.snr_table,
             "v": (process.sigma_data * at.image).square(),
-        }
-        self.to_epsilon = unit[
-            process.prediction
-        ]  # MSE_ε = SNR·MSE_x0 = (σ_d·image)²·MSE_v, exactly
+        }[process.prediction]
 
         self.posterior_variance = self.betas * (1 - ab_prev) / (1 - ab)
         self.posterior_coef_x0 = self.betas * ab_prev.sqrt() / (1 - ab)
@@ -84,32 +82,29 @@ class Diffusion:
             return x0
         return _gather(self._mix.v_noise, t) * noise - _gather(self._mix.v_image, t) * x0
 
-    def predict_x0(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Return the clean image that a network's output for x implies, not clamped, float32 [B, C,
-        H, W]."""
-        return self._image_by(output.float(), x, self._at(t))
-
-    def predict_noise(self, output: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Return the noise ε that a network's output for x implies, float32 [B, C, H, W]."""
-        return self._noise_by(output.float(), x, self._at(t))
-
-    def _image_by(self, output: Tensor, x: Tensor, at: Mix) -> Tensor:
+    def predict_x0(self, output: Tensor, x: Tensor, t: Tensor | Mix) -> Tensor:
+        """Return the clean image that a network's output for x at t implies, not clamped, float32
+        [B, C, H, W]."""
+        output, at = output.float(), self._at(t)
         if self.process.prediction == "epsilon":
             return (x - at.noise * output) / at.image
         if self.process.prediction == "x0":
             return output
         return (at.v_noise * x - at.noise * output) * self.process.sigma_data
 
-    def _noise_by(self, output: Tensor, x: Tensor, at: Mix) -> Tensor:
+    def predict_noise(self, output: Tensor, x: Tensor, t: Tensor | Mix) -> Tensor:
+        """Return the noise ε that a network's output for x at t implies, float32 [B, C, H, W]."""
+        output, at = output.float(), self._at(t)
         if self.process.prediction == "epsilon":
             return output
         if self.process.prediction == "x0":
             return (x - at.image * output) / at.noise
         return (at.v_image * x + at.image * output) * self.process.sigma_data
 
-    def _at(self, t: Tensor) -> Mix:
-        """Return the mix at t, shaped to multiply images: [B, 1, 1, 1]."""
-        return Mix(*(_gather(table, t) for table in self._mix))
+    def _at(self, t: Tensor | Mix) -> Mix:
+        """Return the mix at timesteps of the chain, shaped to multiply images: [B, 1, 1, 1]; a mix
+        between them as it is."""
+        return t if isinstance(t, Mix) else Mix(*(_gather(table, t) for table in self._mix))
 
     # ---- sampling
     def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
@@ -137,9 +132,8 @@ class Diffusion:
         if skip == "quadratic":
             nearest = [round(0.8 * self.steps * (i / (steps - 1)) ** 2) for i in range(steps)]
         else:
-            even = torch.linspace(
-                float(self.log_snr[0]), float(self.log_snr[-1]), steps, dtype=torch.float64
-            )
+            first, last = float(self.log_snr[0]), float(self.log_snr[-1])
+            even = torch.linspace(first, last, steps, dtype=torch.float64)
             nearest = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
         visited: list[int] = []
         for i, t in enumerate(nearest):
@@ -206,11 +200,8 @@ class Diffusion:
         """
         if t_next < 0:
             return x0
-        ab, ab_next, h = (
-            self._signal_share(t),
-            self._signal_share(t_next),
-            self._step_in_lambda(t, t_next),
-        )
+        ab, ab_next = self._signal_share(t), self._signal_share(t_next)
+        h = self._step_in_lambda(t, t_next)
         if before is not None:
             x0_before, t_before = before
             x0 = x0 + h / (2 * self._step_in_lambda(t_before, t)) * (x0 - x0_before)
@@ -227,7 +218,7 @@ class Diffusion:
         skip: Literal["linear", "quadratic"] = "linear",
         eta: float = 0.0,
         step_noise: Callable[[int], Tensor],
-        progress: Progress | None = None,
+        progress: OnStep | None = None,
     ) -> Tensor:
         """Return images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
@@ -265,7 +256,7 @@ class Diffusion:
         noise: Tensor,
         sampler: Literal["euler", "heun"],
         steps: int,
-        progress: Progress | None,
+        progress: OnStep | None,
     ) -> Tensor:
         """Return images by Euler's or Heun's method on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM,
         algorithm 1 without churn).
@@ -280,14 +271,11 @@ class Diffusion:
             at = mix(self.process, signal, sigma * signal)
             x = float(at.image) * y
             output = predict(x, torch.full((len(x),), t, device=x.device)).float()
-            return self._image_by(output, x, at), self._noise_by(output, x, at)
+            return self.predict_x0(output, x, at), self.predict_noise(output, x, at)
 
-        y = (
-            math.hypot(1, levels[0][1]) * noise.float()
-        )  # x_t is the standard normal `noise`, as elsewhere
-        for k, ((t, sigma), (t_next, sigma_next)) in enumerate(
-            zip(levels, [*levels[1:], (0.0, 0.0)], strict=True)
-        ):
+        y = math.hypot(1, levels[0][1]) * noise.float()  # as elsewhere, x_t is normal `noise`
+        later = [*levels[1:], (0.0, 0.0)]
+        for k, ((t, sigma), (t_next, sigma_next)) in enumerate(zip(levels, later, strict=True)):
             x0, epsilon = implied(y, t, sigma)
             y = x0 + sigma_next * epsilon  # y + (σ_next − σ)·ε̂, without cancellation
             if sampler == "heun" and sigma_next > 0:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.evaluation.generation import Noise, shares
+from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import Evaluation
-from tunediff.workloads.diffusion.process import Diffusion, Predict, Progress
+from tunediff.workloads.diffusion.process import Diffusion, OnStep, Predict
 
 
 def generate(
@@ -28,7 +28,7 @@ def generate(
     rank: int = 0,
     world: int = 1,
     should_stop: Callable[[], bool] | None = None,
-    progress: Progress | None = None,
+    progress: OnStep | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield this rank's share of the images 0…n−1: (number of the first, uint8 [b, C, H, W]) per
     batch.
@@ -38,33 +38,29 @@ def generate(
     `predict`, "fp32" leaving it as it is; the sampler itself computes in float32. Ends early when
     `should_stop()` is true. Raises `NonFiniteError`.
     """
-    device = torch.device(device)
-    noise = Noise(evaluation.seed, shape, device)
+    device, precision = torch.device(device), evaluation.precision
+    noise = ImageNoise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
 
     def predict_float32(x: Tensor, t: Tensor) -> Tensor:
-        as_is = evaluation.precision == "fp32"
-        with (
-            contextlib.nullcontext()
-            if as_is
-            else evaluation_precision(device, evaluation.precision)
-        ):
+        as_is = contextlib.nullcontext()
+        with as_is if precision == "fp32" else evaluation_precision(device, precision):
             return predict(x, t).float()
 
-    options = {name: getattr(evaluation, name) for name in ("sampler", "steps", "skip", "eta")}
     for start in range(rank * size, n, world * size):
         if should_stop is not None and should_stop():
             return
         stop = start + size
-        step_noise = functools.partial(noise.step, start=start, stop=stop)
-        with torch.no_grad():
-            x0 = diffusion.sample(
-                predict_float32,
-                noise.initial(start, stop),
-                step_noise=step_noise,
-                progress=progress,
-                **options,
-            )
+        x0 = diffusion.sample(
+            predict_float32,
+            noise.initial(start, stop),
+            sampler=evaluation.sampler,
+            steps=evaluation.steps,
+            skip=evaluation.skip,
+            eta=evaluation.eta,
+            step_noise=functools.partial(noise.step, start=start, stop=stop),
+            progress=progress,
+        )
         if not torch.isfinite(x0).all():
             raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")
         yield start, to_uint8(x0[: n - start])

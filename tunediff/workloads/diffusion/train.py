@@ -19,10 +19,10 @@ from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.diffusers_export import initial_weights
 from tunediff.workloads.diffusion.evaluator import Evaluator
 from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
-from tunediff.workloads.diffusion.objective import Objective
+from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
-from tunediff.workloads.diffusion.unet import Block, flops_per_sample, network
+from tunediff.workloads.diffusion.unet import ResidualBlock, flops_per_sample, network
 
 __all__ = ["initial_weights", "network", "train"]
 
@@ -32,12 +32,11 @@ def train(trial: Trial) -> None:
     # ---- the model, and the state that is trained with it
     knobs: Knobs = trial.knobs
     unet, process = network(knobs), Diffusion(knobs.process, trial.device)
-    model = trial.prepare(
-        unet, blocks=Block, flops_per_sample=flops_per_sample(knobs.model, knobs.data)
-    )
+    flops = flops_per_sample(knobs.model, knobs.data)
+    model = trial.prepare(unet, blocks=ResidualBlock, flops_per_sample=flops)
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
     weights = weighting.build(knobs.weighting, process)
-    objective, batch_size = Objective(sampler, weights, process), trial.config.loader.batch_size
+    objective, batch_size = DiffusionLoss(sampler, weights, process), trial.config.loader.batch_size
     optimizer = optimizers.build(knobs.optimizer, batch_size, unet, list(weights.parameters()))
     ema = averages.Ema(knobs.ema, unet)
     errors_at = look_ahead(trial, unet, model, process)
@@ -66,8 +65,8 @@ def train(trial: Trial) -> None:
         targets, factors = process.target(x0, noise, t), objective.factors(t, factor)
         errors = trial.forward_backward((x_t, t), (targets,), squared_errors, factors)
         with trial.phase("sampler"):
-            if (own_loss := objective.learn(t, errors)) is not None:
-                trial.backward_beside(own_loss)
+            if (weighting_loss := objective.learn(t, errors)) is not None:
+                trial.backward_beside(weighting_loss)
         if not trial.sync_gradients:
             continue
 
@@ -76,7 +75,7 @@ def train(trial: Trial) -> None:
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
         with trial.phase("ema"):
-            # their half-lives grow after an open-ended training's budget too
+            # Half-lives grow after the budget of an open-ended training too.
             trained = trial.schedule
             ema.update(unet, trained, trial.stride)
             if snapshots is not None:
@@ -103,7 +102,7 @@ def add_evaluation(
     images: data.Images,
     model: torch.nn.Module,
     process: Diffusion,
-    objective: Objective,
+    objective: DiffusionLoss,
 ) -> None:
     """Let the trial judge `model` by its samples at every point, and describe how timesteps are
     drawn and weighted."""
@@ -152,11 +151,8 @@ def look_ahead(
             x_t = process.add_noise(x0[part], noise[part], t[part])
             with trial.autocast():
                 output = model(x_t, t[part]).float()
-            errors.append(
-                squared_errors(process.predict_noise(output, x_t, t[part]), noise[part])[
-                    : len(t) - start
-                ]
-            )
+            predicted = process.predict_noise(output, x_t, t[part])
+            errors.append(squared_errors(predicted, noise[part])[: len(t) - start])
         unet.train()
         return torch.cat(errors)
 

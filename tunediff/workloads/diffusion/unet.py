@@ -28,7 +28,7 @@ class UNet(nn.Module):
 
     `down` and `up` are flat lists in order of execution, so that weights of other implementations
     of this network map one to one: each output of `input` and `down` is a skip connection, and each
-    `Block` of `up` takes the latest one. Every residual branch and the output start at zero, as in
+    `ResidualBlock` of `up` takes the latest one. Every residual branch and the output start at zero, as in
     DDPM: a new network is near the identity inside and returns zero.
     """
 
@@ -49,17 +49,17 @@ class UNet(nn.Module):
         sides = [image_size // 2**level for level in range(len(widths))]
         embedding_width = 4 * model.channels
 
-        def block(width_in: int, width_out: int, attention: bool, level: int) -> Block:
-            new = Block(width_in, width_out, embedding_width, model, attention)
-            new.recomputed = level in model.checkpoint_levels
-            return new
+        def block(width_in: int, width_out: int, attention: bool, level: int) -> ResidualBlock:
+            recomputed = level in model.checkpoint_levels
+            return ResidualBlock(width_in, width_out, embedding_width, model, attention, recomputed)
 
         self.time = TimeEmbedding(model.channels, embedding_width, *told_time)
         self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
         width, skips = model.channels, [model.channels]
+        levels = list(enumerate(zip(widths, sides, strict=True)))
 
         self.down = nn.ModuleList()
-        for level, (level_width, side) in enumerate(zip(widths, sides, strict=True)):
+        for level, (level_width, side) in levels:
             for _ in range(model.blocks):
                 self.down.append(block(width, level_width, side in model.attention, level))
                 width = level_width
@@ -73,20 +73,16 @@ class UNet(nn.Module):
         )
 
         self.up = nn.ModuleList()
-        for level, (level_width, side) in reversed(
-            list(enumerate(zip(widths, sides, strict=True)))
-        ):
+        for level, (level_width, side) in reversed(levels):
             for _ in range(model.blocks + 1):
-                self.up.append(
-                    block(width + skips.pop(), level_width, side in model.attention, level)
-                )
+                width_in = width + skips.pop()
+                self.up.append(block(width_in, level_width, side in model.attention, level))
                 width = level_width
             if level > 0:
                 self.up.append(Upsample(width))
 
         self.norm = NormSiLU(model.norm_groups, width)
         self.output = nn.Conv2d(width, image_channels, 3, padding=1)
-
         self._initialise()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
@@ -104,7 +100,7 @@ class UNet(nn.Module):
         for layer in self.middle:
             h = self._run(layer, h, embedding)
         for layer in self.up:
-            if isinstance(layer, Block):
+            if isinstance(layer, ResidualBlock):
                 h = torch.cat((h, skips.pop()), dim=1)
             h = self._run(layer, h, embedding)
         output: Tensor = self.output(self.norm(h))
@@ -135,12 +131,8 @@ class UNet(nn.Module):
         def up(
             layer: nn.Module, h: Tensor, embedding: Tensor, *skips: Tensor
         ) -> tuple[Tensor, ...]:
-            if isinstance(layer, Block):
-                return (
-                    self._run(layer, torch.cat((h, skips[-1]), dim=1), embedding),
-                    embedding,
-                    *skips[:-1],
-                )
+            if isinstance(layer, ResidualBlock):
+                h, skips = torch.cat((h, skips[-1]), dim=1), skips[:-1]
             return self._run(layer, h, embedding), embedding, *skips
 
         def end(h: Tensor, embedding: Tensor) -> Tensor:
@@ -157,21 +149,19 @@ class UNet(nn.Module):
     def _run(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled() and getattr(layer, "recomputed", False):
             h = checkpoint(layer, h, embedding, use_reentrant=False)
-            return h
-        h = layer(h, embedding)
+        else:
+            h = layer(h, embedding)
         return h
 
     @torch.no_grad()
     def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(
-                    module.weight
-                )  # DDPM: variance scaling, fan average, uniform
+                nn.init.xavier_uniform_(module.weight)  # DDPM: variance scaling, average of fans
                 assert module.bias is not None
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, Block):
+            if isinstance(module, ResidualBlock):
                 nn.init.zeros_(module.conv2.weight)
             elif isinstance(module, Attention):
                 for part in module.qkv.weight.chunk(3):  # three maps C → C, not one C → 3C
@@ -207,10 +197,8 @@ class TimeEmbedding(nn.Module):
         super().__init__()
         self.a, self.b = a, b
         half = channels // 2
-        frequencies = torch.exp(
-            torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1))
-        )
-        self.register_buffer("frequencies", frequencies.float(), persistent=False)
+        exponents = torch.arange(half, dtype=torch.float64) * (-math.log(10000) / (half - 1))
+        self.register_buffer("frequencies", exponents.exp().float(), persistent=False)
         self.pad = channels % 2
         self.linear1 = nn.Linear(channels, width)
         self.linear2 = nn.Linear(width, width)
@@ -233,26 +221,30 @@ class NormSiLU(nn.GroupNorm):
         return F.silu(super().forward(x))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block that adds the time embedding between its convolutions, then optional
     self-attention."""
 
-    recomputed: bool = False
-    """Whether the backward pass computes its activations again instead of keeping them."""
-
     def __init__(
-        self, width_in: int, width_out: int, embedding_width: int, model: Model, attention: bool
+        self,
+        width_in: int,
+        width_out: int,
+        embedding_width: int,
+        model: Model,
+        attention: bool,
+        recomputed: bool = False,
     ) -> None:
+        """`recomputed`: the backward pass computes its activations again instead of keeping them."""
         super().__init__()
+        self.recomputed = recomputed
         self.norm1 = NormSiLU(model.norm_groups, width_in)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
         self.time = nn.Linear(embedding_width, width_out)
         self.norm2 = NormSiLU(model.norm_groups, width_out)
         self.dropout = nn.Dropout(model.dropout)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
-        self.shortcut = (
-            nn.Identity() if width_in == width_out else nn.Conv2d(width_in, width_out, 1)
-        )
+        changes = width_in != width_out
+        self.shortcut = nn.Conv2d(width_in, width_out, 1) if changes else nn.Identity()
         self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -324,15 +316,11 @@ def flops_per_sample(model: Model, data: Data) -> float:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    # On the meta device nothing is computed: shapes suffice.
-    with torch.device("meta"):
-        network = UNet(
-            dataclasses.replace(model, checkpoint_levels=(), dropout=0.0),
-            data.channels,
-            data.image_size,
-        )
-        x = torch.empty(1, data.channels, data.image_size, data.image_size)
-        t = torch.zeros(1, dtype=torch.int64)
+    counted = dataclasses.replace(model, checkpoint_levels=(), dropout=0.0)
+    side = data.image_size
+    with torch.device("meta"):  # nothing is computed: shapes suffice
+        network = UNet(counted, data.channels, side)
+        x, t = torch.empty(1, data.channels, side, side), torch.zeros(1, dtype=torch.int64)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(x, t)
     return 3.0 * float(counter.get_total_flops())

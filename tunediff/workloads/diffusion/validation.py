@@ -21,7 +21,7 @@ from tunediff.data.items import mix
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.evaluation.generation import Noise, shares
+from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import Evaluation
@@ -73,13 +73,11 @@ class Validation:
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         filled = [b for b in range(BINS) if len(members[b])]
         count, width, device = len(self.pixels), len(filled), self._world.device
-        timesteps = torch.stack(
-            [_spread(members[b], count, b) for b in filled], dim=1
-        )  # [N, bins that are filled]
-        noises = Noise(mix("validation"), self.pixels.shape[1:], device)
+        spread = [_spread(members[b], count, b) for b in filled]
+        timesteps = torch.stack(spread, dim=1).flatten()  # image by image, [N · filled bins]
+        noises = ImageNoise(mix("validation"), self.pixels.shape[1:], device)
 
-        # One item per image and bin. Every rank fills in its own items; the sum over ranks is the
-        # whole.
+        # One item per image and bin. Every rank fills in some items; the sum over ranks has all.
         total = count * width
         errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
@@ -89,11 +87,10 @@ class Validation:
             evaluation_precision(device),
         ):
             for start in range(self._world.rank * size, total, self._world.size * size):
-                items = torch.arange(start, start + size).clamp(
-                    max=total - 1
-                )  # full batches, as in sampling
+                # The last batch is filled up with the last item: one size, as in sampling.
+                items = torch.arange(start, start + size).clamp(max=total - 1)
                 x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
-                t = timesteps.flatten()[items].to(device)
+                t = timesteps[items].to(device)
                 noise = noises.initial(start, start + size)
                 x_t = diffusion.add_noise(x0, noise, t)
                 predicted = diffusion.predict_noise(predict(x_t, t), x_t, t)

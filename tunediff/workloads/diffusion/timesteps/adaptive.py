@@ -31,28 +31,31 @@ class Adaptive(TableSampler):
     """Tensors of the state by name, without the `_` of the attribute, and their descriptions in
     messages."""
 
-    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
+    def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(knobs, diffusion, channels, world)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _initial(self, diffusion: Diffusion) -> Tensor:
+        return self._p  # uniform until something is learned
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         self._pending.append((t, errors.detach(), weights.detach()))
         if len(self._pending) >= REFRESH_EVERY:
-            gathered, self._pending = self._held(), []
+            gathered, self._pending = self._gathered(), []
             t, errors, weights = gathered.permute(2, 1, 0, 3).flatten(1)
             self._learn(t.long(), errors, weights)
             self._set(self.world.first(self._learned_density()))
 
-    def _held(self) -> Tensor:
+    def _gathered(self) -> Tensor:
         """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches,
         3, b]."""
         if not self._pending:
             return torch.empty(self.world.size, 0, 3, 0, dtype=torch.float64, device=self.device)
-        # float64 represents every t exactly.
-        of_this_rank = torch.stack(
-            [torch.stack([part.double() for part in batch]) for batch in self._pending]
-        )
-        return self.world.stack(of_this_rank)
+        batches = [torch.stack([part.double() for part in batch]) for batch in self._pending]
+        return self.world.stack(torch.stack(batches))  # float64 represents every t exactly
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         """Learn from errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after
@@ -69,19 +72,18 @@ class Adaptive(TableSampler):
         importance = self._importance()
         total = importance.sum()
         ready = total.isfinite() & (total > 0)
-        return torch.where(ready, mixed(importance, self.member.uniform_share), 1 / self.steps)
+        return torch.where(ready, mixed(importance, self.knobs.uniform_share), 1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
-        return {"pending": self._held()} | {
-            name: getattr(self, f"_{name}").clone() for name in self.BUFFERS
-        }
+        learned = {name: getattr(self, f"_{name}").clone() for name in self.BUFFERS}
+        return {"pending": self._gathered()} | learned
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, description in self.BUFFERS.items():
-            if (shape := state[name].shape) != (expected := getattr(self, f"_{name}").shape):
+            shape, expected = tuple(state[name].shape), tuple(getattr(self, f"_{name}").shape)
+            if shape != expected:
                 raise ValueError(
-                    f"{description} of shape {tuple(shape)} does not fit; expected"
-                    f" {tuple(expected)}"
+                    f"{description} of shape {shape} does not fit; expected {expected}"
                 )
             getattr(self, f"_{name}").copy_(state[name])
         # [batches, 3, b of all ranks]: divided among the ranks of now, however many there were.
@@ -91,7 +93,7 @@ class Adaptive(TableSampler):
         self._set(self._learned_density())
 
 
-class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
+class LossSecondMoment(Adaptive):
     """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM,
     §3.3, eq. 18).
 
@@ -102,39 +104,34 @@ class LossSecondMoment(Adaptive, of=methods.LossSecondMoment):
     BUFFERS: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
 
     def __init__(
-        self, member: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World
+        self, knobs: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World
     ) -> None:
-        super().__init__(member, diffusion, channels, world)
+        super().__init__(knobs, diffusion, channels, world)
         # Row t holds its last H losses, as a ring; one spare element takes what is not to be
         # remembered.
-        self._memory = torch.zeros(
-            self.steps * member.history + 1, dtype=torch.float64, device=self.device
-        )
-        self._history = self._memory[:-1].view(self.steps, member.history)
-        self._counts = torch.zeros(
-            self.steps, dtype=torch.int64, device=self.device
-        )  # losses seen so far
+        self._memory = self._zeros(self.steps * knobs.history + 1)
+        self._history = self._memory[:-1].view(self.steps, knobs.history)
+        self._counts = self._zeros(self.steps).long()  # losses seen so far
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        losses = weights * errors
-        limit = self.member.history
-        # A t that occurs several times takes consecutive places of its ring, in the order of the
+        losses, limit = weights * errors, self.knobs.history
+        # A t that occurs several times takes consecutive entries of its ring, in the order of the
         # batch.
         t, order = t.sort(stable=True)
         first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
         index = torch.arange(len(t), device=self.device)
-        place = t * limit + (self._counts[t] + index - first) % limit
-        # More than H of one t: only its last H, so that no place is written twice.
-        place = torch.where(end - index <= limit, place, self.steps * limit)
-        self._memory.scatter_(0, place, losses[order])
+        entry = t * limit + (self._counts[t] + index - first) % limit
+        # More than H of one t: only its last H, so that no entry is written twice.
+        entry = torch.where(end - index <= limit, entry, self.steps * limit)
+        self._memory.scatter_(0, entry, losses[order])
         self._counts.index_add_(0, t, torch.ones_like(t))
 
     def _importance(self) -> Tensor:
-        full = (self._counts >= self.member.history).all()
+        full = (self._counts >= self.knobs.history).all()
         return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
-class InfoNoise(Adaptive, of=methods.InfoNoise):
+class InfoNoise(Adaptive):
     """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at
     log-SNR λ = −2·ln σ (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and
     values as public code quotes them).
@@ -160,50 +157,39 @@ class InfoNoise(Adaptive, of=methods.InfoNoise):
     BUFFERS: ClassVar = {"sums": "running means (2, bins)"}
 
     def __init__(
-        self, member: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World
+        self, knobs: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World
     ) -> None:
-        super().__init__(member, diffusion, channels, world)
-        place, _ = equal_bins(-diffusion.log_snr, member.bins)
+        super().__init__(knobs, diffusion, channels, world)
+        bins, _ = equal_bins(-diffusion.log_snr, knobs.bins)
         # Bins without a timestep are left out: every one that is left can be visited.
-        _, bins = torch.unique(place, return_inverse=True)
+        _, bins = torch.unique(bins, return_inverse=True)
         self._bin = bins.to(self.device)
         self._in_bin = F.one_hot(bins).double().to(self.device)  # [T, bins]
-        self._sums = torch.zeros(
-            2, int(bins.max()) + 1, dtype=torch.float64, device=self.device
-        )  # errors, images
+        self._sums = self._zeros(2, int(bins.max()) + 1)  # errors, images
         self._seen = 0
-        self._snr, self._to_epsilon = (
-            diffusion.snr_table.to(self.device),
-            diffusion.to_epsilon.to(self.device),
-        )
-        gate = 1 / (1 + (member.gate**2 * self._snr).pow(self.GATE_POWER / 2))
-        width = (
-            torch.gradient(diffusion.log_snr)[0].abs().to(self.device)
-        )  # |dλ/dt|: makes p a density over λ
-        self._passed = gate * width
+        self._snr = diffusion.snr_table.to(self.device)
+        self._to_epsilon = diffusion.to_epsilon.to(self.device)
+        gate = 1 / (1 + (knobs.gate**2 * self._snr).pow(self.GATE_POWER / 2))
+        width = torch.gradient(diffusion.log_snr)[0].abs()  # |dλ/dt|: makes p a density over λ
+        self._passed = gate * width.to(self.device)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         to_epsilon, snr = self._to_epsilon[t], self._snr[t]
         epsilon = to_epsilon * errors
-        rate = (
-            epsilon
-            / (epsilon / snr).clamp(min=1.0)
-            / (weights * snr / to_epsilon).pow(self.member.compensation)
-        )
+        rate = epsilon / (epsilon / snr).clamp(min=1.0)
+        rate = rate / (weights * snr / to_epsilon).pow(self.knobs.compensation)
         # Loss scaling skips steps that overflow: their errors are not used.
         finite = rate.isfinite()
         both = torch.stack((torch.where(finite, rate, 0.0), finite.double()))
-        here = both @ self._in_bin[t]  # a GPU's index_add_ sums in another order every time
+        added = both @ self._in_bin[t]  # a GPU's index_add_ sums in another order every time
         self._seen += len(t)
-        self._sums = 0.5 ** (len(t) / (self.member.half_life * self._seen)) * self._sums + here
+        self._sums = 0.5 ** (len(t) / (self.knobs.half_life * self._seen)) * self._sums + added
 
     def _importance(self) -> Tensor:
-        visited = self._sums[1] >= 1
-        mean = self._sums[0] / self._sums[1]
+        visited, mean = self._sums[1] >= 1, self._sums[0] / self._sums[1]
         # A bin that was not visited yet counts like the mean of the others.
-        mean = torch.where(visited, mean, torch.where(visited, mean, 0.0).sum() / visited.sum())[
-            self._bin
-        ]
+        others = torch.where(visited, mean, 0.0).sum() / visited.sum()
+        mean = torch.where(visited, mean, others)[self._bin]
         return mean.clamp(min=1e-24 * mean.max()) * self._passed
 
     def state_dict(self) -> dict[str, object]:

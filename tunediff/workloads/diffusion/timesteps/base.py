@@ -1,4 +1,4 @@
-"""The interface between the training loop and the timestep samplers."""
+"""The interface between the training loop and the timestep samplers, and those that do not learn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ ErrorsAt = Callable[[Tensor, Tensor, Tensor], Tensor]
 now, float32 [n], without dropout and without gradients."""
 
 
-KINDS: dict[type, type[TimestepSampler]] = {}
-"""The sampler of each member of `methods.Timesteps`: `class Speed(TableSampler,
-of=methods.Speed)`."""
-
-
 class TimestepSampler:
     """`sample`, then train, then `update` with the errors. `state_dict` belongs in the checkpoint.
 
@@ -30,23 +25,11 @@ class TimestepSampler:
     state.
     """
 
-    def __init_subclass__(cls, of: type | None = None) -> None:
-        if of is not None:
-            KINDS[of] = cls
-
-    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
-        """`member`: this sampler's part of the configuration; `channels`: those of an image."""
-        self.member, self.steps, self.device, self.world = (
-            member,
-            diffusion.steps,
-            diffusion.device,
-            world,
-        )
-        self._p = self._initial(diffusion).to(self.device)
-
-    def _initial(self, diffusion: Diffusion) -> Tensor:
-        """Return p(t) at the start, float64 [T] on any device."""
-        return torch.full((self.steps,), 1 / self.steps, dtype=torch.float64)
+    def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
+        """`knobs`: the section `timesteps`; `channels`: those of an image."""
+        self.knobs, self.steps, self.world = knobs, diffusion.steps, world
+        self.device = diffusion.device
+        self._p = torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device)
 
     def advance(self, progress: float) -> None:
         """Called before each draw with the fraction of the training that is over, equal on all
@@ -71,7 +54,7 @@ class TimestepSampler:
         return t[of_this_rank], factor[of_this_rank]
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return t and factor for a whole batch."""
+        """Return t and factor for all images of all ranks."""
         raise NotImplementedError
 
     def probabilities(self) -> Tensor:
@@ -81,10 +64,7 @@ class TimestepSampler:
 
     def mass(self) -> Tensor:
         """Return p(t) times the factor, float64 [T] on the device: how much an error at t counts,
-        before the weighting.
-
-        A new tensor object once it has changed.
-        """
+        before the weighting. A new tensor object once it has changed."""
         return self._p
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
@@ -109,45 +89,97 @@ class TimestepSampler:
             raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
 
 
+class Uniform(TimestepSampler):
+    """Uniform t, independent for each image (DDPM, algorithm 1)."""
+
+    def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        t = torch.randint(self.steps, (batch,), generator=generator, device=self.device)
+        return t, torch.ones(batch, device=self.device)
+
+
+class Stratified(TimestepSampler):
+    """t_i = ⌊T·frac(u + i/B)⌋ with one u for the batch: uniform p(t) with less variance (VDM, arXiv
+    2107.00630)."""
+
+    def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        t = (self.steps * stratified(batch, self.device, generator)).long()
+        t = t.clamp_(max=self.steps - 1)  # the product may round up to T
+        return t, torch.ones(batch, device=self.device)
+
+
 class TableSampler(TimestepSampler):
     """Draws from a table of p(t) by its inverse distribution function; the host never waits for the
     device."""
 
-    def __init__(self, member: Any, diffusion: Diffusion, channels: int, world: World) -> None:
-        super().__init__(member, diffusion, channels, world)
-        self._over = False
-        self._set(self._p)
+    def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
+        super().__init__(knobs, diffusion, channels, world)
+        self._until_over = False
+        self._set(self._initial(diffusion).to(self.device))
+
+    def _initial(self, diffusion: Diffusion) -> Tensor:
+        """Return p(t) at the start, float64 [T] on any device."""
+        return mixed(self.knobs.density(diffusion), getattr(self.knobs, "uniform_share", 0.0))
 
     def advance(self, progress: float) -> None:
-        if not self._over and progress >= self.member.until < 1:
-            self._over = True
+        if not self._until_over and progress >= self.knobs.until < 1:
+            self._until_over = True
             self._set(self._p)
 
     def _set(self, p: Tensor) -> None:
-        """Draw from p float64 [T], of sum 1, from now on; uniformly once `until` is over.
-
-        Its distribution function is counted in units of 2⁻⁵², which float64 holds exactly: a GPU
-        sums floating-point numbers in whatever order, and ranks would draw different timesteps.
-        """
-        if self._over:
+        """Draw from p float64 [T], of sum 1, from now on; uniformly once `until` is over."""
+        if self._until_over:
             p = torch.full_like(p, 1 / self.steps)
+        # The distribution function is counted in units of 2⁻⁵², which float64 holds exactly: a GPU
+        # sums floating-point numbers in any order, and ranks would draw different timesteps.
         self._p, self._cumulative = p, (p * 2.0**52).round().long().cumsum(0).double()
-        table = (self.steps * p).pow(-self.member.importance_correction)
-        self._mass = torch.where(p > 0, p * table, 0.0)
-        self._factor = table.float()
+        factor = (self.steps * p).pow(-self.knobs.importance_correction)
+        self._mass = torch.where(p > 0, p * factor, 0.0)
+        self._factor = factor.float()
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        if self.member.stratified:
+        if self.knobs.stratified:
             u = stratified(batch, self.device, generator)
         else:
             u = torch.rand(batch, generator=generator, device=self.device, dtype=torch.float64)
-        t = torch.searchsorted(self._cumulative, u * self._cumulative[-1], right=True).clamp_(
-            max=self.steps - 1
-        )
+        t = inverse(self._cumulative, u)
         return t, self._factor[t]
 
     def mass(self) -> Tensor:
         return self._mass
+
+
+class Speed(TableSampler):
+    """SpeeD (arXiv 2405.17403) with the mirrored draws of its public code, if `dual`.
+
+    The second half of a batch then mirrors the first at m, the first timestep (plus one), from the
+    steepest on, where √(1−ᾱ) grows by less than 1e-4 per step of a chain of 1,000: t' = m−t below
+    m, t−m from m on. The public code does this with every batch, although τ of the paper and m
+    differ; p(t) is then the mean of both. It has linear and cosine schedules, which begin steeply;
+    the noise of `edm` begins as slowly as it ends.
+    """
+
+    def _initial(self, diffusion: Diffusion) -> Tensor:
+        p, steps = super()._initial(diffusion), self.steps
+        growth = torch.gradient((1 - diffusion.alphas_cumprod).sqrt())[0]
+        steepest = int(growth.argmax())
+        slow = (growth[steepest:] < 0.1 / steps).nonzero() + steepest
+        self._mirror = min(int(slow[0]) + 1, steps - 1) if len(slow) else steps - 1
+        self._first_half = p.cumsum(0).to(self.device)
+        if not self.knobs.dual:
+            return p
+        return (p + torch.zeros_like(p).index_add_(0, self._mirrored(torch.arange(steps)), p)) / 2
+
+    def _mirrored(self, t: Tensor) -> Tensor:
+        return torch.where(t < self._mirror, self._mirror - t, t - self._mirror)
+
+    def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        if self._until_over or not self.knobs.dual:
+            return super()._draw(batch, generator)
+        half = batch - batch // 2
+        u = torch.rand(half, generator=generator, device=self.device, dtype=torch.float64)
+        t = inverse(self._first_half, u)
+        t = torch.cat((t, self._mirrored(t)))[:batch]
+        return t, self._factor[t]
 
 
 def stratified(batch: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
@@ -155,6 +187,13 @@ def stratified(batch: int, device: torch.device, generator: torch.Generator | No
     appendix I)."""
     u = torch.rand(1, generator=generator, device=device, dtype=torch.float64)
     return (u + torch.arange(batch, device=device, dtype=torch.float64) / batch).frac()
+
+
+def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
+    """Return the t int64 at which a distribution function [T] or [B, T], not scaled to end at 1,
+    passes u [B] or [B, 1] in [0, 1)."""
+    t = torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
+    return t.clamp_(max=cumulative.shape[-1] - 1)
 
 
 def mixed(p: Tensor, uniform_share: float) -> Tensor:

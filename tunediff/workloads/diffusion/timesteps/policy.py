@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSampler
+from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSampler, inverse
 
 
-class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
+class BetaPolicy(TimestepSampler):
     """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient
     (arXiv 2411.09998, algorithms 1 and 2).
 
@@ -38,22 +38,21 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     """
 
     def __init__(
-        self, member: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World
+        self, knobs: methods.BetaPolicy, diffusion: Diffusion, channels: int, world: World
     ) -> None:
-        super().__init__(member, diffusion, channels, world)
-        self._policy = _Policy(channels).to(self.device)
-        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=member.policy_lr)
-        middle = (
-            torch.arange(self.steps, device=self.device, dtype=torch.float32) + 0.5
-        ) / self.steps
+        super().__init__(knobs, diffusion, channels, world)
+        self._policy = _PolicyNetwork(channels).to(self.device)
+        self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=knobs.policy_lr)
+        cells = torch.arange(self.steps, device=self.device, dtype=torch.float32)
+        middle = (cells + 0.5) / self.steps
         self._logs = torch.stack((middle.log(), (1 - middle).log()))  # [2, T]
 
         alphas, ab = 1 - diffusion.betas, diffusion.alphas_cumprod
         variance = torch.cat((diffusion.posterior_variance[1:2], diffusion.posterior_variance[1:]))
         self._kl = (diffusion.betas**2 / (2 * variance * alphas * (1 - ab))).float().to(self.device)
-        self._scanned = self._evenly(self.steps, member.scan)
-        self._selected = self._scanned[self._evenly(member.scan, member.selected)]
-        self._queue = torch.zeros(member.queue, member.scan, device=self.device)
+        self._scanned = self._evenly(self.steps, knobs.scan)
+        self._selected = self._scanned[self._evenly(knobs.scan, knobs.selected)]
+        self._queue = torch.zeros(knobs.queue, knobs.scan, device=self.device)
         self._scans = self._taken = 0
         self._drawn: tuple[Tensor, Tensor, int, int] | None = None
         self._before: tuple[Tensor, ...] | None = None
@@ -63,7 +62,7 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
 
     @property
     def _due(self) -> bool:
-        return self._taken % int(self.member.interval) == 0
+        return self._taken % int(self.knobs.interval) == 0
 
     # ---- drawing t
     def sample(
@@ -73,19 +72,13 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         batch: int | None = None,
         first: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        batch = batch or len(images)
+        batch, stop = batch or len(images), first + len(images)
         with torch.no_grad():
             log_p = self._log_p(images)
-            cumulative = log_p.exp().cumsum(1)
-            u = torch.rand(batch, generator=generator, device=self.device)[
-                first : first + len(images), None
-            ]
-            t = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True).clamp_(
-                max=self.steps - 1
-            )
-            factor = torch.exp(
-                -self.member.importance_correction * (math.log(self.steps) + log_p.gather(1, t))
-            )
+            u = torch.rand(batch, generator=generator, device=self.device)[first:stop, None]
+            t = inverse(log_p.exp().cumsum(1), u)
+            log_ratio = math.log(self.steps) + log_p.gather(1, t)
+            factor = torch.exp(-self.knobs.importance_correction * log_ratio)
             if self._due:
                 self._drawn = (images, t[:, 0], batch, first)
                 # What counts as p(t) until the next update is the mean over this batch.
@@ -95,14 +88,14 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
     def _log_p(self, images: Tensor) -> Tensor:
         """Return log π(t|x0), float32 [b, T]."""
         log_p = F.log_softmax((self._policy(images.float()) - 1) @ self._logs, dim=1)
-        share = self.member.uniform_share
+        share = self.knobs.uniform_share
         if share == 0.0:
             return log_p
         floor = torch.full_like(log_p, math.log(share / self.steps))
         return torch.logaddexp(log_p + math.log1p(-share), floor) if share < 1.0 else floor
 
     def mass(self) -> Tensor:
-        return self._p * (self.steps * self._p).pow(-self.member.importance_correction)
+        return self._p * (self.steps * self._p).pow(-self.knobs.importance_correction)
 
     # ---- learning
     def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
@@ -110,22 +103,13 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
             return
         assert self._drawn is not None
         images, _, batch, first = self._drawn
-        shape = images.shape[1:]
-        scan_image = self.world.first(
-            images[:1].clone()
-        )  # all ranks scan the same image, and so choose the same S
-        scan_noise = torch.randn(
-            (len(self._scanned), *shape), generator=generator, device=self.device
-        )
-        noise = torch.randn((batch, *shape), generator=generator, device=self.device)[
-            first : first + len(images)
-        ]
-        self._before = (
-            scan_image,
-            scan_noise,
-            noise,
-            *self._terms(errors_at, scan_image, scan_noise, noise),
-        )
+        # All ranks scan one image, and so choose the same S.
+        scan_image, shape = self.world.first(images[:1].clone()), images.shape[1:]
+        options: dict[str, Any] = {"generator": generator, "device": self.device}
+        scan_noise = torch.randn((len(self._scanned), *shape), **options)
+        noise = torch.randn((batch, *shape), **options)[first : first + len(images)]
+        inputs = (scan_image, scan_noise, noise)
+        self._before = (*inputs, *self._terms(errors_at, *inputs))
 
     def after_step(self, errors_at: ErrorsAt) -> None:
         if self._before is not None:
@@ -143,12 +127,11 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         """Return the KL of one image at the scanned timesteps [scan], of all images at the selected
         ones [b, |S|]."""
         assert self._drawn is not None
-        images = self._drawn[0]
-        scan = self._kl[self._scanned] * errors_at(
-            scan_image.expand_as(scan_noise), scan_noise, self._scanned
-        )
-        chosen = self._selected[:, None].expand(-1, len(images))
-        return scan, torch.stack([self._kl[t] * errors_at(images, noise, t) for t in chosen], dim=1)
+        images, scanned = self._drawn[0], self._scanned
+        scan = self._kl[scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, scanned)
+        selected = self._selected[:, None].expand(-1, len(images))
+        terms = [self._kl[t] * errors_at(images, noise, t) for t in selected]
+        return scan, torch.stack(terms, dim=1)
 
     def _improve(self, reward: Tensor) -> None:
         """Train the policy one step towards timesteps with a larger reward [b]."""
@@ -157,7 +140,7 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
         with torch.enable_grad():
             log_p = self._log_p(images)
             entropy = -(log_p.exp() * log_p).sum(1)
-            gain = reward * log_p.gather(1, t[:, None])[:, 0] + self.member.entropy * entropy
+            gain = reward * log_p.gather(1, t[:, None])[:, 0] + self.knobs.entropy * entropy
             self._optimizer.zero_grad(set_to_none=True)
             (-gain.mean()).backward()
         for parameter in self._policy.parameters():
@@ -175,48 +158,50 @@ class BetaPolicy(TimestepSampler, of=methods.BetaPolicy):
             return
         centred = rows - rows.mean(0)
         total = centred.sum(1, keepdim=True)
-        correlation = (centred * total).sum(0).square() / (
-            centred.square().sum(0) * total.square().sum()
-        )
-        best = torch.nan_to_num(correlation, nan=-1.0).topk(self.member.selected).indices
+        covariance, variance = (centred * total).sum(0), centred.square().sum(0)
+        correlation = covariance.square() / (variance * total.square().sum())
+        best = torch.nan_to_num(correlation, nan=-1.0).topk(self.knobs.selected).indices
         self._selected = self._scanned[best]
 
     # ---- state
     def state_dict(self) -> dict[str, object]:
         state = {
-            "policy": self._policy.state_dict(), "optimizer": self._optimizer.state_dict(), "queue": self._queue,
-            "selected": self._selected, "p": self._p, "scans": self._scans, "taken": self._taken,
-        }  # fmt: skip
+            "policy": self._policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "queue": self._queue,
+            "selected": self._selected,
+            "p": self._p,
+            "scans": self._scans,
+            "taken": self._taken,
+        }
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["queue"].shape != self._queue.shape or len(state["selected"]) != len(
-            self._selected
-        ):
-            shape = (*state["queue"].shape, len(state["selected"]))
-            expected = (*self._queue.shape, len(self._selected))
-            raise ValueError(
-                f"a policy with (queue, scan, selected) = {shape} does not fit; expected {expected}"
-            )
+        shape = (*state["queue"].shape, len(state["selected"]))
+        expected = (*self._queue.shape, len(self._selected))
+        if shape != expected:
+            sizes = f"(queue, scan, selected) = {shape}"
+            raise ValueError(f"a policy with {sizes} does not fit; expected {expected}")
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._queue.copy_(state["queue"])
-        self._selected = state["selected"].to(self.device)
-        self._p = state["p"].to(self.device)
+        self._selected, self._p = state["selected"].to(self.device), state["p"].to(self.device)
         self._scans, self._taken = state["scans"], state["taken"]
         self._before = self._drawn = None
 
 
-class _Policy(nn.Module):
+class _PolicyNetwork(nn.Module):
     """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution, [b, 2]; (1, 1) for every image
     before training."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.SiLU(),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.SiLU(),
-        )  # fmt: skip
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.SiLU(),
+        )
         self.head = nn.Linear(32, 2)
         nn.init.zeros_(self.head.weight)
         nn.init.constant_(self.head.bias, math.log(math.e - 1))  # softplus of it is 1

@@ -43,7 +43,7 @@ LEAD = 0.05
 """Over the filter, from which on it is judged: below, its growth is lost in the noise."""
 
 
-class Wiener(Adaptive, of=methods.Wiener):
+class Wiener(Adaptive):
     """λ = log SNR from a normal distribution around the level λ* where noise and image are least
     certain together; the more the network has learned there, the more draws follow the spectrum of
     the images instead; our own.
@@ -93,31 +93,21 @@ class Wiener(Adaptive, of=methods.Wiener):
     }
 
     def __init__(
-        self, member: methods.Wiener, diffusion: Diffusion, channels: int, world: World
+        self, knobs: methods.Wiener, diffusion: Diffusion, channels: int, world: World
     ) -> None:
-        super().__init__(member, diffusion, channels, world)
-        self._log_snr, self._snr = (
-            diffusion.snr_table.log().to(self.device),
-            diffusion.snr_table.to(self.device),
-        )
-        self._to_epsilon = diffusion.to_epsilon.to(self.device)
-        self._cell = (
-            torch.gradient(diffusion.log_snr)[0].abs().to(self.device)
-        )  # |dλ/dt|: makes p a density over λ
-        self._sums = torch.zeros(
-            2, 0, dtype=torch.float64, device=self.device
-        )  # of the components and their squares
+        super().__init__(knobs, diffusion, channels, world)
+        device = self.device
+        self._snr = diffusion.snr_table.to(device)
+        self._log_snr = diffusion.snr_table.log().to(device)
+        self._to_epsilon = diffusion.to_epsilon.to(device)
+        # |dλ/dt|: makes p a density over λ
+        self._cell = torch.gradient(diffusion.log_snr)[0].abs().to(device)
+        self._sums = self._zeros(2, 0)  # of the components and their squares
         self._images = 0
-        self._powers = math.log(2) / torch.tensor(
-            HALF_LIVES, dtype=torch.float64, device=self.device
-        )
-        self._means = torch.zeros(
-            2, 2, dtype=torch.float64, device=self.device
-        )  # of both: errors, images
-        self._times = torch.ones(
-            (), dtype=torch.float64, device=self.device
-        )  # the width, in those of the start
-        self._seen, self._ends = 0, False
+        self._powers = math.log(2) / torch.tensor(HALF_LIVES, dtype=torch.float64, device=device)
+        self._means = self._zeros(2, 2)  # by both half-lives: errors, images
+        self._times = torch.ones_like(self._zeros())  # the width, in those of the start
+        self._seen, self._ending = 0, False
 
     # ---- from the images
     def sample(
@@ -128,9 +118,8 @@ class Wiener(Adaptive, of=methods.Wiener):
         first: int = 0,
     ) -> tuple[Tensor, Tensor]:
         drawn = super().sample(images, generator, batch, first)
-        if (
-            self._images < LEARNED_FROM
-        ):  # for the next batch: this one's losses are scaled by what was drawn from
+        # For the next batch: the losses of this one are scaled by what was drawn from.
+        if self._images < LEARNED_FROM:
             self._learn_spectrum(cosine_transform(images).double())
         return drawn
 
@@ -141,34 +130,32 @@ class Wiener(Adaptive, of=methods.Wiener):
         both = self.world.stack(of_this_rank).sum(0)
         self._sums = self._sums + both if self._images else both
         self._images += len(components) * self.world.size
-        self._find_place()
+        self._find_centre()
         self._set(self.world.first(self._learned_density()))  # other GPUs round differently
 
-    def _find_place(self) -> None:
+    def _find_centre(self) -> None:
         """Set λ*, the filter's ε-error float64 [T], the narrow density and the spectrum's from the
         images so far."""
         mean, square = self._sums / self._images
         variances = (square - mean.square()).clamp(min=1e-6)  # (an eighth of a grey level)²
         left = self._left(*_by_level(variances[:, :COARSEST, :COARSEST]))
-        self._place = self._log_snr.take(
-            (left.log() + self._log_snr / 2).argmax()
-        )  # an index would make the host wait
+        # `take`, for an index would make the host wait for the device.
+        self._centre = self._log_snr.take((left.log() + self._log_snr / 2).argmax())
         count, variance = _by_level(variances)
         self._filter = self._snr * self._left(count, variance) / variances.numel()
-        self._narrow = self._around(self._place[None]).sum(1)
-        self._spectrum = (count * variance * self._around(-variance.log())).sum(1) / (
-            count * variance
-        ).sum()
+        self._narrow = self._around(self._centre[None]).sum(1)
+        power = count * variance
+        self._spectrum = (power * self._around(-variance.log())).sum(1) / power.sum()
 
     def _left(self, count: Tensor, variance: Tensor) -> Tensor:
         """Return the sum over components, `count` of each variance, of what the filter leaves,
         float64 [T]."""
         return (count * variance / (1 + variance * self._snr[:, None])).sum(1)
 
-    def _around(self, places: Tensor) -> Tensor:
-        """Return p(t) by which λ is normal around each place, of deviation `width`, float64 [T,
-        places]."""
-        distance = (self._log_snr[:, None] - places) / self.member.width
+    def _around(self, centres: Tensor) -> Tensor:
+        """Return p(t) by which λ is normal around each centre, of deviation `width`, float64 [T,
+        centres]."""
+        distance = (self._log_snr[:, None] - centres) / self.knobs.width
         return torch.softmax(self._cell.log()[:, None] - 0.5 * distance.square(), 0)
 
     def _density(self, lead: Tensor, times: Tensor) -> Tensor:
@@ -181,10 +168,9 @@ class Wiener(Adaptive, of=methods.Wiener):
     # ---- from the training
     def advance(self, progress: float) -> None:
         super().advance(progress)
-        if self._ends or progress < ENDING:
-            return
-        self._ends = True
-        self._set(self.world.first(self._learned_density()))
+        if not self._ending and progress >= ENDING:
+            self._ending = True
+            self._set(self.world.first(self._learned_density()))
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         if self._images >= LEARNED_FROM:
@@ -193,11 +179,11 @@ class Wiener(Adaptive, of=methods.Wiener):
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         ratio, share = errors * self._to_epsilon[t] / self._filter[t], self._narrow[t] / self._p[t]
         finite = ratio.isfinite()  # loss scaling skips steps that overflow
-        both = torch.stack(
-            (torch.where(finite, share * ratio, 0.0), torch.where(finite, share, 0.0))
-        ).sum(1)
+        weighted = (torch.where(finite, share * ratio, 0.0), torch.where(finite, share, 0.0))
+        added = torch.stack(weighted).sum(1)
         self._seen += len(t)
-        self._means = (1 - len(t) / self._seen) ** self._powers[:, None] * self._means + both
+        kept = (1 - len(t) / self._seen) ** self._powers[:, None]
+        self._means = kept * self._means + added
         if self._seen >= SETTLED:
             self._times = torch.maximum(self._times, self._width_factor())
 
@@ -219,36 +205,31 @@ class Wiener(Adaptive, of=methods.Wiener):
         if not self._images:
             return torch.ones_like(self._p)
         learned = self._density(self._leads()[0], self._times)
-        return torch.where(self._times >= WIDE, 1 / self.steps, learned) if self._ends else learned
+        if not self._ending:
+            return learned
+        return torch.where(self._times >= WIDE, 1 / self.steps, learned)
 
     def state_dict(self) -> dict[str, object]:
-        own = {"images": self._images, "sums": self._sums.clone(), "seen": self._seen}
-        return super().state_dict() | own
+        learned = {"images": self._images, "sums": self._sums.clone(), "seen": self._seen}
+        return super().state_dict() | learned
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._images, self._sums, self._seen = (
-            state["images"],
-            state["sums"].to(self.device),
-            state["seen"],
-        )
+        self._images, self._seen = state["images"], state["seen"]
+        self._sums = state["sums"].to(self.device)
         if self._images:
-            self._find_place()
+            self._find_centre()
         super().load_state_dict(state)
 
 
 def _by_level(variances: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of components at each of `LEVELS` variances, and these, float64
     [levels]."""
-    levels = variances.flatten().log()
-    low, high = levels.min(), levels.max()
-    level = ((levels - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
-    count = torch.zeros(LEVELS, dtype=torch.float64, device=levels.device).index_add_(
-        0, level, torch.ones_like(levels)
-    )
-    variance = (
-        low + (high - low) * torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=levels.device)
-    ).exp()
-    return count, variance
+    logs = variances.flatten().log()
+    low, high = logs.min(), logs.max()
+    level = ((logs - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
+    count = logs.new_zeros(LEVELS).index_add_(0, level, torch.ones_like(logs))
+    even = torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=logs.device)
+    return count, (low + (high - low) * even).exp()
 
 
 def cosine_transform(images: Tensor) -> Tensor:

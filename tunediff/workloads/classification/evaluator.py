@@ -17,19 +17,15 @@ from tunediff.distributed import World
 from tunediff.training.precision import evaluation_precision
 
 
-class Judge:
-    """Judges models on the same held-out images. All ranks call it together and get the same
+class HeldOutEvaluator:
+    """Measures models on the same held-out images. All ranks call it together and get the same
     numbers."""
 
     def __init__(self, held_out: Images, batch_size: int, world: World) -> None:
         """`held_out` with labels; `batch_size`: images at once on each rank."""
         assert held_out.labels is not None
-        self._pixels, self._labels, self._names = (
-            held_out.pixels,
-            held_out.labels,
-            held_out.class_names,
-        )
-        self._batch_size, self._world = batch_size, world
+        self._pixels, self._labels = held_out.pixels, held_out.labels
+        self._names, self._batch_size, self._world = held_out.class_names, batch_size, world
         self._scaled = in_unit_range(flip=False)
         self.table: dict[str, list[float]] = {}
         """Of the last evaluation, a row for each class: its number, its images, the share of them
@@ -48,12 +44,11 @@ class Judge:
         world, count, size = self._world, len(self._labels), self._batch_size
         predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
         losses = torch.zeros(count, dtype=torch.float64, device=world.device)
-        for (
-            buffer
-        ) in model.buffers():  # batch statistics differ between ranks: those of rank 0 are saved
+        # Batch statistics differ between ranks: those of rank 0 are saved.
+        for buffer in model.buffers():
             world.first(buffer)
-        # Every rank fills in its own rows, in as many batches as every other rank; the sum over
-        # ranks is complete.
+        # Every rank fills in some rows, in as many batches as every other rank; the sum over ranks
+        # is complete.
         work = Progress("held-out images", count)
         for start in range(0, count, world.size * size):
             work.more(world.size * size * (start > 0))
@@ -68,30 +63,26 @@ class Judge:
         if not torch.isfinite(losses).all():
             raise NotFiniteError("outputs for held-out images are not finite")
         self.table = self._confusion(predicted)
-        return {
-            "accuracy": (predicted == self._labels).sum().item() / count,
-            "validation_loss": losses.mean().item(),
-        }
+        accuracy = (predicted == self._labels).sum().item() / count
+        return {"accuracy": accuracy, "validation_loss": losses.mean().item()}
 
     def _logits(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits, float32 [b, classes], and labels [b] of these images."""
-        pixels, labels = (
-            self._pixels[rows].to(self._world.device),
-            self._labels[rows].to(self._world.device),
-        )
-        with evaluation_precision(self._world.device):
+        device = self._world.device
+        pixels, labels = self._pixels[rows].to(device), self._labels[rows].to(device)
+        with evaluation_precision(device):
             return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
 
     def _confusion(self, predicted: Tensor) -> dict[str, Any]:
         """Return `table` for these class numbers [N]."""
         width = len(self._names)
-        matrix = torch.bincount(self._labels * width + predicted, minlength=width * width).view(
-            width, width
-        )
+        pairs = torch.bincount(self._labels * width + predicted, minlength=width * width)
+        matrix = pairs.view(width, width)  # a row for each true class
         images, right = matrix.sum(1), matrix.diag()
-        columns = {
-            f"as {name}": column.tolist()
-            for name, column in zip(self._names, matrix.T, strict=True)
+        table = {
+            "class": list(range(width)),
+            "images": images.tolist(),
+            "right": (right / images.clamp(min=1)).tolist(),
         }
-        share = (right / images.clamp(min=1)).tolist()
-        return {"class": list(range(width)), "images": images.tolist(), "right": share, **columns}
+        columns = zip(self._names, matrix.T, strict=True)
+        return table | {f"as {name}": column.tolist() for name, column in columns}

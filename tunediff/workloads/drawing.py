@@ -1,0 +1,215 @@
+"""Draw images from saved models, as `tunediff.sample` and `tunediff.evaluate` do: the options of the
+sampler, and the loop over a workload's `sample_images`. Imports torch late.
+
+Any workload may have `sample_images(network, config, request)`. The options `--sampler`, `--steps`,
+`--skip` and `--eta` are for models of the workload `diffusion`; the commands have them before they
+know whose model they are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunediff import cli
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Values
+from tunediff.config.code import WorkloadError
+from tunediff.core import progress, text
+from tunediff.workloads.diffusion.knobs import SAMPLERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tunediff.distributed import World
+    from tunediff.evaluation.generation import SampleRequest
+
+SAMPLER_OPTIONS = ("sampler", "steps", "skip", "eta")
+DEFAULT_SAMPLER = "ddpm"
+"""Of the commands, whatever the model's evaluations use: all steps of the process."""
+SLOW_S = 4 * 3600
+"""Seconds of sampling above which `announce` also says how it takes less."""
+
+
+# ---- the sampler
+def add_sampler_options(parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
+    """Add `SAMPLER_OPTIONS`; the words say what is taken where an option is not given."""
+    add, names = parser.add_argument, ", ".join(SAMPLERS)
+    add("--sampler", help=f"{names} (default: {DEFAULT_SAMPLER}, all steps of the process)")
+    add("--steps", type=int, help=f"steps of {_samplers_with('steps')} (default: {steps})")
+    add("--skip", help=f"spacing of the DDIM steps: linear or quadratic (default: {skip})")
+    add("--eta", type=float, help=f"noise of DDIM, 0 to 1 (default: {eta})")
+
+
+def _samplers_with(option: str) -> str:
+    """Return the samplers that follow an option, the last joined by «and»."""
+    *others, last = (sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def check_sampler_options(args: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, for any model. Raises `ConfigError`."""
+    sampler = args.sampler if args.sampler is not None else DEFAULT_SAMPLER
+    cli.allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
+    for name in ("steps", "skip", "eta"):
+        if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
+            owners = _samplers_with(name)
+            raise ConfigError(f"--{name}: belongs to --sampler {owners}, not to {sampler}")
+
+
+def sampler_knobs(
+    args: argparse.Namespace, defaults: Mapping[str, Any], config: Any
+) -> dict[str, Any]:
+    """Return the knobs of `evaluation` that the options name, and `defaults` for those that they
+    leave open; {} for a model of another workload than diffusion. Raises `ConfigError`."""
+    if not _has_sampler(config):
+        for name in SAMPLER_OPTIONS:
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name}: {cfg.of(config).title} has no such option")
+        return {}
+    sampler, chain = args.sampler or DEFAULT_SAMPLER, config.process.steps
+    allowed = f"at most process.steps = {chain}"
+    cli.allow(args.steps is None or args.steps <= chain, "--steps", args.steps, allowed)
+    values = {name: getattr(args, name) for name in ("steps", "skip", "eta")}
+    if sampler != DEFAULT_SAMPLER:
+        values |= {name: default for name, default in defaults.items() if values[name] is None}
+    if "steps" in SAMPLERS[sampler][1] and args.steps is None:
+        values["steps"] = min(values["steps"] or config.evaluation.steps, chain)
+    # The sampler comes last: the training's may not follow these steps, and then they may be too
+    # many for it.
+    return {**values, "sampler": sampler}
+
+
+def _has_sampler(config: Any) -> bool:
+    return bool(cfg.of(config).name == "diffusion")
+
+
+def describe_sampler(config: Any) -> dict[str, Any]:
+    """Return how a configuration draws, in JSON types: `name`, and of a diffusion model `steps` and
+    what else the sampler follows."""
+    if not _has_sampler(config):
+        return {"name": Path(cfg.of(config).title).stem}
+    evaluation = config.evaluation
+    sampler = {
+        "name": evaluation.sampler,
+        "steps": evaluation.sampling_steps(config.process.steps),
+    }
+    _, follows = SAMPLERS[evaluation.sampler]
+    options = {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows}
+    return sampler | options
+
+
+def format_sampler(sampler: Mapping[str, Any]) -> str:
+    """Return what `describe_sampler` returned, as text."""
+    steps = f", {text.pluralize(sampler['steps'], 'step')}" if "steps" in sampler else ""
+    ddim = f", {sampler['skip']}, eta {sampler['eta']:g}" if "eta" in sampler else ""
+    return f"{sampler['name']}{steps}{ddim}"
+
+
+def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
+    """Return a configuration with knobs of its section `evaluation`, as the options of their names
+    say; those that are None stay. Commands draw in float32, wherever the training was.
+
+    Raises `ConfigError` naming the option.
+    """
+    if "evaluation.precision" in config.schema.knobs:
+        config = cfg.override(config, {"evaluation.precision": "fp32"}, check=False)
+    for name, value in values.items():
+        if value is not None:
+            option = "--" + name.replace("_", "-")
+            config = cfg.override(config, {f"evaluation.{name}": value}, where=option)
+    return config
+
+
+# ---- drawing
+def announce(network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
+    """Say on stderr how long `n` images of a diffusion model will take, by two passes through the
+    network. All ranks call it."""
+    if not _has_sampler(config):
+        return
+    import torch
+
+    from tunediff.training.precision import evaluation_precision
+
+    device, data, taken = device or world.device, config.data, []
+    on_device = dataclasses.replace(world, device=device)
+    count = min(config.evaluation.batch_size, -(-n // world.size))
+    with torch.no_grad(), evaluation_precision(device):
+        x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=device)
+        t = torch.zeros(count, dtype=torch.int64, device=device)
+        for _ in range(2):  # the first pass loads kernels
+            on_device.synchronize()
+            begin = time.perf_counter()
+            network(x, t)
+            on_device.synchronize()
+            taken.append(time.perf_counter() - begin)
+    steps = config.evaluation.passes(config.process.steps)
+    step_s = world.largest(min(taken) / count * n / world.size)
+    if not world.main or step_s * steps < progress.FIRST_S:
+        return
+    about = text.seconds(step_s * steps)
+    print(f"sampling {n:,} images × {steps:,} steps: about {about}", file=sys.stderr, flush=True)
+    if step_s * steps > SLOW_S:
+        fewer = min(50, steps // 4 or 1)
+        print(
+            f"WARNING: that is long: --sampler ddim --steps {fewer} takes about"
+            f" {text.seconds(step_s * fewer)}; fewer images take in proportion less",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def draw(
+    network: Any,
+    config: Any,
+    request: SampleRequest,
+    world: World,
+    work: progress.Progress,
+    receivers: Sequence[Callable[[int, Tensor], object]],
+) -> float:
+    """Draw what `request` asks for, call all `receivers` with each batch; return the seconds of
+    sampling alone.
+
+    `work` counts the sampler's steps, or batches where it has none. Raises on all ranks at once:
+    `NonFiniteError`, and `WorkloadError` unless the workload generates as many images as `request`
+    asks for.
+    """
+    from tunediff.evaluation.distance import NonFiniteError
+    from tunediff.training.precision import evaluation_precision
+
+    if _has_sampler(config):
+        request = dataclasses.replace(request, progress=work.step)
+    else:
+        receivers = [*receivers, work.step]
+    batches = cfg.of(config).get_hook("sample_images")(network, config, request)
+    on_device = dataclasses.replace(world, device=request.device)
+    seconds, count, failure = 0.0, 0, ""
+    try:
+        with evaluation_precision(request.device):
+            while True:
+                on_device.synchronize()  # what the receivers have queued is not sampling
+                begin = time.monotonic()
+                batch = next(batches, None)
+                seconds += time.monotonic() - begin
+                if batch is None:
+                    break
+                count += len(batch[1])
+                for receive in receivers:
+                    receive(*batch)
+    except NonFiniteError as error:
+        failure = str(error)
+    # No rank may leave alone: the others would wait in the sums to come.
+    if world.any(bool(failure)):
+        raise NonFiniteError(failure or "non-finite values in images generated by another rank")
+    # With fewer images the metrics would be those of black ones in their place.
+    if (total := int(world.total(count))) != request.images:
+        raise WorkloadError(
+            f"{cfg.of(config).title}: sample_images yielded {total} images instead of"
+            f" {request.images}; write: for start, stop in request.batches()"
+        )
+    return world.largest(seconds)
