@@ -26,7 +26,7 @@ class Counted(Dataset[Any]):
     """Counts the items that were asked for, each of which takes a while."""
 
     def __init__(self) -> None:
-        self.asked = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.asked = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return 1000
@@ -85,8 +85,7 @@ LOADERS: dict[str, Callable[[Counted], Any]] = {
 
 def ours(items: Counted) -> Any:
     section = override(
-        baseline("cifar10"),
-        {"loader.workers": 1, "loader.prefetch_factor": ROOM, "loader.batch_size": BATCH},
+        baseline("cifar10"), {"loader.workers": 1, "loader.prefetch_factor": ROOM, "loader.batch_size": BATCH}
     ).loader
     return loader.build(items, section, loader.Order(1000, BATCH, 1, 0, 1, 0), torch.device("cpu"))
 
@@ -115,7 +114,6 @@ def test_loader_process_at_a_closed_gate_begins_no_other_batch(kind: str) -> Non
     with gate.over_loaders():
         for _ in range(3):
             feed.fetch()
-    assert gate.worked_s is not None
     assert gate.worked_s > 0
     gate.close()
     settled(items.asked)
@@ -131,10 +129,7 @@ class Awaited(Dataset[Any]):
     """Notes in which item the process is, and stays there until it is let go."""
 
     def __init__(self) -> None:
-        self.begun, self.free = (
-            torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
+        self.begun, self.free = (torch.zeros((), dtype=torch.int64).share_memory_() for _ in range(2))
 
     def __len__(self) -> int:
         return 100
@@ -160,7 +155,6 @@ def test_a_process_notes_how_long_it_worked_while_the_clock_stood_still() -> Non
     items.in_item(1)
     gate.open()
     running_s = gate.worked_s
-    assert running_s is not None
     assert running_s > 0, "what was made before the first batch, too"
     gate.close()
     time.sleep(0.2)
@@ -179,11 +173,10 @@ def test_a_process_notes_how_long_it_worked_while_the_clock_stood_still() -> Non
 
 def test_what_is_the_users_stays_as_it_is() -> None:
     """Its own processes do not wait: an evaluation may iterate the loader of the training."""
-    seen = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    seen = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def begin(worker: int) -> None:
         info = get_worker_info()
-        assert info is not None
         assert isinstance(info.dataset, Counted)
         seen[worker] += 1
 

@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 
 from tunediff.config import ConfigError, baseline
-from tunediff.core import progress
 from tunediff.data import images, sources
 from tunediff.data.fitting import Seen
 from tunediff.data.knobs import Data
@@ -70,7 +69,6 @@ def test_digits_are_scaled_to_bytes() -> None:
     assert digits.pixels.max() == 255
     expected = np.rint(load_digits().images * 255 / 16)
     assert (digits.pixels[:, 0].numpy() == expected).all()
-    assert digits.labels is not None
     assert digits.labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert digits.class_names == tuple("0123456789")
     assert digits.skipped == ()
@@ -81,8 +79,6 @@ def test_digits_at_other_sizes_and_fewer() -> None:
     larger = images.load(Data(**{**vars(DIGITS), "image_size": 16, "max_images": 50}))
     assert larger.pixels.shape == (50, 1, 16, 16)
     again = images.load(Data(**{**vars(DIGITS), "max_images": 50}))
-    assert again.labels is not None
-    assert larger.labels is not None
     assert (again.labels == larger.labels).all()
     assert len(set(again.labels.tolist())) > 5, "a shuffle, not the first of a sorted list"
     assert again.digest != larger.digest
@@ -98,7 +94,6 @@ def test_load_keeps_the_set_in_memory() -> None:
 def test_class_folders_become_labels(tmp_path: Path, place: Any) -> None:
     found = images.load(data(place(tmp_path / "set", CLASSES)))
     assert found.class_names == ("ant", "cat")
-    assert found.labels is not None
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.pixels[:, 0, 0, 0].tolist() == [1, 11, 21, 0, 10, 20], "files in sorted order"
 
@@ -114,7 +109,6 @@ def test_splits_below_a_top_folder(tmp_path: Path) -> None:
     path = archive(tmp_path / "set.zip", SPLITS | {"set/test/notes.txt": b"x", "set/cover.png": colour(1)})
     train = images.load(data(path, split="train"))
     assert len(train) == 6
-    assert train.labels is not None
     assert train.skipped == (("set/cover.png", "outside train/ and test/"),), "what belongs to test is not missed"
     test = images.load(data(path, split="test"))
     assert ("set/test/notes.txt", "not an image file (.txt)") in test.skipped
@@ -224,7 +218,6 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         assert reasons["cat/.hidden.png"] == reasons[".DS_Store"] == reasons["__MACOSX/cat/1.png"] == "hidden file"
         assert reasons["README"] == "not an image file (no suffix)"
         assert reasons["labels.csv"] == "not an image file (.csv)"
-        assert found.labels is not None
         assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert found.summary[1].startswith("skipped 8 of 14 files: 3 hidden file: .DS_Store, __MACOSX/cat/1.png, cat/")
         assert "; 1 cut short: cat/cut.png" in found.summary[1]
@@ -286,14 +279,6 @@ def test_of_very_many_files_a_dry_run_looks_at_some(tmp_path: Path) -> None:
     assert images.summarize(asked, most=10)[0].startswith("data: 50 images"), "they are decoded already"
 
 
-def test_reading_files_says_how_far_it_is(tmp_path: Path) -> None:
-    heard: list[str] = []
-    with progress.subscribe(lambda work: heard.append(work.message)):
-        images.load(data(folder(tmp_path / "set", CLASSES)))
-    assert heard[0] == "reading image files: 0 of 6 files"
-    assert heard[-1].startswith("reading image files: 6 of 6 files")
-
-
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     folder(tmp_path / "elsewhere", CLASSES)
     (tmp_path / "set").mkdir()
@@ -334,13 +319,12 @@ def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, monkeypatch: p
     first = images.load(asked)
     assert len(list(cache.glob("images-*.npz"))) == 1
     forget()
-    monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
     second = images.load(asked)
     assert second is not first
-    assert (second.digest, second.class_names, second.skipped) == (first.digest, first.class_names, first.skipped)
-    assert second.labels is not None
-    assert first.labels is not None
-    assert (second.labels == first.labels).all()
+    for name in ("name", "digest", "class_names", "skipped", "notes"):
+        assert getattr(second, name) == getattr(first, name)
+    assert torch.equal(second.labels, first.labels)
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "no"), MemoryError()])
@@ -393,11 +377,11 @@ def test_damaged_cache_is_made_again(tmp_path: Path, cache: Path, damage: bytes 
     asked = data(folder(tmp_path / "set", CLASSES))
     first = images.load(asked)
     (file,) = cache.glob("*.npz")
-    file.write_bytes(file.read_bytes()[:-30] if damage is None else damage)
+    good = file.read_bytes()
+    file.write_bytes(good[:-30] if damage is None else damage)
     forget()
     assert images.load(asked).digest == first.digest
-    forget()
-    assert images._read_cache(file) is not None
+    assert len(file.read_bytes()) == len(good)
 
 
 def test_unusable_cache_folder_is_no_failure(
@@ -419,11 +403,6 @@ def test_full_disk_leaves_nothing_behind(
     assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
     assert "No space left" in caplog.text
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
-
-
-def test_cache_dir_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TUNEDIFF_CACHE")
-    assert images.cache_dir() == Path.home() / ".cache" / "tunediff"
 
 
 @pytest.mark.parametrize("home", ["/proc", "/proc/none", None])
@@ -557,25 +536,9 @@ def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pyte
     assert found.pixels[0, :, 0, 0].tolist() == [10, 20, 30]
     assert len(images.load(Data(split="all"))) == 8
     few = images.load(Data(max_images=2))
-    assert few.labels is not None
     assert few.labels.tolist() == (few.pixels[:, 2, 0, 0] - 30).tolist()
     assert images.load(Data(image_size=16, channels=1)).pixels.shape == (5, 1, 16, 16)
     inside = Data(path=str(cache / "cifar10" / sources.CIFAR10_FOLDER), split="test")
     assert sources.cifar10_root(inside) == cache / "cifar10"
     sources.check(inside)
     assert len(images.load(inside)) == 3
-
-
-@pytest.mark.skipif(
-    "TUNEDIFF_CIFAR_ZIP" not in os.environ, reason="TUNEDIFF_CIFAR_ZIP names no zip of CIFAR-10's images"
-)
-def test_whole_cifar10_zip(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Data(path=os.environ["TUNEDIFF_CIFAR_ZIP"])
-    first = images.load(asked)
-    assert first.pixels.shape == (50000, 3, 32, 32)
-    assert first.labels is not None
-    assert first.labels.bincount().tolist() == [5000] * 10
-    assert first.skipped == ()
-    forget()
-    monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded again"))
-    assert images.load(asked).digest == first.digest

@@ -143,7 +143,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_the_classifier_workload_trains_is_a_ruler(own: Path) -> None:
     weights.check(Data(), of(own))
     assert weights.trained(of(shutil.copy(weights.SHIPPED, own.parent / "copy"))).label == weights.trained(of()).label
-    found = features.build(of(own), None, "cpu")  # type: ignore[arg-type]  # needs no images
+    found = features.build(of(own), None, "cpu")  # needs no images
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     assert re.fullmatch(rf"FD \(cifar10-resnet, \d+ %, {digest[:6]}\)", found.label)
     assert (found.digest, found.dim, weights.length(of(own), 32)) == (digest, 16, 16)
@@ -191,4 +191,4 @@ def test_files_that_are_none_are_refused(own: Path, tmp_path: Path) -> None:
             weights.check(Data(), of(path))
     wider = changed(own, tmp_path / "wider.safetensors", {"model.width": 4})
     with pytest.raises(ConfigError, match=f"evaluation.weights_path: {wider}: 0.weight has shape 2×3×3×3; "):
-        features.build(of(wider), None, "cpu")  # type: ignore[arg-type]
+        features.build(of(wider), None, "cpu")

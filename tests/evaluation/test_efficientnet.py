@@ -108,7 +108,7 @@ def test_its_distance_is_never_called_fid(extractor: EfficientNetLite0) -> None:
 def test_other_weights_are_refused(tmp_path: Path) -> None:
     content = bytearray(weights.imagenet(of()).read_bytes())
     (tmp_path / "copy.pth").write_bytes(content)
-    assert features.build(of(tmp_path / "copy.pth"), None, "cpu").digest == weights.IMAGENET_SHA256  # type: ignore[arg-type]
+    assert features.build(of(tmp_path / "copy.pth"), None, "cpu").digest == weights.IMAGENET_SHA256
     content[len(content) // 2] ^= 1
     (tmp_path / "changed.pth").write_bytes(content)
     with pytest.raises(

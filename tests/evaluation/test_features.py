@@ -3,12 +3,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import logging
 import os
 import pickle
 import random
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,9 @@ from torch import Tensor
 from tunediff.config import ConfigError, baseline
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
-from tunediff.evaluation import features, weights
+from tunediff.evaluation import features, image_networks, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 from tunediff.evaluation.knobs import Evaluation
-from tunediff.training.precision import evaluation_precision
 
 
 # --------------------------------------------------------------------------------------------------------- classifier
@@ -33,10 +34,11 @@ def classifier(digits: Images) -> features.Classifier:
 def test_classifier_knows_the_digits(digits: Images, classifier: features.Classifier) -> None:
     assert classifier.accuracy >= 0.95
     assert (classifier.name, classifier.label, classifier.dim) == ("classifier", "FD (classifier)", 64)
-    found = classifier(digits.pixels[:10])
-    assert found.shape == (10, 64)
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
+    found, logits = classifier.with_logits(digits.pixels[:200])
+    assert (found.shape, found.dtype, found.requires_grad) == ((200, 64), torch.float32, False)
+    assert torch.equal(found, classifier(digits.pixels[:200]))
+    assert logits.shape == (200, classifier.classes) == (200, 10)
+    assert (logits.argmax(1) == digits.labels[:200]).double().mean() > 0.95
 
 
 def test_features_do_not_depend_on_the_batch_or_the_trial(digits: Images, classifier: features.Classifier) -> None:
@@ -64,11 +66,7 @@ def test_random_network_judges_without_labels(digits: Images) -> None:
     assert features.Random(unlabelled, "cpu").digest == network.digest
     assert network.dim == weights.length(Evaluation(extractor="random"), 8) == 160
     fewer = dataclasses.replace(unlabelled, pixels=digits.pixels[:500])
-    scaled = features.Random(fewer, "cpu")
-    assert scaled.digest != network.digest
-    before = scaled._layers[0](fewer.pixels.float() / 127.5 - 1)
-    assert torch.allclose(scaled._layers[1].running_mean, before.mean((0, 2, 3)), atol=1e-4), "of these very images"
-    assert torch.allclose(scaled._layers[1].running_var, before.var((0, 2, 3)), rtol=1e-3)
+    assert features.Random(fewer, "cpu").digest != network.digest, "it is scaled by these very images"
 
 
 def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> None:
@@ -98,27 +96,12 @@ def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> 
         assert distances[-1] > 5 * distances[0]
 
 
-def test_one_ruler_is_without_tf32_and_leaves_the_formats_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with evaluation_precision(torch.device("cpu")):
-        assert not torch.backends.cudnn.allow_tf32
-    assert torch.backends.cudnn.allow_tf32
-
-
-def test_classifier_gives_features_and_logits_in_one_pass(digits: Images, classifier: features.Classifier) -> None:
-    found, logits = classifier.with_logits(digits.pixels[:200])
-    assert torch.equal(found, classifier(digits.pixels[:200]))
-    assert logits.shape == (200, classifier.classes) == (200, 10)
-    assert digits.labels is not None
-    assert (logits.argmax(1) == digits.labels[:200]).double().mean() > 0.95
-
-
 def test_classifier_is_reproducible_and_leaves_no_trace(
     digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
     torch.manual_seed(123)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -130,80 +113,67 @@ def test_classifier_is_reproducible_and_leaves_no_trace(
     assert again.digest == classifier.digest
     assert again.accuracy == classifier.accuracy
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # type: ignore[index]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
 def test_second_classifier_comes_from_the_cache(
-    digits: Images, classifier: features.Classifier, cache: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Images, classifier: features.Classifier, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(list(cache.glob(f"classifier-{digits.digest[:16]}-*-1.safetensors"))) == 1
-    monkeypatch.setattr(features, "_train", lambda _: pytest.fail("trained again"))
     again = features.Classifier(digits, "cpu")
     assert (again.digest, again.accuracy) == (classifier.digest, classifier.accuracy)
     assert torch.equal(again(digits.pixels[:9]), classifier(digits.pixels[:9]))
+    assert not trainings(caplog)
 
 
-def test_cached_classifier_is_of_the_labels(digits: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    trained: list[Images] = []
-    monkeypatch.setattr(features, "_train", lambda images: trained.append(images) or _untrained(images))
-    assert digits.labels is not None
+def trainings(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("of held-out images right" in message for message in caplog.messages)
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+    """An empty cache folder, and classifiers that are hardly trained."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(image_networks, "STEPS", 2)
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_cached_classifier_is_of_the_labels(digits: Images, quick: Path, caplog: pytest.LogCaptureFixture) -> None:
     relabelled = dataclasses.replace(digits, labels=digits.labels.flip(0))
     more_classes = dataclasses.replace(digits, class_names=(*digits.class_names, "none"))
-    for images in (digits, relabelled, more_classes, digits, relabelled, more_classes):
-        features.Classifier(images, "cpu")
-    assert trained == [digits, relabelled, more_classes]
+    found = [features.Classifier(images, "cpu").digest for images in [digits, relabelled, more_classes] * 2]
+    assert found[:3] == found[3:]
+    assert len(set(found)) == trainings(caplog) == 3
 
 
-def _untrained(images: Images) -> features._Trained:
-    return features._Trained(features._network(images).state_dict(), 0.5)
-
-
-@pytest.mark.parametrize("content", [b"", b"rubbish" * 100, None])
+@pytest.mark.parametrize("damage", [lambda good: b"", lambda good: b"rubbish" * 100, lambda good: good[:-40]])
 def test_damaged_cache_is_trained_again(
-    digits: Images,
-    classifier: features.Classifier,
-    content: bytes | None,
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    digits: Images, quick: Path, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (name,) = (path.name for path in cache.glob(f"classifier-{digits.digest[:16]}-*-1.safetensors"))
-    good = (cache / name).read_bytes()
-    other = dataclasses.replace(digits, class_names=("a", "b"))  # the same file would not fit these
-    (tmp_path / name).write_bytes(good if content is None else content)
-    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    known = features._read(cache / name, digits)
-    monkeypatch.setattr(features, "_train", lambda _: known)
-    if content is None:
-        with pytest.raises(RuntimeError, match="size mismatch"):
-            features._read(tmp_path / name, other)
-    else:
-        assert features.Classifier(digits, "cpu").digest == classifier.digest
-        assert (tmp_path / name).read_bytes() == good
-        assert "made again" in caplog.text
+    first = features.Classifier(digits, "cpu")
+    (file,) = quick.glob("*.safetensors")
+    good = file.read_bytes()
+    file.write_bytes(damage(good))
+    assert features.Classifier(digits, "cpu").digest == first.digest
+    assert file.read_bytes() == good
+    assert "made again" in caplog.text
 
 
-def test_unusable_cache_folder_is_no_failure(
-    digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = features._Trained({n: t.clone() for n, t in classifier._network.state_dict().items()}, 1.0)
-    monkeypatch.setattr(features, "_train", lambda _: known)
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "file" / "cache"))
-    assert features.Classifier(digits, "cpu").digest == classifier.digest
+def test_unusable_cache_folder_is_no_failure(digits: Images, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = features.Classifier(digits, "cpu")
+    (quick.parent / "file").write_text("in the way")
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(quick.parent / "file" / "cache"))
+    assert features.Classifier(digits, "cpu").digest == first.digest
 
 
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (28, 1), (32, 3), (64, 3)])
-def test_classifier_takes_any_size(size: int, channels: int) -> None:
-    network = features._Network(channels, size, 5)
-    pixels = torch.zeros(2, channels, size, size, dtype=torch.uint8)
-    assert network.features(pixels).shape == (2, 64)
-    assert sum(layer.num_features for layer in network.body[1::3]) == weights.length(
-        Evaluation(extractor="random"), size
-    )
-    assert network(pixels).shape == (2, 5)
+def test_networks_made_from_images_take_any_size(quick: Path, size: int, channels: int) -> None:
+    pixels = torch.arange(20 * channels * size**2).view(20, channels, size, size).to(torch.uint8)
+    images = Images("any", pixels, torch.arange(20) % 5, tuple("abcde"), (), "0" * 64)
+    found, logits = features.Classifier(images, "cpu").with_logits(pixels)
+    assert (found.shape, logits.shape) == ((20, 64), (20, 5))
+    assert features.Random(images, "cpu").dim == weights.length(Evaluation(extractor="random"), size)
 
 
 def test_distance_tells_digits_from_noise(digits: Images, classifier: features.Classifier) -> None:

@@ -80,7 +80,6 @@ def test_precision_and_recall_by_their_definition() -> None:
 
     found = precision_recall(generated, real)
     assert found == pytest.approx((inside(generated, real), inside(real, generated)), abs=1e-6)
-    assert found is not None
     assert found[0] > found[1] + 0.1, "a narrow model is precise and recalls little"
     assert precision_recall(generated[:3], real) is None
 
@@ -116,8 +115,6 @@ def test_values_are_those_of_their_parts(real: Real) -> None:
     images = pictures(302, 3)
     values = Pixels()(images)
     found = judged(images, real, [100, 202])
-    assert real.reference is not None
-    assert real.features is not None
     for name, count in (("frechet_quarter", 75), ("frechet_half", 151), ("frechet", 302)):
         assert found[name].images == count
         assert found[name].value == pytest.approx(frechet(statistics(values[:count]), real.reference), rel=1e-9)
@@ -137,7 +134,6 @@ def test_only_so_many_features_are_kept(real: Real, monkeypatch: pytest.MonkeyPa
     assert collected._features.shape == (100, 16)
     found = judged(images, real, [90, 20, 192])
     assert (found["kid"].images, found["recall"].images, found["frechet"].images) == (100, 100, 302)
-    assert real.features is not None
     pair = (found["precision"].value, found["recall"].value)
     assert pair == precision_recall(Pixels()(images)[:100], real.features)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from http.client import HTTPException
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -207,58 +207,43 @@ def _cifar10(data: Data, root: Path) -> Images:
 # ---- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
     """Decode the files of a listing, or read what an earlier run decoded."""
-    decoded = once(_cache(data, listing), _read_cache, lambda: _decode(data, listing), _write_cache)
-    if len(decoded.pixels) < 2:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.skipped[:3])
-        why = f"{len(decoded.pixels)} readable images; allowed: at least 2 (skipped: {shown})"
+    name, unread = f"{data.name} {listing.path}", list[str]()
+
+    def read(path: Path) -> Images:
+        with np.load(path, allow_pickle=False) as stored:
+            texts = json.loads(str(stored["notes"]))
+            labels = stored["labels"] if texts["class_names"] else None
+            skipped = [(file, why) for file, why in texts["skipped"]]
+            names, notes = texts["class_names"], texts["notes"]
+            return _images(name, stored["pixels"], labels, names, skipped, notes)
+
+    def write(file: BinaryIO, images: Images) -> None:
+        if unread:  # what could not be read today is not missing from the set
+            raise OSError(f"{text.pluralize(len(unread), 'file')} could not be read")
+        texts = {part: getattr(images, part) for part in ("class_names", "skipped", "notes")}
+        labels = images.labels if images.labels is not None else torch.zeros(0, dtype=torch.int64)
+        np.savez(file, pixels=images.pixels, labels=labels, notes=np.array(json.dumps(texts)))
+
+    images = once(_cache(data, listing), read, lambda: _decode(name, data, listing, unread), write)
+    if len(images) < 2:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:3])
+        why = f"{len(images)} readable images; allowed: at least 2 (skipped: {shown})"
         sources.refuse("path", listing.path, why)
-    labels = decoded.labels if decoded.class_names else None
-    notes = (decoded.skipped, decoded.notes)
-    name = f"{data.name} {listing.path}"
-    return _images(name, decoded.pixels, labels, decoded.class_names, *notes)
+    return images
 
 
 def _cache(data: Data, listing: sources.Listing) -> Path:
-    """Return the cache file of the decoded images of a listing."""
     setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
     setting += [data.image_size, data.channels, data.max_images]
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
     return cache_dir() / f"images-{key}.npz"
 
 
-class _Decoded(NamedTuple):
-    pixels: Pixels
-    """[N, C, H, W]."""
-    labels: npt.NDArray[np.int64]
-    """[N]; empty without classes."""
-    class_names: tuple[str, ...]
-    skipped: list[tuple[str, str]]
-    notes: list[str]
-    unread: int = 0
-    """Files of `skipped` that can perhaps be read another time, so that the rest is not cached as
-    the whole set."""
+def _decode(name: str, data: Data, listing: sources.Listing, unread: list[str]) -> Images:
+    """Decode all files of a listing; those that cannot be decoded are recorded as skipped.
 
-
-def _read_cache(path: Path) -> _Decoded:
-    with np.load(path, allow_pickle=False) as stored:
-        texts = json.loads(str(stored["notes"]))
-        names, skipped = (
-            tuple(texts["class_names"]),
-            [(name, why) for name, why in texts["skipped"]],
-        )
-        return _Decoded(stored["pixels"], stored["labels"], names, skipped, texts["notes"])
-
-
-def _write_cache(file: BinaryIO, decoded: _Decoded) -> None:
-    if decoded.unread:
-        raise OSError(f"{text.pluralize(decoded.unread, 'file')} could not be read")
-    kept = ("class_names", "skipped", "notes")
-    texts = json.dumps({name: getattr(decoded, name) for name in kept})
-    np.savez(file, pixels=decoded.pixels, labels=decoded.labels, notes=np.array(texts))
-
-
-def _decode(data: Data, listing: sources.Listing) -> _Decoded:
-    """Decode all files of a listing; those that cannot be decoded are recorded as skipped."""
+    Files that can perhaps be read another time are added to `unread`.
+    """
     chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
     names = [listing.names[index] for index in chosen]
     pixels = np.zeros((len(names), data.channels, data.image_size, data.image_size), np.uint8)
@@ -284,23 +269,25 @@ def _decode(data: Data, listing: sources.Listing) -> _Decoded:
                 unread.append(names[index])
             return fitting.reason(error)
 
-    results, unread = [], list[str]()
+    results = []
     pool = ThreadPool(machine.cores())  # Pillow and zlib release the interpreter lock
     work = Progress("reading image files", len(names), "files")
     with archive or contextlib.nullcontext(), pool, work as progress:
         for result in pool.imap(decode, range(len(names)), chunksize=8):
             results.append(result)
             progress.step()
-    readable = [index for index, result in enumerate(results) if isinstance(result, fitting.Seen)]
-    labels = [listing.labels[chosen[index]] for index in readable] if listing.labels else []
+    seen = {i: result for i, result in enumerate(results) if isinstance(result, fitting.Seen)}
     failed = [(name, why) for name, why in zip(names, results, strict=True) if isinstance(why, str)]
-    return _Decoded(
-        pixels[readable] if failed else pixels,
-        np.asarray(labels, np.int64),
+    labels = None
+    if listing.labels is not None:
+        labels = np.asarray([listing.labels[chosen[index]] for index in seen], np.int64)
+    return _images(
+        name,
+        pixels[[*seen]] if failed else pixels,
+        labels,
         listing.class_names,
         sorted([*listing.skipped, *failed]),
-        fitting.notes([result for result in results if isinstance(result, fitting.Seen)], data),
-        len(unread),
+        fitting.notes([*seen.values()], data),
     )
 
 

@@ -69,7 +69,7 @@ def test_a_ruler_with_weights_of_its_own_needs_no_labels(config: Any) -> None:
 
 
 def test_real_digits_score_better_than_noise(digits: Images, config: Any, identity: Any) -> None:
-    class Copy(type(identity)):  # type: ignore[misc]
+    class Copy(type(identity)):
         def sample(self, predict: Any, noise: Tensor, **_: Any) -> Tensor:
             return digits.pixels[: len(noise)].float() / 127.5 - 1
 
@@ -91,7 +91,7 @@ def test_validation_is_part_of_the_scores_unless_switched_off(digits: Images, co
     scores = judge(config, digits)(network, identity)
     losses = Validation(config.data, config.evaluation, digits, CPU)(network, identity)
     assert set(losses) == {"validation_loss", "validation_mse", "validation_log_snr", "validation_split"}
-    assert {name: scores[name] for name in losses} == losses  # type: ignore[literal-required]
+    assert {name: scores[name] for name in losses} == losses
     without = judge(override(config, {"evaluation.validation_images": 0}), digits)(network, identity)
     assert set(without) == set(scores) - set(losses)
     assert without["frechet"] == scores["frechet"]

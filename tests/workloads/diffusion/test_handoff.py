@@ -154,10 +154,7 @@ def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dic
     ("process", "kind"),
     [
         ({"process.path": "flow", "process.prediction": "v"}, "DDPMPipeline"),
-        (
-            {"process.schedule": "edm", "process.prediction": "v", "process.sigma_data": 0.5},
-            "ConsistencyModelPipeline",
-        ),
+        ({"process.schedule": "edm", "process.prediction": "v", "process.sigma_data": 0.5}, "ConsistencyModelPipeline"),
     ],
 )
 def test_a_pipeline_of_a_flow_or_edm_samples_the_same_images(

@@ -21,7 +21,7 @@ from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.timesteps import wiener
 
 PROCESSES = [
-    knobs.Process(path=path, schedule=schedule, prediction=prediction, sigma_data=deviation)  # type: ignore[arg-type]
+    knobs.Process(path=path, schedule=schedule, prediction=prediction, sigma_data=deviation)
     for path, schedule in (("vp", "linear"), ("vp", "cosine"), ("vp", "edm"), ("flow", "linear"))
     for prediction, deviation in (("epsilon", 1.0), ("x0", 1.0), ("v", 1.0), ("v", 0.5))
     if (path, deviation) != ("flow", 0.5)

@@ -109,7 +109,7 @@ def test_a_step_that_overflows_teaches_nothing() -> None:
     before, model = sampler.probabilities(), Model(gain=lambda t: float("nan"))
     run(sampler, model, 4, source)
     torch.testing.assert_close(sampler.probabilities(), before, rtol=0, atol=1e-6)
-    assert sampler._queue.isfinite().all()
+    assert sampler.state_dict()["queue"].isfinite().all()
 
 
 def test_x0_and_noise_are_the_same_before_and_after_a_step() -> None:
@@ -146,7 +146,7 @@ def test_it_selects_the_timesteps_that_tell_most_about_the_whole_chain() -> None
         change = 0.01 * torch.randn(20, generator=source)
         change[[4, 11]] += torch.randn((), generator=source) * torch.tensor([1.0, -3.0]).abs()
         sampler._remember(change)
-    assert set(sampler._selected.tolist()) == set(sampler._scanned[[4, 11]].tolist())
+    assert set(sampler.state_dict()["selected"].tolist()) == set(sampler._scanned[[4, 11]].tolist())
 
 
 def test_selection_orders_as_the_f_test_of_scikit_learn() -> None:
@@ -156,7 +156,7 @@ def test_selection_orders_as_the_f_test_of_scikit_learn() -> None:
     for row in rows:
         sampler._remember(row)
     score, _ = f_regression(rows.numpy(), rows.sum(1).numpy())
-    assert sampler._selected.tolist() == sampler._scanned[torch.tensor(score).topk(6).indices].tolist()
+    assert sampler.state_dict()["selected"].tolist() == sampler._scanned[torch.tensor(score).topk(6).indices].tolist()
 
 
 def test_the_reward_is_the_change_of_the_kl_term_of_ddpm() -> None:
@@ -196,7 +196,7 @@ def test_it_continues_exactly_from_its_state() -> None:
     source.set_state(drawn)
     run(again, model, 4, source)
     assert torch.equal(again.probabilities(), sampler.probabilities())
-    assert torch.equal(again._selected, sampler._selected)
+    assert torch.equal(again.state_dict()["selected"], sampler.state_dict()["selected"])
     assert torch.equal(again.sample(images(), generator(3))[0], sampler.sample(images(), generator(3))[0])
 
 
@@ -229,7 +229,7 @@ def steps_of_a_rank(sampler: BetaPolicy, rank: int, world: int) -> None:
 def learned(world: World) -> tuple[Tensor, Tensor]:
     sampler = policy(world=world)
     steps_of_a_rank(sampler, world.rank, world.size)
-    return sampler.probabilities(), sampler._selected
+    return sampler.probabilities(), sampler.state_dict()["selected"]
 
 
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
@@ -237,5 +237,5 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     steps_of_a_rank(alone, 0, 1)
     for probabilities, selected in ranks(learned, tmp_path):
         torch.testing.assert_close(probabilities, alone.probabilities(), rtol=1e-4, atol=1e-7)
-        assert torch.equal(selected, alone._selected)
+        assert torch.equal(selected, alone.state_dict()["selected"])
     assert alone.probabilities()[STEPS // 2 :].sum() > 0.51

@@ -21,7 +21,7 @@ from tunediff.workloads.diffusion.validation import BINS, Losses, Validation
 
 
 def process(prediction: str = "epsilon", schedule: str = "linear", steps: int = 1000) -> Diffusion:
-    return Diffusion(Process(prediction=prediction, schedule=schedule, steps=steps))  # type: ignore[arg-type]
+    return Diffusion(Process(prediction=prediction, schedule=schedule, steps=steps))
 
 
 def validation(config: Any, images: Images) -> Validation:
@@ -160,7 +160,6 @@ def test_without_a_held_out_split_learned_images_are_taken(digits: Images) -> No
     config = override(baseline("digits"), {"evaluation.validation_images": 60})
     found = validation(config, digits)
     assert found.split == "all"
-    assert digits.labels is not None
     classes = [digits.labels[(digits.pixels == image).flatten(1).all(1)][0].item() for image in found.pixels]
     assert set(classes) == set(range(10)), "a mixture"
     more = validation(override(config, {"evaluation.validation_images": 100}), digits)

@@ -126,7 +126,6 @@ def fit(found: weighting.StaticWeighting, mean_error: torch.Tensor, rounds: int 
         errors = mean_error[t] * torch.empty(512).exponential_(generator=generator)
         optimizer.zero_grad()
         loss = found.learning_loss(t, errors)
-        assert loss is not None
         loss.backward()
         optimizer.step()
 
@@ -162,11 +161,9 @@ def test_the_gradient_of_its_loss_reaches_its_own_parameters_only() -> None:
     found = learned(steps=10)
     errors = torch.ones(10, requires_grad=True)
     loss = found.learning_loss(torch.arange(10), 2 * errors)
-    assert loss is not None
     loss.backward()
     assert errors.grad is None
     (parameter,) = found.parameters()
-    assert parameter.grad is not None
     assert float(parameter.grad.abs().sum()) > 0
     assert not found.weights(torch.arange(10)).requires_grad
 
