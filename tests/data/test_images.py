@@ -301,13 +301,6 @@ def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
-def test_images_below_the_smallest_size_stay_enlarged(tmp_path: Path) -> None:
-    """`data.image_size` is at least 4: an image of one pixel is enlarged whatever it is."""
-    files = {"a.png": encoded(size=(1, 1)), "b.png": encoded(size=(6, 6)), "c.png": encoded()}
-    said = images.summarize(data(folder(tmp_path / "set", files)))
-    assert "2 of 3 are smaller than 8 pixels and become blurred; data.image_size=4 enlarges 1 still" in said[-1]
-
-
 def forget() -> None:
     images._load.cache_clear()
     sources._zip_listing.cache_clear()
@@ -465,13 +458,6 @@ def test_too_few_readable_images(tmp_path: Path) -> None:
     sources.check(asked)
     with pytest.raises(ConfigError, match=r"1 readable images; allowed: at least 2 \(skipped: b\.png"):
         images.load(asked)
-
-
-def test_check_accepts_what_can_be_loaded(tmp_path: Path) -> None:
-    sources.check(DIGITS)
-    sources.check(data(folder(tmp_path / "set", CLASSES)))
-    sources.check(data(archive(tmp_path / "set.zip", SPLITS), split="test"))
-    sources.check(data(archive(tmp_path / "more.zip", SPLITS), name="cifar10", split="train"))
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10

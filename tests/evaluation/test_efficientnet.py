@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
-from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 from tunediff.evaluation.features import EfficientNetLite0
 from tunediff.evaluation.knobs import Evaluation, default_extractor
 from tunediff.workloads.diffusion.knobs import PRESETS, evaluation_protocol
@@ -69,33 +67,6 @@ def test_features_do_not_depend_on_the_batch_or_the_trial(extractor: EfficientNe
     assert torch.equal(extractor(grey), extractor(grey.repeat(1, 3, 1, 1)))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(extractor(images), whole)
-
-
-def test_what_is_worse_is_farther(extractor: EfficientNetLite0, photographs: Tensor) -> None:
-    """On the two halves of two photographs; `benchmarks/ruler.py` measures it on sets of natural images."""
-    real, other = photographs[:320].chunk(2)
-    noise = torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
-    blurred = F.avg_pool2d(other.float(), 3, 1, 1, count_include_pad=False)
-    turned, half = other.roll(1, 1), len(other) // 2
-
-    def statistics(images: Tensor) -> FeatureStatistics:
-        found = FeatureStatistics(extractor.dim)
-        found.update(extractor(images.round().clamp(0, 255).to(torch.uint8)))
-        return found
-
-    reference = Reference.of(statistics(real), torch.zeros(0, extractor.dim))
-
-    def distance(images: Tensor) -> float:
-        return frechet(statistics(images), reference)
-
-    same = distance(other)
-    for steps in (
-        [other + 10 * noise, other + 40 * noise],
-        [0.5 * other + 0.5 * blurred, blurred],
-        [torch.cat([other[:half], turned[half:]]), turned],
-    ):
-        distances = [same, *map(distance, steps)]
-        assert all(near < far for near, far in itertools.pairwise(distances)), distances
 
 
 def test_its_distance_is_never_called_fid(extractor: EfficientNetLite0) -> None:

@@ -176,21 +176,6 @@ def test_networks_made_from_images_take_any_size(quick: Path, size: int, channel
     assert features.Random(images, "cpu").dim == weights.length(Evaluation(extractor="random"), size)
 
 
-def test_distance_tells_digits_from_noise(digits: Images, classifier: features.Classifier) -> None:
-    def statistics(pixels: Tensor) -> FeatureStatistics:
-        collected = FeatureStatistics(64)
-        collected.update(classifier(pixels))
-        return collected
-
-    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(1))
-    reference = Reference.of(statistics(digits.pixels[order[:898]]), torch.zeros(0, 64))
-    other_half = frechet(statistics(digits.pixels[order[898:]]), reference)
-    noise = torch.randint(0, 256, (898, 1, 8, 8), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
-    blurred = torch.nn.functional.avg_pool2d(digits.pixels.float(), 3, 1, 1).round().to(torch.uint8)
-    assert 0 < other_half < frechet(statistics(blurred), reference) / 10
-    assert other_half < frechet(statistics(noise), reference) / 50
-
-
 def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'.*allowed: random.*inception"):
         features.Classifier(dataclasses.replace(digits, labels=None), "cpu")

@@ -130,8 +130,6 @@ def test_values_are_those_of_their_parts(real: Real) -> None:
 def test_only_so_many_features_are_kept(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "FEATURES", 100)
     images = pictures(302, 3)
-    collected = Quality(Pixels(), 302, "cpu")
-    assert collected._features.shape == (100, 16)
     found = judged(images, real, [90, 20, 192])
     assert (found["kid"].images, found["recall"].images, found["frechet"].images) == (100, 100, 302)
     pair = (found["precision"].value, found["recall"].value)

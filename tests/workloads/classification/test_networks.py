@@ -144,18 +144,3 @@ def test_widths_that_cannot_be_are_refused_and_knobs_without_effect_named():
         knobs(model__name="inception_transformer", model__width=12)
     config = cfg.override(cfg.baseline("digits_classifier"), {"model.cardinality": 4})
     assert cfg.not_effective(config, "cuda")["model.cardinality"] == "only resnext29 has groups"
-
-
-def test_mixer_keeps_the_strongest_edge_of_each_neighbourhood():
-    """Max-pooling is the path of high frequencies: an average of the neighbourhood would blur them."""
-    mixer = networks.InceptionMixer(width=12, low=4, head=4, reduction=1)
-    for layer in (mixer.pooled, mixer.linear, mixer.depthwise, mixer.qkv, mixer.fuse, mixer.out):
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    nn.init.dirac_(mixer.pooled.weight)
-    nn.init.dirac_(mixer.out.weight)
-    x = torch.zeros(1, 12, 5, 5)
-    x[0, 0, 2, 2] = 1.0
-    expected = torch.zeros(5, 5)
-    expected[1:4, 1:4] = 1.0
-    torch.testing.assert_close(mixer(x)[0, 0], expected)

@@ -318,12 +318,6 @@ def test_a_stratified_batch_is_evenly_spread() -> None:
     assert set(torch.bincount(few, minlength=10).tolist()) <= {6, 7}
 
 
-def test_each_place_of_a_stratified_batch_is_uniform() -> None:
-    sampler, source, x0 = build(methods.Stratified(), 5), generator(), images(3)
-    first = torch.stack([sampler.sample(x0, source)[0][0] for _ in range(4000)])
-    assert bool((torch.bincount(first, minlength=5) / 4000 - 0.2).abs().max() < 0.03)
-
-
 def test_stratified_draws_of_other_probabilities_vary_less() -> None:
     def spread(stratified: bool) -> float:
         sampler, source, x0 = build(methods.LogitNormal(stratified=stratified)), generator(), images(64)

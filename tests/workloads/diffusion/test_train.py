@@ -71,15 +71,7 @@ def test_same_seed_same_weights_other_seed_other_weights():
         {"timesteps__name": "beta_policy", "timesteps__interval": 3, "timesteps__scan": 7, "model__dropout": 0.2},
         {"timesteps__name": "speed", "timesteps__dual": True, "weighting__name": "change_aware"},
     ],
-    ids=[
-        "plain",
-        "adaptive sampler",
-        "dropout, accumulation, bf16",
-        "resident, cosine",
-        "bins, uncertainty",
-        "policy",
-        "speed",
-    ],
+    ids=lambda knobs: ", ".join(map(str, knobs.values())) or "plain",
 )
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs):
     config = tiny(**knobs)
@@ -101,14 +93,6 @@ def test_the_warm_up_step_leaves_no_trace_in_the_average():
     assert_equal(dict(unet.network(config.knobs).state_dict()), weights(outcome), rtol=0, atol=1e-6)
 
 
-def test_accumulation_counts_the_same_steps_and_images():
-    # Noise is drawn per pass, so two passes see other noise; the shapes and counts must still agree.
-    whole = weights(train(tiny(timesteps__name="uniform"), samples=16 * 6))
-    parts = train(tiny(loader__accumulation=4), samples=16 * 6)
-    assert (parts.steps, parts.samples) == (6, 96)
-    assert weights(parts).keys() == whole.keys()
-
-
 def test_the_effective_weight_is_recorded(tmp_path):
     config = tiny(timesteps__name="speed", weighting__name="min_snr", process__steps=1000)
     point = train(config, folder=tmp_path, observer=Recorder(tmp_path)).points[-1]
@@ -122,13 +106,6 @@ def test_the_effective_weight_is_recorded(tmp_path):
     assert row[:4] == pytest.approx([0, 9.2102, 0.00131579, 0.0005], rel=1e-3)
     assert len(lines) == 1001
     assert weight[0] < 0.1 * weight[10]  # min-SNR where the noise is low
-
-
-def test_look_ahead_leaves_the_training_as_it_is():
-    """A policy that is rewarded with nothing stays uniform: only its draws and its noise are others."""
-    outcome = train(tiny(timesteps__name="beta_policy", timesteps__interval=1, timesteps__scan=4, model__dropout=0.5))
-    assert outcome.steps == 20
-    assert outcome.points[-1].loss < 1.2
 
 
 def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
@@ -167,15 +144,10 @@ def test_divergence_is_noticed():
         train(config, initial=weights_out_of_range)
 
 
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_half_precision_trains(amp):
+@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+def test_it_learns(amp):
     losses = [point.loss for point in train(tiny(precision__amp=amp, optimizer__lr=3e-3), samples=16 * 50).points]
     assert losses[-1] < losses[0] < 1.5
-
-
-def test_it_learns():
-    losses = [point.loss for point in train(tiny(optimizer__lr=3e-3), samples=16 * 200).points]
-    assert losses[-1] < 0.8 * losses[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- ranks
@@ -241,10 +213,6 @@ def test_two_ranks_go_on_from_what_one_rank_left(two_ranks, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- knobs that change speed
-def test_channels_last_learns_the_same():
-    assert_equal(weights(train()), weights(train(tiny(memory__channels_last=True))), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("levels", [[0], [1], [0, 1]])
 def test_checkpointed_activations_learn_exactly_the_same(levels):
     knobs = {"model__dropout": 0.3}  # the same units are dropped when activations are computed again
@@ -275,19 +243,6 @@ def test_checkpointed_levels_keep_less():
     assert every < first < none
     assert every < second < none
     assert first < second  # full resolution holds most
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"loader__workers": 1, "loader__persistent_workers": False, "loader__transfer": "float32"},
-        {"loader__pin_memory": False, "loader__non_blocking": False, "precision__cudnn_benchmark": True},
-        {"memory__keep_freed": False},
-    ],
-    ids=["loader processes", "copies", "memory given back"],
-)
-def test_systems_knobs_change_no_weight(knobs):
-    assert_equal(weights(train()), weights(train(tiny(**knobs))))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

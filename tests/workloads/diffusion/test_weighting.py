@@ -96,19 +96,6 @@ def test_the_shortest_chain_has_finite_weights(member: methods.Weighting) -> Non
     assert table(member, "cosine", steps=2).isfinite().all()
 
 
-def test_weights_are_looked_up() -> None:
-    found = weighting.build(methods.MinSnr(), Diffusion(knobs.Process(prediction="v")))
-    weights = found.weights(torch.tensor([999, 250, 250]))
-    assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights, torch.tensor([4.035830e-5, 0.521423, 0.521423]), atol=5e-7, rtol=0)
-
-
-def test_the_table_is_a_copy() -> None:
-    found = weighting.build(methods.P2(), Diffusion(knobs.Process(steps=10)))
-    found.table().zero_()
-    assert float(found.table().min()) > 0
-
-
 # -------------------------------------------------------------------------------------------------------------- learned
 def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> weighting.StaticWeighting:
     member = methods.Uncertainty(channels=channels, bound=bound)
