@@ -77,6 +77,7 @@ class Gate:
     def over_loaders(self) -> Iterator[None]:
         """Hold the processes of each DataLoader whose iteration begins inside, of those that others
         wrap as well."""
+        # By its class, since frameworks wrap loaders and begin them themselves.
         begin, thread = DataLoader.__iter__, threading.get_ident()
 
         def begin_held(loader: DataLoader[Any]) -> Any:
@@ -97,6 +98,7 @@ class Gate:
             return loader
         if (earlier := self._twins.get(loader)) is not None:
             return earlier
+        # Its processes are started by its own iterator: the user's loader may have some already.
         twin, worked = copy.copy(loader), _shared(loader.num_workers)
         twin._iterator = None
         twin.worker_init_fn = _WaitInit(self._still, self._closed, worked, loader.worker_init_fn)
@@ -118,6 +120,7 @@ class _WaitInit:
 
     def __call__(self, worker: int) -> None:
         """Begin in the process itself, which has no fetcher yet."""
+        # A process makes one fetcher, right after this, and asks it for every batch.
         create: Callable[..., Any] = _DatasetKind.create_fetcher
 
         def create_held(*args: Any) -> Any:
@@ -127,6 +130,7 @@ class _WaitInit:
             def held_fetch(index: Any) -> Any:
                 while self._closed.item() and _exists(self._owner):
                     time.sleep(POLL_S)
+                # What it works while the clock stands still, whenever that begins or ends meanwhile.
                 still_s = _still_s(self._still)
                 try:
                     return fetch(index)

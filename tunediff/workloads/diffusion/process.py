@@ -135,6 +135,7 @@ class Diffusion:
             first, last = float(self.log_snr[0]), float(self.log_snr[-1])
             even = torch.linspace(first, last, steps, dtype=torch.float64)
             nearest = (self.log_snr - even[:, None]).abs().argmin(1).tolist()
+        # Distinct, and with room below T for those that are still to come.
         visited: list[int] = []
         for i, t in enumerate(nearest):
             lowest = visited[-1] + 1 if visited else 0
@@ -230,11 +231,15 @@ class Diffusion:
         """
         if sampler in ("euler", "heun"):
             return self._solve(predict, noise, sampler, steps, progress)
+
+        # ---- the timesteps, from most noise to least
         if sampler == "ddpm":
             visited = list(range(self.steps))
         else:
             visited = self.timesteps(steps, "log_snr" if sampler == "dpmpp_2m" else skip)
         visited.reverse()
+
+        # ---- step by step; `before` is what DPM-Solver++ extrapolates from
         x, before = noise.float(), None
         for k, (t, t_next) in enumerate(zip(visited, [*visited[1:], -1], strict=True)):
             output = predict(self._seen(x, t), torch.full((len(x),), t, device=x.device))
@@ -266,6 +271,7 @@ class Diffusion:
         """
         levels = solver_levels(self.process, self.alphas_cumprod, steps, sampler)
 
+        # Between levels of the chain there are no tables: the mix is computed for this σ.
         def implied(y: Tensor, t: float, sigma: float) -> tuple[Tensor, Tensor]:
             signal = torch.tensor(1 / math.hypot(1, sigma), dtype=torch.float64)
             at = mix(self.process, signal, sigma * signal)

@@ -53,6 +53,7 @@ class UNet(nn.Module):
             recomputed = level in model.checkpoint_levels
             return ResidualBlock(width_in, width_out, embedding_width, model, attention, recomputed)
 
+        # ---- from the image down to the smallest feature map
         self.time = TimeEmbedding(model.channels, embedding_width, *told_time)
         self.input = nn.Conv2d(image_channels, model.channels, 3, padding=1)
         width, skips = model.channels, [model.channels]
@@ -72,6 +73,7 @@ class UNet(nn.Module):
             [block(width, width, attention, halvings) for attention in (True, False)]
         )
 
+        # ---- and up again; every block takes one skip connection, the latest first
         self.up = nn.ModuleList()
         for level, (level_width, side) in reversed(levels):
             for _ in range(model.blocks + 1):

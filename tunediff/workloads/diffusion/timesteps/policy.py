@@ -137,6 +137,7 @@ class BetaPolicy(TimestepSampler):
         """Train the policy one step towards timesteps with a larger reward [b]."""
         assert self._drawn is not None
         images, t, _, _ = self._drawn
+        # Policy gradient: the density is computed again, with gradients, for the t that was drawn.
         with torch.enable_grad():
             log_p = self._log_p(images)
             entropy = -(log_p.exp() * log_p).sum(1)

@@ -141,6 +141,7 @@ class Wiener(Adaptive):
         left = self._left(*_by_level(variances[:, :COARSEST, :COARSEST]))
         # `take`, for an index would make the host wait for the device.
         self._centre = self._log_snr.take((left.log() + self._log_snr / 2).argmax())
+        # The filter's error counts all components, also those that do not move λ*.
         count, variance = _by_level(variances)
         self._filter = self._snr * self._left(count, variance) / variances.numel()
         self._narrow = self._around(self._centre[None]).sum(1)
@@ -181,6 +182,7 @@ class Wiener(Adaptive):
         finite = ratio.isfinite()  # loss scaling skips steps that overflow
         weighted = (torch.where(finite, share * ratio, 0.0), torch.where(finite, share, 0.0))
         added = torch.stack(weighted).sum(1)
+        # Drawn from another density than the narrow one: `share` weights for that.
         self._seen += len(t)
         kept = (1 - len(t) / self._seen) ** self._powers[:, None]
         self._means = kept * self._means + added
@@ -189,6 +191,7 @@ class Wiener(Adaptive):
 
     def _width_factor(self) -> Tensor:
         """Return the width that the lead's growth asks for, in those of the start, a scalar."""
+        # Two means of different age see the lead at different times: their difference is its slope.
         late, early = self._leads()
         age_late, age_early = 1 / (self._powers + 1)
         growth = math.log(2) * (late - early) / (age_early - age_late) / late
