@@ -33,7 +33,6 @@ UPWARD = {
     "tunediff.core.journal -> config",
     "tunediff.core.point -> config",
     "tunediff.core.trial_record -> config",
-    "tunediff.evaluation.image_files -> cli",
     "tunediff.integrations.tracking -> cli",
     "tunediff.profiling.files -> cli",
     "tunediff.report.__main__ -> cli",
@@ -42,7 +41,6 @@ UPWARD = {
     "tunediff.training.read_tracking -> evaluation",
     "tunediff.tuning.cluster -> ",
     "tunediff.tuning.experiment -> cli",
-    "tunediff.workloads.diffusion.commands -> cli",
 }
 """Imports against the order that are left, to be removed; also those inside functions or for types only."""
 CIRCLES = [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunediff import cli
 from tunediff.config import ConfigError
+from tunediff.config.knobs import refuse
+from tunediff.core import text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,8 @@ def check_output(option: str, path: Path | None, *suffixes: str) -> None:
     if path is None:
         return
     ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
-    cli.allow(path.suffix in ("", *suffixes), option, path, ends)
+    shown = text.truncate(repr(str(path)), 60)
+    refuse(path.suffix not in ("", *suffixes), f"{option}: {shown} is not allowed; allowed: {ends}")
     if path.exists() and (path.suffix or not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{option}: {path} exists; allowed: a new file, or a new or empty folder")
 

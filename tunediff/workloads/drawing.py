@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.code import WorkloadError
+from tunediff.config.knobs import refuse
 from tunediff.core import progress, text
 from tunediff.workloads.diffusion.knobs import SAMPLERS
 
@@ -55,7 +55,8 @@ def _samplers_with(option: str) -> str:
 def check_sampler_options(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other, for any model. Raises `ConfigError`."""
     sampler = args.sampler if args.sampler is not None else DEFAULT_SAMPLER
-    cli.allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
+    names = ", ".join(SAMPLERS)
+    refuse(sampler not in SAMPLERS, f"--sampler: {sampler!r} is not allowed; allowed: {names}")
     for name in ("steps", "skip", "eta"):
         if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
             owners = _samplers_with(name)
@@ -73,8 +74,10 @@ def sampler_knobs(
                 raise ConfigError(f"--{name}: {cfg.of(config).title} has no such option")
         return {}
     sampler, chain = args.sampler or DEFAULT_SAMPLER, config.process.steps
-    allowed = f"at most process.steps = {chain}"
-    cli.allow(args.steps is None or args.steps <= chain, "--steps", args.steps, allowed)
+    refuse(
+        args.steps is not None and args.steps > chain,
+        f"--steps: {args.steps} is not allowed; allowed: at most process.steps = {chain}",
+    )
     values = {name: getattr(args, name) for name in ("steps", "skip", "eta")}
     if sampler != DEFAULT_SAMPLER:
         values |= {name: default for name, default in defaults.items() if values[name] is None}

@@ -9,7 +9,7 @@ prediction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
@@ -20,9 +20,16 @@ from tunediff.config.systems import CUDA_GRAPHS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunediff.workloads.diffusion.process import Diffusion
-
 Share = Annotated[Float, Ge(0.0), Le(1.0)]
+
+
+class NoiseLevels(Protocol):
+    """What a formula needs of a `process.Diffusion`; see there."""
+
+    steps: int
+    snr_table: Tensor
+    alphas_cumprod: Tensor
+    to_epsilon: Tensor
 
 
 # ---- timestep samplers
@@ -105,7 +112,7 @@ class Speed(Corrected, Spread):
     favours small t once more on the linear schedule; on the others and along a flow, where m is
     near the end, less than without."""
 
-    def density(self, diffusion: Diffusion) -> Tensor:
+    def density(self, diffusion: NoiseLevels) -> Tensor:
         """Return k below τ·T and 1 from there on (§3.3; the public code): not scaled to sum to 1."""
         p = diffusion.snr_table.new_ones(diffusion.steps)
         p[: round(self.tau * diffusion.steps)] = self.suppression
@@ -131,7 +138,7 @@ class LogitNormal(Mixed, Spread):
     std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.0
     """s of the normal variable."""
 
-    def density(self, diffusion: Diffusion) -> Tensor:
+    def density(self, diffusion: NoiseLevels) -> Tensor:
         """Return the exact probability of each cell [t/T, (t+1)/T) (§3.1).
 
         m > 0 draws noisier timesteps; code that indexes a descending list of timesteps with u has
@@ -163,7 +170,7 @@ class LogNormal(Mixed, Spread):
     std: Annotated[Float, Gt(0.0), Le(5.0)] = 1.2
     """P_std of ln σ. EDM2: 1."""
 
-    def density(self, diffusion: Diffusion) -> Tensor:
+    def density(self, diffusion: NoiseLevels) -> Tensor:
         """Return the density of ln σ = −λ/2 (table 1)."""
         log_snr = diffusion.snr_table.log()
         return _per_timestep(-0.5 * ((-log_snr / 2 - self.mean) / self.std).square(), log_snr)
@@ -186,7 +193,7 @@ class LogSnrLaplace(Centred):
     scale: Annotated[Float, Gt(0.0), Le(10.0)] = 0.5
     """b, the width of the Laplace distribution in log-SNR."""
 
-    def density(self, diffusion: Diffusion) -> Tensor:
+    def density(self, diffusion: NoiseLevels) -> Tensor:
         """Return exp(−|λ−μ|/b)/2b (table 1)."""
         log_snr = diffusion.snr_table.log()
         return _per_timestep(-(log_snr - self.log_snr).abs() / self.scale, log_snr)
@@ -199,7 +206,7 @@ class LogSnrCosine(Centred):
 
     name: Literal["log_snr_cosine"] = "log_snr_cosine"
 
-    def density(self, diffusion: Diffusion) -> Tensor:
+    def density(self, diffusion: NoiseLevels) -> Tensor:
         """Return sech((λ−μ)/2)/2π (§2.1)."""
         log_snr = diffusion.snr_table.log()
         return _per_timestep(-((log_snr - self.log_snr) / 2).cosh().log(), log_snr)
@@ -294,7 +301,7 @@ class Constant:
 
     name: Literal["constant"] = "constant"
 
-    def weights(self, diffusion: Diffusion) -> Tensor:
+    def weights(self, diffusion: NoiseLevels) -> Tensor:
         return diffusion.snr_table.new_ones(diffusion.steps)
 
 
@@ -306,7 +313,7 @@ class MinSnr:
     gamma: Annotated[Float, Gt(0.0), Le(1000.0)] = 5.0
     """γ, the cap on the signal-to-noise ratio."""
 
-    def weights(self, diffusion: Diffusion) -> Tensor:
+    def weights(self, diffusion: NoiseLevels) -> Tensor:
         snr = diffusion.snr_table
         return snr.clamp(max=self.gamma) / snr * diffusion.to_epsilon
 
@@ -322,7 +329,7 @@ class P2:
     offset: Annotated[Float, Gt(0.0), Le(100.0)] = 1.0
     """k: bounds the weight of the noisiest timesteps."""
 
-    def weights(self, diffusion: Diffusion) -> Tensor:
+    def weights(self, diffusion: NoiseLevels) -> Tensor:
         return (self.offset + diffusion.snr_table) ** -self.exponent * diffusion.to_epsilon
 
 
@@ -336,7 +343,7 @@ class Debiased:
     """Largest weight; without it the last timesteps of the cosine schedule would weigh 20,000 times
     the middle."""
 
-    def weights(self, diffusion: Diffusion) -> Tensor:
+    def weights(self, diffusion: NoiseLevels) -> Tensor:
         # For v this is √SNR/(SNR+1) where the cap does not bind. Widespread code (kohya's
         # sd-scripts) uses 1/(SNR+1) for v, which on the ε-error is 1/SNR: another objective.
         return diffusion.snr_table.rsqrt().clamp(max=self.cap) * diffusion.to_epsilon
@@ -353,7 +360,7 @@ class ChangeAware:
     tau: Annotated[Float, Gt(0.0), Le(1.0)] = 0.7
     """τ, the border, as a fraction of the chain."""
 
-    def weights(self, diffusion: Diffusion) -> Tensor:
+    def weights(self, diffusion: NoiseLevels) -> Tensor:
         """Return (1−λ) + (2λ−1)·g for t < τ·T, with g the slope of 1−ᾱ over t, scaled to [0, 1]
         over the chain, and 1 from there on, as the authors' code has it."""
         import torch
