@@ -273,6 +273,21 @@ def study_grid(folder, objective):
     study(folder, objective, {"grid": {"parallel.workers": [1, 2], "loader.batch_size": [64, 128, 512]}}, study=about)
 
 
+def study_bars(folder, objective, x=None, y=("epoch_s", "peak_memory_mib")):
+    grid = {"parallel.workers": [1, 2], "loader.batch_size": [20, 128, 320]}
+    about = {"columns": [*grid, *y], "y": list(y)} | ({"x": x} if x else {})
+    study(folder, objective, {"grid": grid}, study=about)
+
+
+def study_stacked(folder, objective):
+    study_bars(folder, objective, y=("epoch_data_wait_s", "epoch_s"))
+
+
+def study_measured(folder, objective):
+    """Lines over a measured quantity, of more than a decade."""
+    study_bars(folder, objective, "samples_per_s", ["epoch_s"])
+
+
 def study_ladder(folder, objective):
     rungs = {
         "bf16": {"precision.amp": "bf16"},
@@ -300,7 +315,7 @@ SEARCHES = {
         early: (FALLS,), longer_budgets: (FALLS,), confirmed: (RISES,), not_confirmed: (FALLS,), undecided: (FALLS,),
         unconfirmed_baseline_fails: (FALLS,), seeds: (FALLS, RISES), failing_seeds: (FALLS,), coarse: (RISES,),
         two_objectives: (FALLS,), many: (RISES,), study_grid: (FALLS,), study_ladder: (FALLS,),
-        study_operations: (FALLS,),
+        study_operations: (FALLS,), study_bars: (FALLS,), study_stacked: (FALLS,), study_measured: (FALLS,),
     }.items()
     for objective in objectives
 }  # fmt: skip

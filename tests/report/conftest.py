@@ -15,22 +15,6 @@ def night(tmp_path):
 
 
 @pytest.fixture
-def labels(monkeypatch):
-    """What is written in the figures, in the order in which it was drawn."""
-    found = []
-
-    def draw(build):
-        if (figure := build()) is None:
-            return None
-        for axes in figure.axes:
-            found.extend([axes.get_xlabel(), *(text.get_text() for text in axes.texts)])
-        return Chart(b"<svg></svg>", PNG)
-
-    monkeypatch.setattr(style, "draw", draw)
-    return found
-
-
-@pytest.fixture
 def plain(monkeypatch):
     """Figures cost seconds: where only words matter they are a dot."""
 

@@ -1,19 +1,18 @@
 """Studies: every quantity as worked out by hand, tables and figures from a folder alone, whatever became of the trials."""
 
 import csv
-import json
 import math
 
 import pytest
 import yaml
 
 from tests import searches
-from tunediff import analysis, search, search_space
+from tunediff import analysis, search_space
 from tunediff import config as cfg
-from tunediff.analysis import evidence, speed
+from tunediff.analysis import speed
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import outputs, study_figure, study_table, summary
+from tunediff.report import outputs, study_table
 from tunediff.tuning import experiment
 
 GRID = """
@@ -129,15 +128,6 @@ def test_what_is_predicted_for_two_is_what_was_measured(forward_s, backward_s):
     assert speed.predicted_step_s(one, two, 1) == pytest.approx(1.0), "and nothing is sent by one"
 
 
-def test_the_table_is_read_in_handy_units(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", GRID, by_grid))
-    head, _, first, *_ = table.markdown().splitlines()
-    named = {name.strip(): cell.strip() for name, cell in zip(head.split("|"), first.split("|"), strict=True)}
-    assert (named["parallel.workers"], named["step (ms)"], named["epoch (s)"]) == ("1", "640", "10")
-    assert (named["efficiency (%)"], named["vs. baseline (×)"], named["of base (%)"]) == ("100", "0.8", "80")
-    assert table.text().splitlines()[1].split() == ["1", "64", "100", "10", "1", "0.8", "80", "50", "1", "100", "640"]
-
-
 COMPILED = """
 workload: digits
 objective: samples_per_s
@@ -228,14 +218,6 @@ def test_what_not_every_seed_measured_has_no_mean(tmp_path):
     assert column(table, "step_s") == [None] * 4
 
 
-def test_what_is_no_number_is_not_known(tmp_path):
-    found = finished(tmp_path / "night", GRID, by_grid)
-    for path in found.folder.glob("trials/*/journal.jsonl"):
-        path.write_text(path.read_text().replace('"peak_memory_mib": 50.0', '"peak_memory_mib": Infinity'))
-    table = study_table.table(analysis.read(found.folder))
-    assert column(table, "memory_percent_of_base") == [None, 100, None, 100]
-
-
 # ---------------------------------------------------------------------------------------------------------------- marks
 def test_a_knob_without_effect_is_marked_where_it_is_tried(tmp_path):
     table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
@@ -278,24 +260,11 @@ def test_a_run_that_was_disturbed_before_its_last_evaluation_is_marked(tmp_path)
     assert sum(column(table, "disturbed")) == 1
 
 
-def test_where_all_runs_were_disturbed_one_note_says_so(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: by_grid(config) | {"disturbed": True}))
-    assert [table.marks(row) for row in table.rows] == [""] * 4
-    assert table.notes() == ["others used the machine during every run"]
-    assert column(table, "disturbed") == [True] * 4
-
-
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
     table = study_table.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
     assert column(table, "samples_per_s") == [100, None, 160, 250]
     assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
-
-
-def test_what_was_not_measured_stays_empty(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", GRID, lambda config: {"samples_per_s": 10.0}))
-    assert column(table, "epoch_s") == [100.0] * 4
-    assert column(table, "step_s") == column(table, "epoch_data_wait_s") == [None] * 4
 
 
 # ----------------------------------------------------------------------------------------------------------- operations
@@ -329,12 +298,6 @@ def test_the_ten_longest_operations_of_each_configuration(tmp_path):
     assert " 300 " in table.text().splitlines()[1]
 
 
-def test_trials_that_were_not_profiled_have_a_line_without_operations(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", OPERATIONS, lambda _: {"samples_per_s": 10.0}))
-    assert [line["operation"] for line in table.records()] == [None, None]
-    outputs.write_all(analysis.read(tmp_path / "night"))
-
-
 # -------------------------------------------------------------------------------------------------------------- figures
 def with_axes(text, x, *y):
     content = yaml.safe_load(text)
@@ -355,24 +318,10 @@ FIGURES = {
 }
 
 
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
-    """The panels that a study is drawn in."""
-    sheets, build = [], study_figure.figure
-    monkeypatch.setattr(study_figure, "figure", lambda *about: sheets.append(build(*about)) or sheets[-1])
-
-    def draw(text, measure=by_grid, operations=None):
-        found = finished(tmp_path / f"night-{len(sheets)}", text, measure, operations=operations)
-        outputs.study(found, study_table.table(found))
-        return sheets[-1].axes
-
-    return draw
-
-
 @pytest.mark.parametrize("kind", FIGURES)
-@pytest.mark.parametrize("fate", ["ok", "failed", "running", "nothing"])
-def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, rendered, kind, fate):
-    ends = {"ok": {}, "failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
+@pytest.mark.parametrize("fate", ["failed", "running", "nothing"])
+def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, kind, fate):
+    ends = {"failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
     measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"samples_per_s": 1.0}
     lines = LINES if kind == "operations" else None
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
@@ -381,129 +330,6 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, r
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
 
-def series(axes):
-    """Label, lengths and words of each series of bars, of the first name first."""
-    found, words = {}, iter(text.get_text() for text in axes.texts)
-    for bars in axes.containers:
-        found[bars.get_label()] = [(bar.get_width(), next(words)) for bar in bars]
-    return found
-
-
-def test_bars_of_the_ladder_carry_percent_of_the_base(drawn):
-    (axes,) = drawn(LADDER, by_rung)
-    assert series(axes) == {
-        "with all rungs before it": [(100, "100 %"), (150, "150 %"), (300, "300 %"), (300, "300 % †")],
-        "alone": [(0, ""), (150, "150 %"), (200, "200 %"), (100, "100 % †")],
-    }
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["base", "+ bf16", "+ batch of 256", "+ pinned"]
-    assert axes.get_xlabel() == "images/s"
-
-
-def lines(axes):
-    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-
-
-def test_lines_have_the_values_of_the_table(drawn):
-    (axes,) = drawn(GRID)
-    assert lines(axes) == {"1": ([64, 128], [10, 8]), "2": ([64, 128], [6.25, 4])}
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear"), "of two batch sizes one is twice the other"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("loader.batch_size", "epoch (s)")
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128"]
-    assert axes.figure.legends[0].get_title().get_text() == "parallel.workers"
-
-
-def test_lines_of_knob_values_that_differ_in_a_late_digit_are_separate(drawn):
-    text = GRID.replace("parallel.workers: [1, 2]", "ema.max_decay: [0.9995, 0.9999]")
-    measure = {0.9995: 100.0, 0.9999: 200.0}
-    (axes,) = drawn(
-        text.replace("parallel.workers, loader", "ema.max_decay, loader"),
-        lambda config: {"samples_per_s": measure[config.ema.max_decay], "disturbed": False},
-    )
-    assert lines(axes) == {"0.9995": ([64, 128], [10, 10]), "0.9999": ([64, 128], [5, 5])}
-
-
-def test_lines_run_from_left_to_right_in_the_unit_of_their_axis(drawn):
-    text = FIGURES["panels"].replace("- 1\n", "- X\n").replace("- 2\n", "- 1\n").replace("- X\n", "- 2\n")
-    rate, step = drawn(text)
-    assert lines(rate) == {"64": ([1, 2], [100, 160]), "128": ([1, 2], [125, 250])}
-    assert lines(step) == {"64": ([1, 2], [640, 400]), "128": ([1, 2], [1024, 512])}
-    assert (rate.get_ylabel(), step.get_ylabel()) == ("images/s", "step (ms)")
-
-
-def test_more_than_a_decade_is_drawn_logarithmically(drawn):
-    text = GRID.replace("[64, 128]", "[20, 128, 320]")
-    (axes,) = drawn(text, lambda config: {"samples_per_s": 2.0 * config.loader.batch_size})
-    assert lines(axes)["1"] == ([20, 128, 320], [25, 3.90625, 1.5625])
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "128", "320"]
-
-
-def test_within_a_decade_axes_are_straight(drawn):
-    (axes,) = drawn(GRID.replace("[64, 128]", "[96, 128]"), lambda _: {"samples_per_s": 10.0})
-    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylim()[0]) == ("linear", "linear", 0)
-
-
-def test_over_what_is_measured_the_last_knob_runs_along_the_lines(drawn):
-    (axes,) = drawn(FIGURES["measured"])
-    assert lines(axes) == {"1": ([50, 100], [100, 125]), "2": ([50, 100], [160, 250])}
-    at = {tuple(text.xy): text.get_text() for text in axes.texts}
-    assert at == {(50, 100): "64", (100, 125): "128", (50, 160): "64", (100, 250): "128"}
-    assert axes.get_xlabel() == "memory (MiB)"
-
-
-def test_each_configuration_is_a_bar_in_a_panel_for_each_quantity(drawn):
-    left, right = drawn(FIGURES["bars"])
-    assert series(left) == {"epoch": [(10, "10"), (8, "8"), (6.25, "6.25"), (4, "4")]}
-    assert series(right) == {"memory": [(50, "50"), (100, "100"), (50, "50"), (100, "100")]}
-    names = [label.get_text() for label in left.get_yticklabels()]
-    assert names == [
-        "workers 1, batch_size 64",
-        "workers 1, batch_size 128",
-        "workers 2, batch_size 64",
-        "workers 2, batch_size 128",
-    ]
-    assert (left.get_xlabel(), right.get_xlabel()) == ("epoch (s)", "memory (MiB)")
-
-
-def test_knobs_of_one_last_name_are_told_apart(drawn):
-    grid = "  timesteps.name: [uniform, stratified]\n  weighting.name: [constant, min_snr]\n"
-    text = FIGURES["bars"].replace(FIGURES["bars"].partition("grid:\n")[2].partition("study:")[0], grid)
-    left, _ = drawn(text, lambda _: {"samples_per_s": 10.0})
-    assert left.get_yticklabels()[1].get_text() == "timesteps.name uniform, weighting.name min_snr"
-
-
-def test_the_title_says_what_the_marks_mean(drawn):
-    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": config.loader.batch_size == 256})
-    assert axes.figure.get_suptitle().splitlines() == [
-        "Rungs", "abacus, 2 CPU cores, torch 9, 5s training each", "† changes nothing here, ‡ others used the machine",
-    ]  # fmt: skip
-    (axes,) = drawn(LADDER, lambda config: by_rung(config) | {"disturbed": True})
-    assert axes.figure.get_suptitle().endswith("\n† changes nothing here, others used the machine during every run")
-
-
-def test_parts_in_seconds_lie_end_to_end(drawn):
-    (axes,) = drawn(
-        COMPILED, lambda config: {"samples_per_s": 100.0, "compile": 30.0 * (config.compile.mode != "none")}
-    )
-    assert series(axes) == {
-        "compile": [(0, ""), (30, ""), (30, "")],
-        "epoch": [(10, "10"), (10, "40"), (10, "40")],
-    }
-    assert [bar.get_x() for bar in axes.containers[1]] == [0, 30, 30]
-    assert axes.get_xlabel() == "s"
-    assert axes.get_xlim()[1] > 1.1 * 40, "room for the words"
-
-
-def test_operations_are_bars_of_their_own_time_in_one_step(drawn):
-    upper, lower = drawn(OPERATIONS, lambda _: {"samples_per_s": 10.0}, LINES)
-    assert [axes.get_title(loc="left").strip() for axes in (upper, lower)] == ["baseline", "precision.amp=bf16"]
-    (bars,) = series(upper).values()
-    assert [words for _, words in bars[:2]] == ["300 (15 %)", "275 (14 %)"]
-    assert [length for length, _ in bars[:2]] == pytest.approx([300, 275])
-    assert upper.get_yticklabels()[0].get_text() == "aten::op<12, float>"
-
-
-# ---------------------------------------------------------------------------------------------------------- whole folder
 def test_files_are_made_from_the_folder_alone(tmp_path):
     finished(tmp_path / "night", GRID, by_grid)
     written = outputs.write_all(analysis.read(tmp_path / "night"))
@@ -515,15 +341,6 @@ def test_files_are_made_from_the_folder_alone(tmp_path):
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
-def test_a_study_needs_no_figure(tmp_path):
-    content = yaml.safe_load(GRID)
-    del content["study"]["x"], content["study"]["y"]
-    found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert set(outputs.write_all(found)) >= {"study.csv", "study.md"}
-    assert not (found.folder / "study.png").exists()
-    assert summary.values(evidence.read(found), 1.0)["study_figure"] is None
-
-
 def test_a_search_without_a_study_has_no_table(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]
@@ -531,31 +348,6 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     assert "study.csv" not in outputs.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
         study_table.table(found)
-
-
-def test_the_search_ends_with_the_table(tmp_path, capsys):
-    finished(tmp_path / "night", LADDER, by_rung)
-    words = ["--resume", "night", "--storage", str(tmp_path)]
-    assert search.main(words) == 0
-    out = capsys.readouterr().out
-    assert f"study_table: {tmp_path / 'night' / 'study.md'}" in out
-    assert "samples: " not in out, "a probe draws no images"
-    table = out[out.index("\nRungs\n") :].splitlines()
-    assert table[2].split()[:2] == ["configuration", "images/s"]
-    assert table[5].split()[:4] == ["+", "batch", "of", "256"]
-    assert search.main([*words, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["study_rows"]
-    assert [row["percent_of_base"] for row in rows] == pytest.approx([100, 150, 300, 300, 150, 200, 100])
-
-
-def test_the_kept_file_holds_the_world_sizes_that_all_stood_for(tmp_path):
-    file = tmp_path / "s.yaml"
-    file.write_text(GRID.replace("parallel.workers: [1, 2]", "parallel.workers: all"))
-    content = search_space.read(file, world_sizes=(1, 2, 4))
-    experiment.create(tmp_path / "night", search_space.parse(content, str(file), tmp_path), content)
-    kept = search_space.load(tmp_path / "night" / "search.yaml")
-    assert {point["parallel.workers"] for point in kept.candidates} == {1, 2, 4}
-    assert kept.study == search_space.load(file).study
 
 
 def test_numbers_are_shown_as_they_are_read():
@@ -567,11 +359,6 @@ def test_numbers_are_shown_as_they_are_read():
     assert study_table.shown(study, "samples_per_s", None) == study_table.shown(study, "samples_per_s", math.nan) == ""
     assert study_table.shown(study, "precision.amp", "bf16") == "bf16"
     assert study_table.shown(study, "optimizer.beta2", 0.9999) == "0.9999"
-
-
-def test_knobs_may_stand_after_options():
-    args = search.arguments(["studies/ladder", "--budget", "4s", "model.channels=16", "--dry-run", "loader.workers=1"])
-    assert (args.words, args.budget) == (["studies/ladder", "model.channels=16", "loader.workers=1"], "4s")
 
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):

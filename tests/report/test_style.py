@@ -13,16 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests import searches
-from tests.report.pages import Elements, written
+from tests.report.pages import written
 from tests.report.test_study import FIGURES, by_grid, by_rung, finished
 from tests.searches import FILE, noisy, write
 from tunediff import search_space
 from tunediff.core import colors
-from tunediff.report import context, style
-from tunediff.report.html import STYLE
+from tunediff.report import style
 from tunediff.report.sections import knobs
-from tunediff.report.style import Chart, Digits, Highlights
-from tunediff.report.words import duration
+from tunediff.report.style import Chart, Digits
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
 NEUTRAL = {style.INK, style.SOFT, style.RULE, knobs.STRONG, colors.PLAIN, "#ffffff"}
@@ -183,51 +181,13 @@ def test_every_colour_is_one_of_ours_and_means_one_thing(drawn, kind):
                     assert color not in (colors.BASELINE, colors.WINNER), text
 
 
-def test_every_way_to_end_has_a_name_and_failures_a_cross(drawn):
-    (figure, _), *_ = drawn("ordinary")
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [
-        "baseline on other seeds",
-        "other trials",
-        "under way",
-        "stopped early",
-        "failed",
-        "baseline at its end",
-        "best: as good as that",
-    ]
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x" and len(line.get_xdata())]
-    assert [mpl.to_hex(line.get_color()) for line in crosses] == [colors.FAILED]
-
-
-def test_a_baseline_that_is_best_is_called_both(drawn):
-    (figure, _), *_ = drawn("baseline is best")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["baseline, best 0.3"]
-
-
 def test_no_line_joins_a_front_of_noise(drawn):
     panels = [axes for figure, _ in drawn("ordinary") for axes in figure.axes if "→" in axes.get_xlabel()]
     assert len(panels) == 4
     assert all(line.get_linestyle() == "None" for axes in panels for line in axes.lines)
 
 
-@pytest.mark.parametrize(("winner", "said"), [(0, ["baseline, best"]), (1, ["baseline", "best"]), (None, ["baseline"])])
-def test_what_the_stars_are_called(night, winner, said):
-    trials = context.read(night).results.trials
-    stars = Highlights(trials[0], trials[winner] if winner is not None else None, "best")
-    assert [what for _, _, what in stars.shown()] == said
-
-
 # ----------------------------------------------------------------------------------------------------------- telephones
-def test_every_chart_is_there_for_a_telephone_as_well(tmp_path):
-    ordinary(tmp_path / "night")
-    found = Elements(written(tmp_path / "night")).found
-    small = [attrs for tag, attrs in found if tag == "source"]
-    assert len(small) == len([tag for tag, _ in found if tag == "picture"]) > 4
-    assert all(attrs["media"] == "screen and (max-width: 44rem)" for attrs in small)
-    assert all(attrs["srcset"].startswith("data:image/svg+xml;base64,") for attrs in small)
-    assert "@media screen and (max-width: 44rem)" in STYLE
-
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MEASURE = """<title></title><iframe width="{width}" height="900" style="border: 0" srcdoc="{page}"></iframe><script>
 var frame = document.querySelector("iframe");
@@ -238,6 +198,7 @@ frame.onload = function () {{
 </script>"""
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path, rendered):
     """400 pixels wide, in an iframe; what runs there is our own page without its policy, which forbids to be measured."""
@@ -255,8 +216,3 @@ def test_a_telephone_scrolls_in_no_direction_but_down(tmp_path, rendered):
     assert page == 400
     assert pictures > 4
     assert 340 < widest < 400
-
-
-def test_a_duration_has_no_parts_of_nothing():
-    expected = {60: "1 min", 90: "1 min 30 s", 3600: "1 h", 3660: "1 h 1 min"}
-    assert {seconds: duration(seconds).replace("\xa0", " ") for seconds in expected} == expected

@@ -43,7 +43,7 @@ def test_percents_have_a_significant_digit(share, text):
 )
 def test_ratios_have_a_significant_digit(ratio, text):
     assert words.times(ratio) == f"{text}×"
-    assert words.beside(ratio, ratios=True) == text
+    assert words.versus(ratio, ratios=True) == text
     assert words.times(math.nan) == ""
 
 
@@ -61,3 +61,8 @@ def test_ratios_have_a_significant_digit(ratio, text):
 )
 def test_interval_of_a_ratio_has_the_decimals_of_its_width(ratio, text):
     assert words.interval(Difference(*ratio), ratios=True) == text
+
+
+def test_a_duration_has_no_parts_of_nothing():
+    expected = {60: "1 min", 90: "1 min 30 s", 3600: "1 h", 3660: "1 h 1 min"}
+    assert {seconds: words.duration(seconds).replace(SPACE, " ") for seconds in expected} == expected

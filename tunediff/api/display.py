@@ -60,7 +60,7 @@ class NotebookTable(LiveTable):
     are logged."""
 
     def __enter__(self) -> NotebookTable:
-        self._terminal = Terminal(
+        self.terminal = Terminal(
             file=io.StringIO(), width=COLUMNS, height=ROWS, force_jupyter=False
         )
         ipython = importlib.import_module("IPython.display")
@@ -75,14 +75,14 @@ class NotebookTable(LiveTable):
         super().listen(event, name, content)
         log_exceptions("the table", self._update)
 
-    def _print(self, line: str) -> None:
-        self._lines.print(line)
+    def print_line(self, line: str) -> None:
+        self.lines.print(line)
 
     def _update(self) -> None:
         # In a notebook rich would display what it prints, in an output of its own for every event
         terminal = Terminal(
             record=True, file=io.StringIO(), width=COLUMNS, highlight=False, force_jupyter=False
         )
-        terminal.print(self._shown())
+        terminal.print(self.shown())
         page = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         self._output.update(self._html(page))

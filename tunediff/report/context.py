@@ -1,4 +1,4 @@
-"""Read a search once and hold everything that the sections of its report share."""
+"""Read a search once and hold what the sections of its report share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,62 @@ from tunediff.analysis.journals import Session
 from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
+from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.html import Html, el
-from tunediff.report.style import Highlights
 from tunediff.tuning.sessions import confirming_folders
+
+
+@dataclasses.dataclass(frozen=True)
+class Highlights:
+    """The trials that have a colour in figures and tables: the baseline and the best."""
+
+    baseline: TrialRecord | None
+    winner: TrialRecord | None
+    """The best trial; it may be the baseline."""
+    winner_is: str
+    """`winner` if several seeds show that it is better than the baseline, else `best`."""
+    reached_s: float | None = None
+    """Seconds after which the best is as good as the baseline at its end; None if undetermined."""
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Highlights:
+        """Return the best trial and the baseline run with the same seed."""
+        best, base = evidence.best, evidence.baseline_of_best
+        if best is None:
+            return cls(base, None, "best")
+        role = "winner" if evidence.winner else "best"
+        return cls(base, best, role, evidence.seconds_to_baseline(best))
+
+    @property
+    def rival(self) -> TrialRecord | None:
+        """Return the best trial if it is not the baseline."""
+        base, winner = self.baseline, self.winner
+        return (
+            None if base is not None and winner is not None and base.name == winner.name else winner
+        )
+
+    def pairs(self) -> list[tuple[TrialRecord, str, str]]:
+        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or
+        `winner`."""
+        pairs = [(self.baseline, BASELINE, "baseline"), (self.rival, WINNER, self.winner_is)]
+        return [(trial, color, role) for trial, color, role in pairs if trial is not None]
+
+    def shown(self) -> list[tuple[TrialRecord, str, str]]:
+        """Return `pairs` for figures: a baseline that is best is labelled with both roles."""
+        pairs = self.pairs()
+        if self.winner is not None and self.rival is None:
+            return [(trial, color, f"{role}, {self.winner_is}") for trial, color, role in pairs]
+        return pairs
+
+    def color(self, name: str) -> str | None:
+        """Return the colour of a trial; None if it is neither of the two."""
+        return next((color for trial, color, _ in self.pairs() if trial.name == name), None)
+
+    def mark(self, trial: TrialRecord) -> str:
+        """Return the CSS class of a trial's table row: `baseline`, `winner` or ''."""
+        marks = {BASELINE: "baseline", WINNER: "winner", None: ""}
+        return marks[self.color(trial.name)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +93,9 @@ class ReportContext:
     evidence: Evidence
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
-    """Sentence about confirming runs that are incomplete or unreadable; '' if there is nothing to
-    say."""
+    """Sentence about confirming runs that are incomplete or unreadable, or ''."""
     confirming_results: list[Results]
-    """Results of every folder of confirming runs, those with longer budgets included; the totals
-    count them."""
+    """Results of every folder of confirming runs, also of those with longer budgets."""
     longer: list[Comparison]
     """One comparison of the finalists for each longer budget."""
     effects: list[Effect]
@@ -63,7 +112,6 @@ class ReportContext:
 
     @functools.cached_property
     def highlights(self) -> Highlights:
-        """Return the two trials that figures and tables highlight: the best and the baseline."""
         return Highlights.of(self.evidence)
 
     @property
@@ -80,14 +128,8 @@ class ReportContext:
         return self.results.unit
 
     @property
-    def budget_s(self) -> float:
-        """Return the budget of one trial, in seconds of the budget's unit."""
-        return self.results.space.budget.per_trial_s
-
-    @property
-    def leader(self) -> str:
-        """Return `the winner` if several seeds show that it is better than the baseline, else `the
-        best trial`."""
+    def best_words(self) -> str:
+        """Return `the winner` if several seeds show that it is better, else `the best trial`."""
         return "the winner" if self.evidence.winner else "the best trial"
 
     def command(self, module: str, *words: object) -> str:
@@ -95,39 +137,16 @@ class ReportContext:
         the command."""
         return text.command(module, self.name, *words, storage=self.storage)
 
-    @property
-    def rival(self) -> TrialRecord | None:
-        """Return the baseline if another trial is best, else None."""
-        base, winner = self.highlights.baseline, self.highlights.winner
-        return (
-            base if base is not None and winner is not None and base.name != winner.name else None
-        )
-
     def by_weight(self) -> list[str]:
-        """Return the searched knobs, sorted by their share of the objective's variance, largest
-        first."""
+        """Return the searched knobs by their share of the objective's variance, largest first."""
         ranking = self.quality or self.throughput
         shares = ranking.shares if ranking is not None else {}
-        return sorted(
-            (dimension.name for dimension in searched(self.results)),
-            key=lambda name: -shares.get(name, 0.0),
-        )
-
-    def mark(self, trial: TrialRecord | None) -> str:
-        """Return the CSS class of a trial's table row: `baseline`, `winner` or ''."""
-        pairs = self.highlights.pairs()
-        role = next(
-            (role for marked_trial, _, role in pairs if trial and marked_trial.name == trial.name),
-            "",
-        )
-        return role and ("baseline" if role == "baseline" else "winner")
+        names = [dimension.name for dimension in searched(self.results)]
+        return sorted(names, key=lambda name: -shares.get(name, 0.0))
 
 
 def protocol(results: Results) -> str:
-    """Return the workload's description of its evaluation protocol.
-
-    '' if the workload has no `evaluation_protocol` or the objective is speed.
-    """
+    """Return the workload's description of its evaluation; '' if it has none, or for speed."""
     describe = None if results.by_rate else results.space.workload.get_hook("evaluation_protocol")
     return str(describe(results.space.baseline)) if describe is not None else ""
 
@@ -140,16 +159,6 @@ def marked(compared: Comparison, best: Group | None) -> list[str]:
     ]
 
 
-def lead(*words: object) -> Html:
-    """Return the first paragraph of a section."""
-    return el("p", *words, class_="lead")
-
-
-def note(*words: object) -> Html:
-    """Return a paragraph in small type."""
-    return el("p", *words, class_="note")
-
-
 def read(
     folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None
 ) -> ReportContext:
@@ -160,24 +169,33 @@ def read(
     search.
     """
     results, unreadable = journals.read(folder)
-    confirmation, confirming = _confirmed(results)
+    confirmation, confirming = _confirmation(results)
     evidence = Evidence(results, confirmation)
     if folder_within(folder):
         evidence = of_confirming_runs(results, journals.read(folder.parent)[0])
+
+    def quality(trial: TrialRecord) -> float | None:
+        """A configuration that fails on a seed has no value, whatever its other runs reached."""
+        return None if results.outcome_of(trial).failures else trial.value(results.metric)
+
+    # Folders of confirming runs may have been removed or damaged since.
+    confirming_results, longer = list[Results](), list[Comparison]()
+    for runs in confirming_folders(folder):
+        with contextlib.suppress(ConfigError):
+            confirming_results.append(journals.read(runs)[0])
+    if confirmation is not None:
+        with contextlib.suppress(ConfigError):
+            longer = longer_budgets(confirmation.compared.results, _read_results)
     return ReportContext(
         results=results,
         unreadable=unreadable,
         sessions=journals.sessions(folder),
         evidence=evidence,
         confirming=confirming,
-        confirming_results=_confirming_results(folder),
-        longer=_longer(confirmation),
+        confirming_results=confirming_results,
+        longer=longer,
         effects=effects.effects(results),
-        quality=(
-            None
-            if results.by_rate
-            else importance(results, functools.partial(_quality, results), results.ratios)
-        ),
+        quality=None if results.by_rate else importance(results, quality, results.ratios),
         throughput=importance(results, rate),
         name=name or folder.name,
         storage=storage,
@@ -185,48 +203,23 @@ def read(
     )
 
 
-def _quality(results: Results, trial: TrialRecord) -> float | None:
-    """Return the value of a trial; None where its configuration fails on a seed."""
-    return None if results.outcome_of(trial).failures else trial.value(results.metric)
+def _read_results(folder: Path) -> Results:
+    return journals.read(folder)[0]
 
 
-def _confirming_results(folder: Path) -> list[Results]:
-    """Return the results of all confirming runs of a search; folders that cannot be read are left
-    out."""
-    results = list[Results]()
-    for place in confirming_folders(folder):
-        with contextlib.suppress(ConfigError):  # it has been removed or damaged since
-            results.append(journals.read(place)[0])
-    return results
-
-
-def _longer(confirmation: Confirmation | None) -> list[Comparison]:
-    """Return the comparisons of the finalists with longer budgets; [] if there are none."""
-    if confirmation is None:
-        return []
-    try:
-        return longer_budgets(
-            confirmation.compared.results, lambda folder: journals.read(folder)[0]
-        )
-    except ConfigError:  # the folder has been removed or changed since
-        return []
-
-
-def _confirmed(results: Results) -> tuple[Confirmation | None, str]:
-    """Return the comparison of the newest confirming runs, and a sentence if they are incomplete or
-    unreadable."""
+def _confirmation(results: Results) -> tuple[Confirmation | None, str]:
+    """Return the newest confirmation, and a sentence if its runs are incomplete or unreadable."""
     if results.space.confirm is None or (folder := latest(results)) is None:
         return None, ""
     try:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    confirmation = counting(results, runs, lambda place: journals.read(place)[0])
-    # Say how far the runs are, unless the comparison is decided.
-    ended = sum(trial.finished for trial in runs.trials)
-    unfinished = (
-        f"The confirming runs are not complete: {pluralize(ended, 'run has', 'runs have')} ended."
-    )
-    message = "" if confirmation is not None and confirmation.over else unfinished
-    message += f" {len(unreadable)} of their journals cannot be read." if unreadable else ""
-    return confirmation, message.strip()
+    confirmation = counting(results, runs, _read_results)
+    sentences = []
+    if confirmation is None or not confirmation.over:
+        ended = pluralize(sum(trial.finished for trial in runs.trials), "run has", "runs have")
+        sentences.append(f"The confirming runs are not complete: {ended} ended.")
+    if unreadable:
+        sentences.append(f"{len(unreadable)} of their journals cannot be read.")
+    return confirmation, " ".join(sentences)

@@ -15,11 +15,17 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions
 
-SILENCE_S = 30.0
-"""Seconds without output after which a line is printed; the interval then grows up to five
-minutes."""
-PARTS = {"setup": "preparing", "compile": "compiling", "train": "training", "evaluation": "evaluating",
-         "checkpoint": "saving", "waiting": "waits for its workers"}  # fmt: skip
+SILENCE_S, LONGEST_S = 30.0, 300.0
+"""Seconds without output after which a line is printed; every line makes the next wait longer, up
+to the second number."""
+PARTS = {
+    "setup": "preparing",
+    "compile": "compiling",
+    "train": "training",
+    "evaluation": "evaluating",
+    "checkpoint": "saving",
+    "waiting": "waits for its workers",
+}
 
 
 class Heartbeat:
@@ -29,21 +35,22 @@ class Heartbeat:
     """
 
     def __init__(
-        self, folder: Path, say: Callable[[str], None], called: Callable[[str], str] = str
+        self, folder: Path, say: Callable[[str], None], display_name: Callable[[str], str] = str
     ) -> None:
         """Prepare the thread for a search.
 
-        folder: of the search. say: prints a line. called: turns the name of a trial into its
-        display name.
+        folder: of the search. say: prints a line. display_name: of a trial.
         """
-        self._folder, self._say, self._called, self._over = folder, say, called, threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        self._folder, self._say, self._display_name = folder, say, display_name
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
         self._requested = self._last = time.monotonic()
+        self._wait_s = SILENCE_S
         self._following = Following(folder)
         self._following.read()
-        self._patience, self._before = SILENCE_S, self._following.ended
+        self._ended_before = self._following.ended
         # An interrupted search left trials without an end; they go on when their journals grow.
-        self._left = {trial.name: self._journal(trial.name).st_size for trial in self._unfinished()}
+        self._interrupted = {name: self._journal(name).st_size for name in self._unfinished()}
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -56,30 +63,28 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Restart the wait, because a line was printed."""
-        self._last, self._patience = time.monotonic(), SILENCE_S
+        self._last, self._wait_s = time.monotonic(), SILENCE_S
 
     def workers_requested(self) -> None:
-        """Count from here how long workers take to start."""
+        """Measure from now on how long workers take to start."""
         self._requested = time.monotonic()
 
-    def _unfinished(self) -> list[record.TrialRecord]:
-        return [trial for trial in self._following.trials if trial.status is None]
+    def _unfinished(self) -> list[str]:
+        return [trial.name for trial in self._following.trials if trial.status is None]
 
     def _journal(self, name: str) -> os.stat_result:
         return (self._folder / "trials" / name / record.JOURNAL).stat()
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(min(1.0, SILENCE_S / 4)):
-            if time.monotonic() - self._last < self._patience:
-                continue
-            patience = min(1.5 * self._patience, 300.0)
-            log_exceptions("what goes on", self._print_progress)
-            self._last, self._patience = time.monotonic(), patience
+            if time.monotonic() - self._last >= self._wait_s:
+                wait_s = min(1.5 * self._wait_s, LONGEST_S)
+                log_exceptions("what goes on", self._print_progress)
+                self._last, self._wait_s = time.monotonic(), wait_s
 
     def _print_progress(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # a worker replaces or removes the files meanwhile; the next beat retries
+        # A worker may replace or remove the files meanwhile; the next beat tries again.
+        with contextlib.suppress(OSError):
             self._say(self.doing())
 
     def doing(self) -> str:
@@ -89,21 +94,20 @@ class Heartbeat:
         """
         self._following.read()
         running = [
-            trial
-            for trial in self._unfinished()
-            if self._journal(trial.name).st_size != self._left.get(trial.name)
+            name
+            for name in self._unfinished()
+            if self._journal(name).st_size != self._interrupted.get(name)
         ]
-        if not running and (ended := self._following.ended - self._before):
-            return f"{text.pluralize(ended, 'run')} ended, none is under way"
         if not running:
+            if ended := self._following.ended - self._ended_before:
+                return f"{text.pluralize(ended, 'run')} ended, none is under way"
             return f"starting the workers for {text.seconds(time.monotonic() - self._requested)}"
-        name, called = running[-1].name, self._called(running[-1].name)
+        name = running[-1]
+        shown = self._display_name(name)
         with contextlib.suppress(FileNotFoundError):
             progress = json.loads((self._folder / "trials" / name / DOING).read_text())
+            spent = text.seconds(time.time() - progress["since"])
             work = f": {progress['work']}" if progress["work"] else ""
-            return (
-                f"{called} {PARTS[progress['part']]} for"
-                f" {text.seconds(time.time() - progress['since'])}{work}"
-            )
-        begun = self._journal(name).st_mtime
-        return f"{called} waits for its workers for {text.seconds(time.time() - begun)}: they start"
+            return f"{shown} {PARTS[progress['part']]} for {spent}{work}"
+        waited = text.seconds(time.time() - self._journal(name).st_mtime)
+        return f"{shown} waits for its workers for {waited}: they start"

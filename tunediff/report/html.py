@@ -54,8 +54,7 @@ def join(*parts: object) -> Html:
 
 
 def breakable(text: object) -> object:
-    """Return text whose lines may break after the dots, underscores and equals signs of names, not
-    words or numbers."""
+    """Return text that may break after the dots, underscores and equals signs of names."""
     if isinstance(text, Html) or not isinstance(text, str):
         return text
     first, *rest = re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", text)
@@ -78,23 +77,33 @@ def table(
     cell, so that no column is cut off. A header of empty strings is left out.
     """
 
-    # On narrow screens the style sheet shows `data-label` before each cell.
     def cells(tag: str, row: Sequence[object]) -> Html:
-        scope = {"scope": "col"} if tag == "th" else {}
+        # On narrow screens the style sheet shows `data-label` before each cell.
         labels = header if stacks and tag == "td" else [None] * len(row)
-        return join(*(
-            el(tag, breakable(cell) if place < words else cell, class_=None if place < words else "n", data_label=label,
-               **scope)
-            for place, (cell, label) in enumerate(zip(row, labels, strict=True))
-        ))  # fmt: skip
+        scope = "col" if tag == "th" else None
+        parts = []
+        for i, (cell, label) in enumerate(zip(row, labels, strict=True)):
+            kind = None if i < words else "n"
+            content = breakable(cell) if i < words else cell
+            parts.append(el(tag, content, class_=kind, data_label=label, scope=scope))
+        return join(*parts)
 
-    lines = [
-        el("tr", cells("td", row), class_=(marks[place] or None) if place < len(marks) else None)
-        for place, row in enumerate(rows)
-    ]
+    lines = []
+    for i, row in enumerate(rows):
+        lines.append(el("tr", cells("td", row), class_=(marks[i] or None) if marks else None))
     head = el("thead", el("tr", cells("th", header))) if any(header) else None
-    whole = el("table", head, el("tbody", *lines), id=id_, class_="stacks" if stacks else None)
-    return el("div", whole, class_="scroll", tabindex="0")
+    body = el("table", head, el("tbody", *lines), id=id_, class_="stacks" if stacks else None)
+    return el("div", body, class_="scroll", tabindex="0")
+
+
+def lead(*words: object) -> Html:
+    """Return the first paragraph of a section."""
+    return el("p", *words, class_="lead")
+
+
+def note(*words: object) -> Html:
+    """Return a paragraph in small type."""
+    return el("p", *words, class_="note")
 
 
 def picture(kind: str, content: bytes, alt: str, narrow: bytes = b"") -> Html:
@@ -120,14 +129,10 @@ def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot
     Its content security policy forbids every connection, and every script except `SCRIPT`, which it
     allows by its hash.
     """
-    # Table of contents, head and body.
-    contents = el(
-        "ol", *(el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections)
-    )
+    allowed = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none';"
-        " form-action 'none'; script-src"
-        f" 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+        f" form-action 'none'; script-src 'sha256-{allowed}'"
     )
     top = join(
         el("meta", charset="utf-8"),
@@ -137,19 +142,9 @@ def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot
         el("title", title),
         el("style", Html(f":root {{ --winner: {WINNER}; --baseline: {BASELINE}; }}\n{STYLE}")),
     )
-    main = el(
-        "main",
-        el("header", head),
-        *(
-            el("section", el("h2", heading), content, id=name)
-            for name, heading, content in sections
-        ),
-        el("footer", foot),
-    )
-    body = el(
-        "body",
-        el("nav", el("p", "Contents"), contents, aria_label="Contents"),
-        main,
-        el("script", Html(SCRIPT)),
-    )
+    links = (el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections)
+    contents = el("nav", el("p", "Contents"), el("ol", *links), aria_label="Contents")
+    parts = (el("section", el("h2", title), body, id=name) for name, title, body in sections)
+    main = el("main", el("header", head), *parts, el("footer", foot))
+    body = el("body", contents, main, el("script", Html(SCRIPT)))
     return f'<!doctype html>\n<html lang="en">\n<head>{top}</head>\n{body}\n</html>\n'

@@ -20,35 +20,38 @@ from tunediff.analysis.comparison import ITSELF
 from tunediff.analysis.evidence import NOT_SIGNIFICANT
 from tunediff.analysis.following import Throttle
 from tunediff.analysis.outcome import failed
-from tunediff.analysis.statistics import Estimate
 from tunediff.config.code import described
 from tunediff.core import text
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
-from tunediff.report.words import beside, fitted, short
+from tunediff.report.words import fitted, short, versus
 from tunediff.search_space import SearchSpace
 
 BARS = "▁▂▃▄▅▆▇█"
 CHANGES, CHANGES_WIDTH = "changes to the baseline", 32
-"""Heading of a column of the live table, and the characters reserved for it before other columns
-get any."""
+"""Heading of a column, and the characters reserved for it before other columns get any."""
+WORDS = ("trial", CHANGES, "curve", "status")
+"""Columns of text; all others hold numbers."""
 
 
 class LiveTable(Console):
     """Show one live table of the whole search; failures and messages are printed above it."""
 
     def __init__(
-        self, folder: Path, space: SearchSpace, lines: EventLines | None = None,
+        self,
+        folder: Path,
+        space: SearchSpace,
+        lines: EventLines | None = None,
         planned: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(folder, space, lines, planned)
-        file = sys.stderr if self._lines.on_stderr else sys.stdout
-        self._terminal = Terminal(file=file, highlight=False)
+        file = sys.stderr if self.lines.on_stderr else sys.stdout
+        self.terminal = Terminal(file=file, highlight=False)
         self._draw_throttle = Throttle()
         self._last: RenderableType = ""
-        self._live = Live(console=self._terminal, get_renderable=self._shown, refresh_per_second=1)
+        self._live = Live(console=self.terminal, get_renderable=self.shown, refresh_per_second=1)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
@@ -57,160 +60,157 @@ class LiveTable(Console):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def _print(self, line: str) -> None:
-        self._terminal.print(line, markup=False)
+    def print_line(self, line: str) -> None:
+        self.terminal.print(line, markup=False)
 
-    def _print_event(
+    def print_event(
         self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]
     ) -> None:
         if event == "end" and trial is not None and (failed(trial) or trial.remarks):
-            self.say(
-                f"{self._called(name)} {trial.status}  {trial.remarks} "
-                f" {self._changed(trial.drawn)}"
-            )
+            why = f"{trial.status}  {trial.remarks}  {self.changes(trial.drawn)}"
+            self.say(f"{self.display_name(name)} {why}")
 
-    def _shown(self) -> RenderableType:
-        if not self._draw_throttle.due(len(self._following.records)):
-            return self._last
-        try:
-            with self._draw_throttle.timed():
-                self._last = self._render()
-            return self._last
-        except Exception as error:  # drawing must never stop the search
-            return f"the table cannot be drawn: {described(error)}"
+    def shown(self) -> RenderableType:
+        """Return the table, or why it cannot be drawn, which must never stop the search."""
+        if self._draw_throttle.due(len(self.following.records)):
+            try:
+                with self._draw_throttle.timed():
+                    self._last = self._render()
+            except Exception as error:
+                return f"the table cannot be drawn: {described(error)}"
+        return self._last
 
     def _render(self) -> RenderableType:
-        results = self.results
-        # Order of the rows: running trials, results by rank with their reruns, then the rest,
-        # newest first.
-        ranked = results.ranked
-        ranks = {outcome.trial.name: rank for rank, outcome in enumerate(ranked, 1)}
-        running = [trial for trial in results.trials if trial.status is None]
-        rest = [
-            trial
-            for trial in results.trials
-            if trial.status is not None and trial.name not in ranks
-        ]
-        measured = [run for outcome in ranked for run in outcome.done]
-        shown = {trial.name for trial in measured}
-        left = [trial for trial in reversed(rest) if trial.name not in shown]
-        rows = [*running, *measured, *left]
-        ranks = (
-            ranks if self.space.seeds == 1 else {}
-        )  # with several seeds ranks belong to configurations
-        noise, near = self.evidence.noise, {trial.name for trial in self.evidence.near}
-        legend = ""
-        if noise and near:
-            legend = f" · {NEAR} within the noise of the best: {noise_words(noise, results.label)}"
-        legend += f" · {DISTURBED} {OTHERS}" if any(map(disturbed, rows)) else ""
-        head = Text("\n" + self._headline() + legend, style="bold")
+        trials, ranks = self._ordered()
+        near = {trial.name for trial in self.evidence.near}
+        head = Text("\n" + self._headline(trials), style="bold")
+        if not trials:
+            return head
         # As many rows as the terminal has room for below the wrapped headline.
-        room = max(
-            3, self._terminal.height - 7 - len(head.wrap(self._terminal, self._terminal.width)[1:])
-        )
-        lines = [
-            {"rank": f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"} | self._row(trial)
-            for trial in rows[:room]
-        ]
-        # Columns that fit, then the rows.
+        wrapped = len(head.wrap(self.terminal, self.terminal.width))
+        room = max(3, self.terminal.height - 6 - wrapped)
+        rows = []
+        for trial in trials[:room]:
+            rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
+            rows.append({"rank": rank, **self._row(trial)})
+        headings = self._fit(rows)
         grid = Table(box=None, padding=(0, 1), header_style="bold")
-        heads = self._fit(lines) if lines else {}
-        for name, head_ in heads.items():
-            right = name not in ("trial", CHANGES, "curve", "status")
-            grid.add_column(head_, justify="right" if right else "left", no_wrap=True)
-        for trial, line in zip(rows, lines, strict=False):
-            grid.add_row(*(line[name] for name in heads), style=_style(trial, ranks))
-        more = f"… and {len(rows) - room} more in {self.folder}" if len(rows) > room else ""
-        return Group(head, grid, Text(more, style="dim")) if rows else head
+        for name, heading in headings.items():
+            grid.add_column(heading, justify="left" if name in WORDS else "right", no_wrap=True)
+        for trial, row in zip(trials, rows, strict=False):
+            style = _style(trial, ranks.get(trial.name))
+            grid.add_row(*(row[name] for name in headings), style=style)
+        more = ""
+        if len(trials) > room:
+            more = f"… and {len(trials) - room} more in {self.folder}"
+        return Group(head, grid, Text(more, style="dim"))
 
-    def _fit(self, lines: list[dict[str, str]]) -> dict[str, str]:
+    def _ordered(self) -> tuple[list[TrialRecord], dict[str, int]]:
+        """Return the trials in the order of the rows, and their ranks by name.
+
+        Running trials come first, then results by rank with their repeats, then the rest, the
+        newest first.
+        """
+        results = self.results
+        running = [trial for trial in results.trials if trial.status is None]
+        measured = [run for outcome in results.ranked for run in outcome.done]
+        placed = {trial.name for trial in [*running, *measured]}
+        rest = [trial for trial in reversed(results.trials) if trial.name not in placed]
+        ranks = {outcome.trial.name: rank for rank, outcome in enumerate(results.ranked, 1)}
+        # With several seeds ranks belong to configurations.
+        return [*running, *measured, *rest], ranks if self.space.seeds == 1 else {}
+
+    def _fit(self, rows: list[dict[str, str]]) -> dict[str, str]:
         """Return the headings of the columns that fit the terminal, by name, and shorten the
-        changes in `lines`."""
-        heads = {name: name for name in lines[0]}
+        changes in `rows`."""
+        headings = {name: name for name in rows[0]}
 
         def room() -> int:
-            widths = [
-                max(len(head), *(len(line[name]) for line in lines))
-                for name, head in heads.items()
+            widths = (
+                max(len(heading), *(len(row[name]) for row in rows))
+                for name, heading in headings.items()
                 if name != CHANGES
-            ]
-            return self._terminal.width - sum(widths) - 2 * len(heads)
+            )
+            return self.terminal.width - sum(widths) - 2 * len(headings)
 
-        needed = min(CHANGES_WIDTH, max(len(line[CHANGES]) for line in lines))
+        needed = min(CHANGES_WIDTH, max(len(row[CHANGES]) for row in rows))
         # Drop columns, the least important first, then shorten the objective's heading, until the
         # changes have room.
         for name in ("MiB", f"{self.results.unit}/s", self.results.versus_heading, "curve"):
             if room() < needed:
-                heads.pop(name, None)
+                headings.pop(name, None)
         if room() < needed:
-            name, _, way = self._objective.rpartition(" ")
-            heads[self._objective] = f"{short(name, 8)} {way}"
-        if (left := room()) < len(CHANGES):
-            heads[CHANGES] = "changes"
-        for line in lines:
-            line[CHANGES] = fitted(line[CHANGES], left)
-        return {
-            name: head
-            for name, head in heads.items()
-            if name != CHANGES or left >= len(heads[CHANGES])
-        }
+            name, _, arrow = self._objective.rpartition(" ")
+            headings[self._objective] = f"{short(name, 8)} {arrow}"
+        left = room()
+        if left < len(CHANGES):
+            headings[CHANGES] = "changes"
+        if left < len(headings[CHANGES]):
+            del headings[CHANGES]
+        for row in rows:
+            row[CHANGES] = fitted(row[CHANGES], left)
+        return headings
 
-    def _headline(self) -> str:
-        """Return the line above the table: progress, time, and the best trial so far."""
-        best, base = self.evidence.best if self.space.seeds == 1 else None, self.results.baseline
-        faster = self.evidence.speedup(best) if best is not None else ITSELF
-        search = self.folder.parents[self.confirming.count("/")].name
-        name = (
-            f"{search}: confirming runs ({self.confirming})"
-            if self.confirming
-            else self.folder.name
-        )
+    def _headline(self, trials: list[TrialRecord]) -> str:
+        """Return the line above the table: progress, time, the best trial so far, and marks."""
+        name, noun, budget = self.folder.name, "trials", self.space.budget
+        if self.confirming:
+            search = self.folder.parents[self.confirming.count("/")].name
+            name, noun = f"{search}: confirming runs ({self.confirming})", "runs"
         words = [
             name,
-            f"{self._done()}/{self.space.budget.trials} {'runs' if self.confirming else 'trials'}",
+            f"{self.following.ended}/{budget.trials} {noun}",
+            text.seconds(time.monotonic() - self.lines.begun),
+            self.remaining_words(),
+            self.best_words(),
+            self._speedup(),
         ]
-        words += [text.seconds(time.monotonic() - self._lines.begun), self._left(), self._best()]
-        if isinstance(faster, Estimate):
-            least = "at least " if faster.at_least else ""
-            words.append(
-                f"{least}{text.number(faster.bound or faster.mean)}× as fast as the baseline"
-            )
-        elif faster == NOT_SIGNIFICANT:
-            words.append(NOT_SIGNIFICANT)
-        elif (
-            best is not None
-            and base is not None
-            and base.finished
-            and (none := self.results.no_baseline(best))
-        ):
-            words.append(f"no speed-up: {none}")
+        noise = self.evidence.noise
+        if noise is not None and self.evidence.near:
+            size = noise_words(noise, self.results.label)
+            words.append(f"{NEAR} within the noise of the best: {size}")
+        words.append(f"{DISTURBED} {OTHERS}" if any(map(disturbed, trials)) else "")
         return " · ".join(filter(None, words))
 
+    def _speedup(self) -> str:
+        best, base = self.evidence.best, self.results.baseline
+        speedup = self.evidence.speedup(best) if best is not None else ITSELF
+        if self.space.seeds > 1:
+            return ""
+        if not isinstance(speedup, str):
+            least = "at least " if speedup.at_least else ""
+            ratio = text.number(speedup.bound or speedup.mean)
+            return f"{least}{ratio}× as fast as the baseline"
+        if speedup == NOT_SIGNIFICANT:
+            return speedup
+        none = self.results.no_baseline(best) if best is not None else ""
+        finished = base is not None and base.finished
+        return f"no speed-up: {none}" if none and finished else ""
+
     def _row(self, trial: TrialRecord) -> dict[str, str]:
+        """Return the cells of a trial by the names of the columns."""
         results = self.results
         values = [value for _, value in curve(trial, results.metric)]
-        versus = self._versus(trial, last(trial, "index"), values[-1]) if values else None
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
-        reached = f"{len(trial.points)}/{trial.config.get('evaluation.points', '?')} points"
-        status = reached if trial.status is None else trial.status
-        status = ", ".join(
-            filter(None, [status, results.outcome_of(trial).failure_note if values else ""])
-        )
-        rates = (
-            {}
-            if results.by_rate
-            else {f"{results.unit}/s": f"{rate:.0f}" if rate is not None else ""}
-        )
-        return {
-            "trial": self._called(trial.name),
-            CHANGES: self._changed(trial.drawn),
+        status, compared, value = trial.status, "", ""
+        if status is None:
+            points = trial.config.get("evaluation.points", "?")
+            status = f"{len(trial.points)}/{points} points"
+        if values:
+            ratio = self.versus_at(trial, last(trial, "index"), values[-1])
+            compared, value = versus(ratio, results.ratios), text.number(values[-1])
+            status = ", ".join(filter(None, [status, results.outcome_of(trial).failure_note]))
+        cells = {
+            "trial": self.display_name(trial.name),
+            CHANGES: self.changes(trial.drawn),
             "curve": sparkline(values, results.ratios),
-            self._objective: text.number(values[-1]) if values else "",
-            results.versus_heading: beside(versus, results.ratios),
-            **rates,
-            "MiB": f"{memory:.0f}" if memory is not None else "",
-            "status": status + f" {DISTURBED}" * disturbed(trial),
+            self._objective: value,
+            results.versus_heading: compared,
         }
+        if not results.by_rate:
+            cells[f"{results.unit}/s"] = f"{rate:.0f}" if rate is not None else ""
+        cells["MiB"] = f"{memory:.0f}" if memory is not None else ""
+        return {**cells, "status": status + f" {DISTURBED}" * disturbed(trial)}
 
     @property
     def _objective(self) -> str:
@@ -218,22 +218,23 @@ class LiveTable(Console):
         return f"{short(self.results.title, 26)} {'↓' if self.results.falls else '↑'}"
 
 
-def _style(trial: TrialRecord, ranks: dict[str, int]) -> str:
+def _style(trial: TrialRecord, rank: int | None) -> str:
     if not trial.finished:
         return "cyan" if trial.status is None else ""
-    return "bold green" if ranks.get(trial.name) == 1 else ("" if trial.status == "ok" else "dim")
+    return "bold green" if rank == 1 else ("" if trial.status == "ok" else "dim")
 
 
 def sparkline(values: list[float], logs: bool) -> str:
-    """Return a curve as one bar per value: `█▅▃▁`.
+    """Return a curve as one bar per value, `█▅▃▁`; a value that cannot be drawn becomes `?`.
 
-    The lowest bar is the lowest value. logs: logarithmic scale. A value that cannot be drawn
-    becomes `?`.
+    logs: logarithmic scale.
     """
-    usable = [
-        value if math.isfinite(value) and (value > 0 or not logs) else None for value in values
+    heights = [
+        (math.log(value) if logs else value)
+        if math.isfinite(value) and (value > 0 or not logs)
+        else None
+        for value in values
     ]
-    heights = [math.log(value) if logs and value is not None else value for value in usable]
     finite = [height for height in heights if height is not None]
     if not finite:
         return ""

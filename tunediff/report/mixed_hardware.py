@@ -9,25 +9,26 @@ from tunediff.core.trial_record import TrialRecord
 
 
 class MixedHardware:
-    """Warns once of each hardware beside that of the first trial."""
+    """Warn once of every hardware that differs from that of the first trial."""
 
     def __init__(self, trials: Mapping[str, TrialRecord], say: Callable[[str], None]) -> None:
-        """`trials`: those so far, by their names in a warning; nothing is said of them."""
+        """Note the hardware of the trials so far, by display name, without a warning."""
         self._say = say
-        self._first_names: dict[str, str] = {}
-        """Name of the first trial on each hardware."""
+        self._first_trials: dict[str, str] = {}
+        """The name of the first trial on each hardware."""
         for name, trial in trials.items():
             if used := environment.hardware(trial.environment):
-                self._first_names.setdefault(used, name)
+                self._first_trials.setdefault(used, name)
 
     def look_at(self, name: str, trial: TrialRecord) -> None:
         """Print the warning if this trial is the first one on another hardware."""
         used = environment.hardware(trial.environment)
-        if used and used not in self._first_names:
-            self._first_names[used] = name
-            (first, first_name), why = (
-                next(iter(self._first_names.items())),
-                "what they measure cannot be compared",
+        if not used or used in self._first_trials:
+            return
+        self._first_trials[used] = name
+        first, first_name = next(iter(self._first_trials.items()))
+        if used != first:
+            self._say(
+                f"WARNING: {first_name} ran on {first}, {name} runs on {used}: what they measure"
+                " cannot be compared"
             )
-            if used != first:
-                self._say(f"WARNING: {first_name} ran on {first}, {name} runs on {used}: {why}")

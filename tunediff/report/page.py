@@ -1,5 +1,4 @@
-"""Write the report of a search: one self-contained HTML file, and its data as CSV and PNG beside
-it.
+"""Write the report of a search: one self-contained HTML file, and its data next to it.
 
 Every section begins with a sentence that states its result, and is left out if it has none. Facts
 come from `tunediff.analysis`; `html` escapes everything that comes from files.
@@ -11,15 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from tunediff.analysis.journals import not_begun
 from tunediff.core.environment import hardware
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
+from tunediff.report import html
 from tunediff.report.context import ReportContext, protocol
-from tunediff.report.files import FOLDER, Figures, Files, listed
-from tunediff.report.html import Html, el, join, page
+from tunediff.report.files import FOLDER, Build, Files
+from tunediff.report.html import Html, el, join
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.words import duration
 
@@ -50,82 +48,76 @@ def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
     """Write the page and its data into `out` and return both paths by `report` and `data`. Raises
     `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
+    seconds, about_best = context.results.clock.seconds, why.heading(context)
     for name, heading, build in SECTIONS:
         if (content := build(context, files)) is not None:
-            words = {
-                "why": why.heading(context),
-                "label": context.label,
-                "seconds": context.results.clock.seconds,
-            }
-            named = heading.format(**words)
+            title = heading.format(why=about_best, label=context.label, seconds=seconds)
             # The name of an objective may begin in lower case, a heading does not.
-            sections.append((name, named[:1].upper() + named[1:], content))
-    text = page(
-        f"{context.results.folder.name}: report", _head(context), sections, _foot(context, files)
-    )
-    write_atomically(out / PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
+            sections.append((name, title[:1].upper() + title[1:], content))
+    command = el("code", context.command("report"))
+    again = el("p", "Written by ", command, "; run it again during the search for newer numbers.")
+    foot = join(again, el("p", "Data: ", files.links()))
+    write(out, f"{context.results.folder.name}: report", _head(context), sections, foot)
     files.tidy()
     return {"report": out / PAGE, "data": out / FOLDER}
 
 
-def figures(context: ReportContext) -> dict[str, Callable[[], Figure | None]]:
+def write(
+    out: Path, title: str, head: Html, sections: list[tuple[str, str, Html]], foot: Html
+) -> None:
+    """Write a page into the folder `out`; for the other arguments see `html.page`."""
+    content = html.page(title, head, sections, foot).encode("utf-8", "replace")
+    write_atomically(out / PAGE, lambda file: file.write(content))
+
+
+def figures(context: ReportContext) -> dict[str, Build]:
     """Return what builds each figure of the page, by name; it returns None where there is nothing
     to draw."""
-    collected = Figures()
+    files = Files()
     for _, _, build in SECTIONS:
-        build(context, collected)
-    return collected.by_name
+        build(context, files)
+    return files.figures
 
 
 def _head(context: ReportContext) -> Html:
-    space, protocol_text = context.results.space, protocol(context.results)
-    budget = f"{duration(context.budget_s)} of {space.budget.clock.what} per trial"
+    results, space = context.results, context.results.space
+    budget = f"{duration(space.budget.per_trial_s)} of {space.budget.clock.what} per trial"
     about = f"{space.workload.title}, {budget}, judged by {context.label}"
-    # Trials on different machines are not comparable, and a processor's name alone does not show a
-    # difference.
-    where = " and ".join(
-        dict.fromkeys(
-            filter(None, (hardware(trial.environment) for trial in context.results.trials))
-        )
-    )
+    if measured := protocol(results):
+        about = f"{about}: {measured}"
+    # Trials on different machines are not comparable; instruction sets and power limits tell two
+    # machines of one name apart.
+    used = filter(None, (hardware(trial.environment) for trial in results.trials))
+    machines = " and ".join(dict.fromkeys(used))
     return join(
-        el("h1", context.results.folder.name),
-        el("p", f"{about}: {protocol_text}" if protocol_text else about, class_="soft"),
-        el("p", f"Measured on {where}.", class_="soft") if where else None,
+        el("h1", results.folder.name),
+        el("p", about, class_="soft"),
+        el("p", f"Measured on {machines}.", class_="soft") if machines else None,
         el("p", _state(context), class_="state"),
     )
 
 
 def _state(context: ReportContext) -> str:
-    """Return whether the search is over, how many trials ended, and when the report was written."""
-    trials, planned = context.results.trials, context.results.space.budget.trials
-    ended = sum(trial.finished for trial in trials)
+    """Return whether the search is over, how many trials ended, and when the page was written."""
+    results, sessions = context.results, context.sessions
+    planned = results.space.budget.trials
+    ended = sum(trial.finished for trial in results.trials)
     count = f"{ended:,} of {pluralize(planned, 'trial')} ended"
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if ended >= planned:
         confirmation = context.evidence.confirmation
-        whole = not context.confirming or (confirmation is not None and confirmation.over)
-        state = "finished" if whole else "trials finished, confirming runs not complete"
-        return f"{state} · {count} · {written}"
-    if not context.sessions:
-        return f"{count} · {written}"
-    if context.sessions[-1].end is not None:
-        left_out = (
-            f" · not begun: {words}"
-            if (words := not_begun(context.results, context.sessions))
-            else ""
-        )
-        return (
-            f"{'ended' if context.sessions[-1].complete else 'interrupted'} · {count}{left_out} ·"
-            f" {written}"
-        )
-    last = reproduce.latest(context)
-    age = f" · last update {duration(max(0.0, context.now - last))} earlier" if last else ""
-    return f"running, or killed · {count}, {len(trials) - ended} under way · {written}{age}"
-
-
-def _foot(context: ReportContext, files: Files) -> Html:
-    links = listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)])
-    command = el("code", context.command("report"))
-    again = el("p", "Written by ", command, "; run it again during the search for newer numbers.")
-    return join(again, el("p", "Data: ", links))
+        complete = not context.confirming or (confirmation is not None and confirmation.over)
+        state = "finished" if complete else "trials finished, confirming runs not complete"
+        words = [state, count, written]
+    elif not sessions:
+        words = [count, written]
+    elif sessions[-1].end is not None:
+        left_out = not_begun(results, sessions)
+        state = "ended" if sessions[-1].complete else "interrupted"
+        words = [state, count, f"not begun: {left_out}" if left_out else "", written]
+    else:
+        under_way = f"{len(results.trials) - ended} under way"
+        words = ["running, or killed", f"{count}, {under_way}", written]
+        if latest := max((trial.last_written for trial in results.trials), default=0.0):
+            words.append(f"last update {duration(max(0.0, context.now - latest))} earlier")
+    return " · ".join(filter(None, words))

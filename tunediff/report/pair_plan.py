@@ -14,61 +14,71 @@ from tunediff.report.plan import load_warning
 
 
 def values(
-    names: Sequence[str], sides: Sequence[Systems], most: int, budget_s: float, unit: UnitName,
+    names: Sequence[str],
+    sides: Sequence[Systems],
+    most: int,
+    budget_s: float,
+    unit: UnitName,
     measured: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not
     measured.
 
     names: A and B as the user typed them. sides: their configurations. most: maximum number of
-    pairs. budget_s: of one run, in seconds of `unit`. measured: here, as far as known:
-    `evaluation_s` of one evaluation, `data` (lines that describe the data), and how much of the
-    cores others used meanwhile (`other_load_share`, `disturbed`).
+    pairs. budget_s: of one run, in seconds of `unit`. measured: `evaluation_s` of one evaluation,
+    `data` (lines that describe the data), and how much of the cores others used meanwhile
+    (`other_load_share`, `disturbed`), if they are known.
     """
-    evaluation_s = measured.get("evaluation_s")
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
+    evaluation_s, points = measured.get("evaluation_s"), int(sides[0].evaluation.points)
     training_s = [own_s(budget_s, unit, side.devices) for side in sides]
-    points = int(sides[0].evaluation.points)
-    judging_s = None if evaluation_s is None else points * evaluation_s
-    pair_s = sum(training_s) + 2 * ((judging_s or 0.0) + evaluating.RUN_S)
+    per_run_s = None if evaluation_s is None else points * evaluation_s
+    pair_s = sum(training_s) + 2 * ((per_run_s or 0.0) + evaluating.RUN_S)
     least = sequential.first_look(most)
     changed = cfg.differences(sides[1], sides[0])
     return {
-        "a": names[0], "b": names[1], "changed": {name: value for name, value in changed.items() if name != "seed"},
+        "a": names[0],
+        "b": names[1],
+        "changed": {name: value for name, value in changed.items() if name != "seed"},
         "metric": cfg.of(sides[0]).objective.name,
-        "pairs_at_least": least, "pairs_at_most": most, "runs_at_most": 2 * most,
-        "budget_s": budget_s, "budget_unit": unit,
-        "training_s_per_run": training_s, "training_s_at_most": most * sum(training_s),
-        "evaluation_s": evaluation_s, "evaluations_per_run": points,
-        "evaluation_s_at_most": None if judging_s is None else 2 * most * judging_s,
+        "pairs_at_least": least,
+        "pairs_at_most": most,
+        "runs_at_most": 2 * most,
+        "budget_s": budget_s,
+        "budget_unit": unit,
+        "training_s_per_run": training_s,
+        "training_s_at_most": most * sum(training_s),
+        "evaluation_s": evaluation_s,
+        "evaluations_per_run": points,
+        "evaluation_s_at_most": None if per_run_s is None else 2 * most * per_run_s,
         "evaluation_is_known": evaluation_s is not None,
         "wall_s_at_least": evaluating.START_S + least * pair_s,
         "wall_s_at_most": evaluating.START_S + most * pair_s,
-        "other_load_share": measured.get("other_load_share"), "disturbed": measured.get("disturbed", False),
+        "other_load_share": measured.get("other_load_share"),
+        "disturbed": measured.get("disturbed", False),
         "data": list(measured.get("data", [])),
-    }  # fmt: skip
+    }
 
 
 def lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return `values` in words: what runs, what it costs, and a warning of other load on the
-    machine."""
-    least, most = plan["pairs_at_least"], plan["pairs_at_most"]
-    unit, judging_s = UNITS[plan["budget_unit"]].what, plan["evaluation_s_at_most"]
-    judged = "evaluation is not known"
-    if judging_s is not None:
-        judged = (
-            f"about {text.seconds(judging_s)} of evaluation"
-            f" ({text.seconds(judging_s / plan['runs_at_most'])} per run)"
-        )
-    first, last = text.seconds(plan["wall_s_at_least"]), text.seconds(plan["wall_s_at_most"])
-    fewer = f", about {first} with {least}" if least < most else ""
-    and_evaluation = "" if plan["evaluation_is_known"] else ", and evaluation"
-    output = [
-        (
-            f"runs: at most {most} pairs × 2 × {text.seconds(plan['budget_s'])} {unit}; "
-            f"it ends as soon as it is decided, after {least} pairs at the earliest"
-        ),
-        f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {judged}",
-        f"wall-clock: about {last} with {most} pairs{fewer}{and_evaluation}",
+    """Return the plan in words, with a warning of other load on the machine."""
+    least, most, total_s = (
+        plan["pairs_at_least"],
+        plan["pairs_at_most"],
+        plan["evaluation_s_at_most"],
+    )
+    run = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
+    evaluation, unknown = "evaluation is not known", ", and evaluation"
+    if total_s is not None:
+        per_run = text.seconds(total_s / plan["runs_at_most"])
+        evaluation, unknown = f"about {text.seconds(total_s)} of evaluation ({per_run} per run)", ""
+    fewer = f", about {text.seconds(plan['wall_s_at_least'])} with {least}" if least < most else ""
+    wall_clock = f"about {text.seconds(plan['wall_s_at_most'])} with {most} pairs{fewer}{unknown}"
+    return [
+        f"runs: at most {most} pairs × 2 × {run}; it ends as soon as it is decided, after {least}"
+        " pairs at the earliest",
+        f"cost: at most {text.seconds(plan['training_s_at_most'])} of training, {evaluation}",
+        f"wall-clock: {wall_clock}",
+        *load_warning(plan),
+        *plan["data"],
     ]
-    return [*output, *load_warning(plan), *plan["data"]]

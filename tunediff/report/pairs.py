@@ -10,66 +10,60 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff import config as cfg
-from tunediff.analysis import curve, disturbed, shown
+from tunediff.analysis import curve, shown
 from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.core import environment, text
 from tunediff.core.clock import own_s
 from tunediff.core.colors import BASELINE, SERIES, WINNER
-from tunediff.core.files import write_atomically
-from tunediff.core.text import number, pluralize
+from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.context import lead, note
-from tunediff.report.files import FOLDER, Files, listed
-from tunediff.report.html import Html, breakable, el, folded, join, page, table
-from tunediff.report.page import PAGE
-from tunediff.report.style import legend, plain_logarithms, plain_numbers, sheet
+from tunediff.report import page, style
+from tunediff.report.files import FOLDER, Files
+from tunediff.report.html import Html, breakable, el, folded, join, lead, note, table
 from tunediff.report.verdicts import disturbed_of, why_stopped
-from tunediff.report.words import OPEN, interval, markdown_table, percent, rounded
+from tunediff.report.words import OPEN, interval, markdown_table, rounded, size
 
 
+# ---- sentences
 def sentences(pairs: Pairs) -> list[str]:
     """Return the result in sentences: the verdict, then its reason and what the number of pairs can
     detect."""
-    look, b_name = pairs.look, f"B ({pairs.names[1]})"
-    if (run := pairs.failure) is not None:
-        return [failure(pairs, run)]
+    look, (a, b) = pairs.look, pairs.names
+    if (failed := pairs.failure) is not None:
+        return [failure(pairs, failed)]
     if (resolution := look.differences[0].resolution) is None:
         return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
-    difference = _difference(pairs)
-    count = f"{pluralize(look.rounds, 'pair')} of runs"
+    difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
     if pairs.verdict is None:
         return [f"Not decided yet after {count}: {difference}."]
+    than = f"A ({a}) by more than the noise of {count}: {difference}"
+    lines = [f"B ({b}) is {pairs.verdict} than {than}."]
     if pairs.verdict == "no significant difference":
-        lines = [
-            f"{b_name} shows no significant difference from A ({pairs.names[0]}) by {count}:"
-            f" {difference}."
-        ]
         why = why_stopped(look, "pairs", equal="any difference is within the requested margin")
-        lines.append(f"They can detect differences of about {_size(pairs, resolution)}{why}.")
-    else:
-        better = f"{b_name} is {pairs.verdict} than A ({pairs.names[0]})"
-        lines = [f"{better} by more than the noise of {count}: {difference}."]
-    ahead, single = f"B was ahead in {pairs.ahead} of {look.rounds} pairs", ""
+        lines = [
+            f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
+            f"They can detect differences of about {_size(pairs, resolution)}{why}.",
+        ]
+    ahead = f"B was ahead in {pairs.ahead} of {look.rounds} pairs."
     if (least := pairs.one_run_tells) is not None:
-        single = (
-            f"With one run each, only differences above {_size(pairs, least)} are significant; "
-        )
+        single = f"only differences above {_size(pairs, least)} are significant"
+        ahead = f"With one run each, {single}; {ahead}"
     runs = [run for pair in pairs.runs for run in pair if run is not None]
-    remark = disturbed_of(sum(map(disturbed, runs)), pluralize(len(runs), "run"))
-    return [*lines, f"{single}{ahead}.", *filter(None, [remark, _setup(pairs)])]
+    return list(filter(None, [*lines, ahead, disturbed_of(runs, "run"), _setup(pairs)]))
 
 
 def _setup(pairs: Pairs) -> str:
-    """Return a sentence on seconds before the first batch that differ by over 2 % of the budget; ''
-    if they do not."""
+    """Return a sentence on seconds before the first batch that differ by over 2 % of the budget."""
     a_s, b_s = pairs.setup_s
-    shortest_s = own_s(
-        pairs.budget_s, pairs.budget_unit, max(config.devices for config in pairs.configs)
-    )
+    devices = max(config.devices for config in pairs.configs)
+    shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
     if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
         return ""
-    spent = f"Before its first batch B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
-    return f"{spent}, which the budget does not count: --setup charged counts them."
+    spent = f"B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
+    return (
+        f"Before its first batch {spent}, which the budget does not count: --setup charged counts"
+        " them."
+    )
 
 
 def failure(pairs: Pairs, run: TrialRecord) -> str:
@@ -80,15 +74,13 @@ def failure(pairs: Pairs, run: TrialRecord) -> str:
 
 def so_far(pairs: Pairs) -> str:
     """Return the line that is printed after every pair."""
-    count = f"after {pluralize(pairs.look.rounds, 'pair')}"
-    verdict = pairs.verdict or (
-        "not decided yet" if pairs.look.differences[0].resolution else "too few for a test"
-    )
-    return f"{count}: {_difference(pairs)}: {verdict}"
+    tested = pairs.look.differences[0].resolution
+    verdict = pairs.verdict or ("not decided yet" if tested else "too few for a test")
+    return f"after {pluralize(pairs.look.rounds, 'pair')}: {_difference(pairs)}: {verdict}"
 
 
 def _difference(pairs: Pairs) -> str:
-    """Return the effect of B relative to A with its interval, in words."""
+    """Return the effect of B relative to A with its interval."""
     effect = interval(pairs.look.differences[0], pairs.look.ratios)
     if effect in ("", OPEN):
         return f"the difference in {pairs.label} is {effect or 'unknown'}"
@@ -96,85 +88,60 @@ def _difference(pairs: Pairs) -> str:
 
 
 def _size(pairs: Pairs, value: float) -> str:
-    return (percent(value) if pairs.look.ratios else number(value)) + _rough(pairs)
-
-
-def _rough(pairs: Pairs) -> str:
-    """Return a remark that few pairs make a size uncertain; '' if there are enough."""
-    return (
-        f" (a rough estimate, from {pluralize(pairs.look.rounds, 'pair')})" if pairs.rough else ""
-    )
+    """Return a difference, marked as rough if it rests on few pairs."""
+    words = size(value, pairs.look.ratios)
+    if not pairs.rough:
+        return words
+    return f"{words} (a rough estimate, from {pluralize(pairs.look.rounds, 'pair')})"
 
 
 # ---- files
 def write_all(pairs: Pairs) -> Path:
     """Write the page and its data into the folder of the comparison and return the page's path.
     Raises `OSError`."""
-    files = Files(pairs.folder / FOLDER)
+    files, metric = Files(pairs.folder / FOLDER), pairs.metric.name
     first, *more = sentences(pairs)
     answer = join(lead(first), *(el("p", sentence) for sentence in more))
     sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs, files))]
-    if any(
-        len(curve(run, pairs.metric.name)) > 1
-        for pair in pairs.runs
-        for run in pair
-        if run is not None
-    ):
-        alt = f"{pairs.label} against {pairs.clock.seconds} of all runs"
-        chart = files.chart(
-            "curves", lambda: figure(pairs), alt, "A line for each run; the dots are their ends."
-        )
-        sections.append(
-            ("curves", f"{pairs.label} against {pairs.clock.seconds}", chart or el("p"))
-        )
+    runs = [run for pair in pairs.runs for run in pair if run is not None]
+    if any(len(curve(run, metric)) > 1 for run in runs):
+        title = f"{pairs.label} against {pairs.clock.seconds}"
+        caption = "A line for each run; the dots are their ends."
+        chart = files.chart("curves", lambda: figure(pairs), f"{title} of all runs", caption)
+        sections.append(("curves", title, chart or el("p")))
     sections.append(("changes", "What B changes", _changes(pairs)))
     head = join(el("h1", pairs.folder.name), el("p", _about(pairs), class_="soft"))
-    again = el(
-        "p",
-        "Data: ",
-        listed([el("a", name, href=f"{FOLDER}/{name}") for name in sorted(files.written)]),
-    )
-    content = page(f"{pairs.folder.name}: comparison", head, sections, again).encode(
-        "utf-8", "replace"
-    )
-    write_atomically(pairs.folder / PAGE, lambda file: file.write(content))
+    foot = el("p", "Data: ", files.links())
+    page.write(pairs.folder, f"{pairs.folder.name}: comparison", head, sections, foot)
     files.tidy()
-    return pairs.folder / PAGE
+    return pairs.folder / page.PAGE
 
 
 def _about(pairs: Pairs) -> str:
     run = next((run for pair in pairs.runs for run in pair if run is not None), None)
-    where = environment.hardware(run.environment) if run is not None else ""
-    length = (
+    machine = environment.hardware(run.environment) if run is not None else ""
+    budget = (
         f"{text.seconds(pairs.budget_s)} of {pairs.clock.what}" if pairs.budget_s else "its end"
     )
-    about = f"{length} per run, judged by {pairs.label}"
-    return f"{about}; {where}" if where else about
+    about = f"{budget} per run, judged by {pairs.label}"
+    return f"{about}; {machine}" if machine else about
 
 
 def frame(pairs: Pairs) -> pd.DataFrame:
     """Return one row per pair: seed, value, samples per second and status of both runs."""
     rows = []
-    for place, pair in enumerate(pairs.runs):
-        row: dict[str, Any] = {"pair": place + 1}
+    for number, pair in enumerate(pairs.runs, 1):
+        row: dict[str, Any] = {"pair": number}
         for side, run in zip("ab", pair, strict=True):
-            value = run.value(pairs.metric.name) if run is not None else None
-            rate = (
-                run.points[-1].samples / run.points[-1].train_s
-                if run is not None and run.points
-                else None
-            )
-            row |= {
-                f"{side}_seed": run.config["seed"] if run is not None else None,
-                f"{side}_{pairs.metric.name}": value,
-                f"{side}_setup_s": (
-                    run.points[-1].before_first_batch_s if run is not None and run.points else None
-                ),
+            last = run.points[-1] if run is not None and run.points else None
+            cells = {
+                "seed": run.config["seed"] if run is not None else None,
+                pairs.metric.name: run.value(pairs.metric.name) if run is not None else None,
+                "setup_s": last.before_first_batch_s if last is not None else None,
+                f"{pairs.unit}_per_s": last.samples / last.train_s if last is not None else None,
+                "status": run.status if run is not None else None,
             }
-            row |= {
-                f"{side}_{pairs.unit}_per_s": rate,
-                f"{side}_status": run.status if run is not None else None,
-            }
+            row |= {f"{side}_{name}": value for name, value in cells.items()}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -185,39 +152,30 @@ def comment(pairs: Pairs) -> str:
     first, *more = sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
     head = f"**tunediff: {pairs.verdict or 'not decided yet'}.** {first}"
-    return "\n\n".join(
-        [
-            head,
-            *more,
-            f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>",
-            _about(pairs),
-        ]
-    )
+    details = f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>"
+    return "\n\n".join([head, *more, details, _about(pairs)])
 
 
 def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     """Return the table with one row per pair; the first line holds the headings."""
-    lines = [["pair", f"A: {pairs.label}", f"B: {pairs.label}", "ahead", f"A: {pairs.unit}/s", f"B: {pairs.unit}/s",
-              "A: setup (s)", "B: setup (s)"]]  # fmt: skip
-    for row in (
-        values_of_pairs.astype(object).where(values_of_pairs.notna(), None).to_dict("records")
-    ):
-        columns = (pairs.metric.name, f"{pairs.unit}_per_s", "setup_s")
-        values, rates, setups = ([row[f"{side}_{column}"] for side in "ab"] for column in columns)
-        falls = pairs.metric.mode == "min"
-        ahead = (
-            ""
-            if None in values
-            else "–"
-            if values[0] == values[1]
-            else "AB"[(values[1] < values[0]) == falls]
-        )
-        ended = [row[f"{side}_status"] or "" for side in "ab"]
-        shown_ = [
-            word if value is None else rounded(value)
-            for value, word in zip(values, ended, strict=True)
-        ]
-        lines.append([str(row["pair"]), *shown_, ahead, *map(rounded, [*rates, *setups])])
+    quantities = {
+        pairs.metric.name: pairs.label,
+        f"{pairs.unit}_per_s": f"{pairs.unit}/s",
+        "setup_s": "setup (s)",
+    }
+    a, b, *rest = [f"{side}: {label}" for label in quantities.values() for side in "AB"]
+    lines = [["pair", a, b, "ahead", *rest]]
+    filled = values_of_pairs.astype(object).where(values_of_pairs.notna(), None)
+    for row in filled.to_dict("records"):
+        values, rates, setups = ([row[f"{side}_{name}"] for side in "ab"] for name in quantities)
+        ahead = ""
+        if None not in values:
+            b_is_ahead = (values[1] < values[0]) == (pairs.metric.mode == "min")
+            ahead = "–" if values[0] == values[1] else "AB"[b_is_ahead]
+        # A run without a value shows how it ended.
+        ends = [row[f"{side}_status"] or "" for side in "ab"]
+        cells = [rounded(v) if v is not None else end for v, end in zip(values, ends, strict=True)]
+        lines.append([str(row["pair"]), *cells, ahead, *map(rounded, [*rates, *setups])])
     return lines
 
 
@@ -235,41 +193,42 @@ def _pairs(pairs: Pairs, files: Files) -> Html:
 
 def figure(pairs: Pairs) -> Figure:
     """Draw the curve of every run, A and B in their colours."""
-    drawn, (axes,) = sheet(1, 3.2)
-    positive, sides = True, (BASELINE, WINNER if pairs.verdict == "better" else SERIES[0])
+    drawn, (axes,) = style.sheet(1, 3.2)
+    colors = (BASELINE, WINNER if pairs.verdict == "better" else SERIES[0])
+    positive = True
     for pair in pairs.runs:
-        for run, color in zip(pair, sides, strict=True):
+        for run, color in zip(pair, colors, strict=True):
             if run is not None and (line := curve(run, pairs.metric.name)):
                 seconds, values = zip(*line, strict=True)
                 positive = positive and min(values) > 0
                 axes.plot(seconds, values, color=color, linewidth=1.1, alpha=0.7)
                 axes.plot(seconds[-1:], values[-1:], color=color, marker="o", markersize=4)
-    for name, color in zip("AB", sides, strict=True):
+    for name, color in zip("AB", colors, strict=True):
         axes.plot([], [], color=color, label=name)
     better = "lower" if pairs.metric.mode == "min" else "higher"
     axes.set(xlabel=pairs.clock.seconds, ylabel=f"{pairs.label}, {better} is better")
     if pairs.look.ratios and positive:
         axes.set_yscale("log")
-        plain_logarithms(axes.yaxis)
-    plain_numbers(axes)
-    legend(drawn)
+        style.plain_logarithms(axes.yaxis)
+    style.plain_numbers(axes)
+    style.legend(drawn)
     return drawn
 
 
 def _changes(pairs: Pairs) -> Html:
-    titles = [cfg.of(config).title for config in pairs.configs]
-    ours, changed = cfg.flat(pairs.configs[0]) | {"workload": titles[0]}, pairs.changed
-    changed |= {"workload": titles[1]} if "workload" in changed else {}
+    """Return the knobs that B changes, and the changed lines of a workload's file."""
+    workloads = [cfg.of(config) for config in pairs.configs]
+    before, changed = cfg.flat(pairs.configs[0]), pairs.changed
+    if "workload" in changed:
+        before["workload"], changed["workload"] = (workload.title for workload in workloads)
     rows: list[list[object]] = [
-        [el("code", breakable(name)), shown(ours[name]) if name in ours else "–", shown(value)]
+        [el("code", breakable(name)), shown(before[name]) if name in before else "–", shown(value)]
         for name, value in changed.items()
     ]
-    files = [cfg.of(config).file for config in pairs.configs]
     parts: list[object] = [table(["knob", "A", "B"], rows, words=3)] if rows else []
-    if files[0] is not None and files[1] is not None and files[0].version != files[1].version:
-        texts = [
-            file.file.read_text(encoding="utf-8").splitlines() for file in files if file is not None
-        ]
-        lines = "\n".join(difflib.unified_diff(texts[0], texts[1], "A", "B", lineterm=""))
+    a, b = (workload.file for workload in workloads)
+    if a is not None and b is not None and a.version != b.version:
+        old, new = (one.file.read_text(encoding="utf-8").splitlines() for one in (a, b))
+        lines = "\n".join(difflib.unified_diff(old, new, "A", "B", lineterm=""))
         parts.append(folded("the file", el("pre", lines or "files that it imports differ")))
     return join(*parts) if parts else el("p", "Nothing but the seeds.")

@@ -15,8 +15,8 @@ from tunediff.tuning import sessions
 
 
 class RemainingTime:
-    """How long the rest takes: from the trials of this session, before the first of them has ended
-    from the plan."""
+    """How long the rest takes, from the trials of this session; until one has ended, from the
+    plan."""
 
     def __init__(
         self,
@@ -31,78 +31,58 @@ class RemainingTime:
         planned: see `Console`. begun: monotonic time at which this session began. may_end_earlier:
         whether it may be decided before all runs have run, as confirming runs are.
         """
-        self.planned, self._space, self._begun, self._may_end_earlier = (
-            planned,
-            space,
-            begun,
-            may_end_earlier,
-        )
-        self._spent_s = sessions.all_spent_s(folder)
-        self._before, self._first_start = 0, 0.0
-        self._last_end = 0, begun
+        self.planned, self.ended_before = planned, 0
+        self._space, self._begun, self._may_end_earlier = space, begun, may_end_earlier
+        self._spent_before_s = sessions.all_spent_s(folder)
+        self._first_start = 0.0
+        self._ended, self._last_end = 0, begun
         """How many trials have ended, and the monotonic time at which the last end was noticed."""
         self._confirming: tuple[Results, float] | None = None
 
-    def begin(self, done: int) -> None:
-        """Take note of how many trials ended before this session."""
-        self._before = done
-
     def start(self) -> None:
-        """Take note that a trial starts: the cluster is running, so that estimates exclude its
-        start-up."""
+        """Note that a trial starts: estimates exclude the start of the cluster before it."""
         self._first_start = self._first_start or time.monotonic()
 
-    def words(self, done: int, results: Results) -> str:
+    def words(self, ended: int, results: Results) -> str:
         """Return `about 4m00s left, then up to about 2m of confirming`; '' if nothing is known or
         left."""
-        rest, left, space = self._seconds(done), self._space.budget.trials - done, self._space
-        if rest is None:
+        rest_s = self._seconds(ended)
+        if rest_s is None:
             return ""
-        words = (
-            f"{'up to ' if self._may_end_earlier else ''}about {text.seconds(rest)} left"
-            if left > 0
-            else ""
-        )
-        confirming_s = (
-            min(self._confirming_s(results), self._limit_left_s() - rest)
-            if space.finalists
-            else 0.0
-        )
-        then = (
-            f"then up to about {text.seconds(confirming_s)} of confirming"
-            if confirming_s > 0
-            else ""
-        )
-        if left <= 0 and (why := confirmation.nothing_to_confirm(results)):
-            then = f"nothing to confirm: {why}"
-        return ", ".join(filter(None, [words, then]))
+        words, more = [], self._space.budget.trials > ended
+        if more:
+            bound = "up to " if self._may_end_earlier else ""
+            words.append(f"{bound}about {text.seconds(rest_s)} left")
+        if not more and (why := confirmation.nothing_to_confirm(results)):
+            words.append(f"nothing to confirm: {why}")
+        elif self._space.finalists:
+            confirming_s = min(self._confirming_s(results), self._limit_left_s() - rest_s)
+            if confirming_s > 0:
+                words.append(f"then up to about {text.seconds(confirming_s)} of confirming")
+        return ", ".join(words)
 
-    def _seconds(self, done: int) -> float | None:
-        """Return the seconds without confirming runs: from measured trials, else from the plan,
-        within the limit."""
-        # Remember when the count of ended trials last changed.
-        now, budget = time.monotonic(), self._space.budget
-        if done != self._last_end[0]:
-            self._last_end = done, now
-        spent = now - self._begun
-        if (left := budget.trials - done) > 0 and done > self._before:
-            ended = self._last_end[
-                1
-            ]  # the estimate is made when a trial ends, and counts down from there
-            per_trial_s = (ended - (self._first_start or self._begun)) / (done - self._before)
-            rest = max(0.0, per_trial_s * left - (now - ended))
-        elif left > 0 and self.planned is not None:
+    def _seconds(self, ended: int) -> float | None:
+        """Return the seconds until the last trial ends, within the limit; None if unknown."""
+        now, left = time.monotonic(), self._space.budget.trials - ended
+        if ended != self._ended:
+            self._ended, self._last_end = ended, now
+        if left <= 0:
+            return 0.0 if self._space.finalists else None
+        if ended > self.ended_before:
+            # The estimate is made when a trial ends, and counts down from there.
+            spent_s = self._last_end - (self._first_start or self._begun)
+            per_trial_s = spent_s / (ended - self.ended_before)
+            rest_s = per_trial_s * left - (now - self._last_end)
+        elif self.planned is not None:
             planned_s = self.planned["seconds"]
-            rest = max(0.0, planned_s["wall_clock"] - planned_s["confirmation"] - spent)
-        elif left > 0 or not self._space.finalists:
-            return None
+            rest_s = planned_s["wall_clock"] - planned_s["confirmation"] - (now - self._begun)
         else:
-            rest = 0.0
-        return min(rest, self._limit_left_s())
+            return None
+        return min(max(0.0, rest_s), self._limit_left_s())
 
     def _limit_left_s(self) -> float:
         """Return the seconds that `budget: total` leaves; infinite without it."""
-        spent_s = self._spent_s + time.monotonic() - self._begun
+        spent_s = self._spent_before_s + time.monotonic() - self._begun
         return max(0.0, (self._space.budget.total_s or math.inf) - spent_s)
 
     def _confirming_s(self, results: Results) -> float:
@@ -110,13 +90,9 @@ class RemainingTime:
         plan."""
         if self._confirming is None or self._confirming[0] is not results:
             planned = self.planned or {}
-            judged = [
-                spent
-                for trial in results.trials
-                if (spent := evaluating.point_s(trial)) is not None
-            ]
+            points_s = filter(None, map(evaluating.point_s, results.trials))
             seconds = {
-                "evaluation_s": max(judged, default=planned.get("evaluation_s")),
+                "evaluation_s": max(points_s, default=planned.get("evaluation_s")),
                 "confirming_final_s": planned.get("final_evaluation_s_per_confirming_run"),
             }
             self._confirming = results, evaluating.Cost.of(self._space, seconds).confirming_s

@@ -51,15 +51,17 @@ class Row:
     without a profile."""
 
     @property
+    def ok(self) -> list[TrialRecord]:
+        return [trial for trial in self.runs if trial.status == "ok"]
+
+    @property
     def status(self) -> str:
-        """Return how its runs ended: `ok`, or `ok, oom` if they differ; `running` for a run that
-        has not ended."""
+        """Return how its runs ended: `ok`, or `ok, oom` if they differ."""
         return ", ".join(dict.fromkeys(trial.status or "running" for trial in self.runs))
 
     @property
     def reason(self) -> str:
-        """Return what failed in the first run of which that is known, such as a profile after it;
-        "" for nothing."""
+        """Return the first known reason why something failed, such as a profile after the run."""
         return next((trial.reason for trial in self.runs if trial.reason), "")
 
     @property
@@ -74,13 +76,12 @@ class Row:
         return any(map(disturbed, self.runs))
 
     def value(self, column: str) -> object:
-        """Return the cell of a column: a knob, a quantity, or a property of the row; None if it is
-        unknown."""
+        """Return the cell of a column: a knob, a quantity, or a property of the row."""
         words = {
             "configuration": self.label,
             "trial": self.runs[0].name,
             "status": self.status,
-            "runs": sum(trial.status == "ok" for trial in self.runs),
+            "runs": len(self.ok),
         }
         return words[column] if column in words else self.knobs.get(column, self.values.get(column))
 
@@ -98,20 +99,18 @@ class Table:
     @property
     def columns(self) -> list[str]:
         """Return the study's columns, with `status` if a run did not end ok."""
-        failed = any(row.status != "ok" for row in self.rows)
-        return [
-            *self.study.columns,
-            *(["status"] if failed and "status" not in self.study.columns else []),
-        ]
+        names = list(self.study.columns)
+        if any(row.status != "ok" for row in self.rows) and "status" not in names:
+            names.append("status")
+        return names
 
     @property
     def all_disturbed(self) -> bool:
-        """Whether other processes used the machine during every run, so that a note replaces the
-        marks."""
+        """Whether others used the machine during every run: then a note replaces the marks."""
         return all(row.disturbed for row in self.rows) and bool(self.rows)
 
     def marks(self, row: Row) -> str:
-        """Return the marks beside the name of a row."""
+        """Return the marks after the name of a row."""
         disturbed = row.disturbed and not self.all_disturbed
         return NO_EFFECT * bool(row.without_effect) + DISTURBED * disturbed
 
@@ -119,16 +118,10 @@ class Table:
         """Return one dictionary per line: the study's columns, then status and remarks."""
         records = []
         for row, line in self._lines():
-            details = {
-                **({"place": row.place} if row.place else {}),
-                "trial": row.runs[0].name,
-                "status": row.status,
-                "reason": row.reason,
-                "not_effective": "; ".join(
-                    f"{name}: {why}" for name, why in row.without_effect.items()
-                ),
-                "disturbed": row.disturbed,
-            }
+            idle = "; ".join(f"{name}: {why}" for name, why in row.without_effect.items())
+            details: dict[str, object] = {"place": row.place} if row.place else {}
+            details |= {"trial": row.runs[0].name, "status": row.status, "reason": row.reason}
+            details |= {"not_effective": idle, "disturbed": row.disturbed}
             records.append(line | {key: value for key, value in details.items() if key not in line})
         return records
 
@@ -138,9 +131,8 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table and its notes in Markdown."""
-        return "\n".join(
-            [markdown_table(self.cells(80)), "", *(f"- {note}" for note in self.notes())]
-        ).rstrip()
+        notes = [f"- {note}" for note in self.notes()]
+        return "\n".join([markdown_table(self.cells(80)), "", *notes]).rstrip()
 
     def text(self, width: int | None = None) -> str:
         """Return the table and its notes for a terminal of `width` columns (None: unlimited)."""
@@ -158,40 +150,29 @@ class Table:
         elif any(row.disturbed for row in self.rows):
             notes.append(f"{DISTURBED} others used the machine at the same time")
         notes += [f"{row.label}: {row.status}: {row.reason}" for row in self.rows if row.reason]
-        if any(
-            row.values.get(name)
-            for row in self.rows
-            for name in self.columns
-            if name.startswith("predicted_")
-        ):
+        predicted = [name for name in self.columns if name.startswith("predicted_")]
+        if any(row.values.get(name) for row in self.rows for name in predicted):
             notes.append(
                 "prediction, not a measurement: computed from the steps of one and two ddp workers"
             )
         return list(dict.fromkeys(notes))
 
     def _lines(self) -> Iterator[tuple[Row, dict[str, object]]]:
-        """Yield (row, values) of every line: one line per row, or one per operation in a study of
-        operations."""
+        """Yield (row, values) of every line: one per row, or one per operation of it."""
         for row in self.rows:
-            for operation in (
-                row.operations.to_dict("records") or [{}] if self.study.of_operations else [{}]
-            ):
-                yield (
-                    row,
-                    {
-                        name: operation.get(name) if name in OPERATIONS else row.value(name)
-                        for name in self.columns
-                    },
-                )
+            operations = row.operations.to_dict("records") if self.study.of_operations else []
+            for operation in operations or [{}]:
+                cells = {}
+                for name in self.columns:
+                    cells[name] = operation.get(name) if name in OPERATIONS else row.value(name)
+                yield row, cells
 
-    def cells(self, most: int) -> list[list[str]]:
-        """Return headings and cells as text; names are cut after `most` characters."""
+    def cells(self, limit: int) -> list[list[str]]:
+        """Return headings and cells as text; names are cut after `limit` characters."""
         lines = [[self.study.quantity(column).heading for column in self.columns]]
         for row, line in self._lines():
-            first, *others = [
-                shown(self.study, column, value)[:most] for column, value in line.items()
-            ]
-            lines.append([f"{first} {self.marks(row)}".rstrip(), *others])
+            cells = [shown(self.study, column, value)[:limit] for column, value in line.items()]
+            lines.append([f"{cells[0]} {self.marks(row)}".rstrip(), *cells[1:]])
         return lines
 
 
@@ -201,64 +182,56 @@ def shown(study: Study, column: str, value: object) -> str:
         return ""
     if column not in {**study.numbers, **OPERATIONS}:
         return knob_value(value)
-    return (
-        number(float(value) * study.quantity(column).scale) if is_number(value) else number(value)
-    )
+    return number(float(value) * study.quantity(column).scale if is_number(value) else value)
 
 
 def table(results: Results) -> Table:
     """Return the table of a search with a `study:` section. Raises `ConfigError` if it has none."""
-    if results.space.study is None:
+    space = results.space
+    if space.study is None:
         raise ConfigError(f"{results.folder.name}: its search file has no study:")
     rows = [_row(results, outcome.runs) for outcome in results.outcomes]
-    if results.space.kind == "ladder":
-        rows = _of_ladder(results, rows)
-    if results.space.kind == "grid":  # in the order of the choices in the file, not of the runs
-        places = {
-            dimension.name: (dimension.choices or ()).index for dimension in searched(results)
-        }
-        rows.sort(
-            key=lambda row: [
-                at(row.knobs[name]) if name in row.knobs else -1 for name, at in places.items()
-            ]
-        )
-    # Derived quantities need the baseline and the row before each.
-    base = _find(rows, cfg.flat(results.space.baseline))
-    if base is not None and not any(trial.status == "ok" for trial in base.runs):
-        base = None  # values of an unfinished or failed baseline are no reference
-    compared = [
-        dataclasses.replace(row, values=row.values | _derived(row, rows, base, before))
-        for before, row in zip([None, *rows], rows, strict=False)
-    ]
+    if space.kind == "ladder":
+        rows = _rungs(results, rows)
     names = [dimension.name for dimension in searched(results)]
+    if space.kind == "grid":
+        # In the order of the choices in the file, not of the runs.
+        choices = {dimension.name: dimension.choices or () for dimension in searched(results)}
+
+        def order(row: Row) -> list[int]:
+            return [
+                choices[name].index(row.knobs[name]) if name in row.knobs else -1 for name in names
+            ]
+
+        rows.sort(key=order)
+    # Values of an unfinished or failed baseline are no reference.
+    base = _find(rows, cfg.flat(space.baseline))
+    base = base if base is not None and base.ok else None
+    compared = []
+    for before, row in zip([None, *rows], rows, strict=False):
+        derived = _derived(row, rows, base, before)
+        compared.append(dataclasses.replace(row, values=row.values | derived))
     varied = [name for name in names if len({repr(row.config.get(name)) for row in rows}) > 1]
-    return Table(results.space.study, compared, varied)
+    return Table(space.study, compared, varied)
 
 
 # ---- rows
 def _row(results: Results, runs: list[TrialRecord]) -> Row:
-    """Return the row of a configuration, without the quantities that are derived from other
-    rows."""
-    baseline, drawn = cfg.flat(results.space.baseline), _without(runs[0].drawn)
-    changed = {
-        name: value
-        for name, value in drawn.items()
-        if name not in baseline or baseline[name] != value
-    }
-    # Runs that ended ok count; if there are none, running ones do. Values of failed runs are no
-    # results.
-    counted = [trial for trial in runs if trial.status == "ok"] or [
-        trial for trial in runs if not trial.finished
-    ]
-    folder = results.folder / "trials"
+    """Return the row of a configuration, without the quantities that need other rows."""
+    baseline, folder = cfg.flat(results.space.baseline), results.folder / "trials"
+    config, drawn = _without(runs[0].config), _without(runs[0].drawn)
+    missing = object()
+    changed = {n: value for n, value in drawn.items() if baseline.get(n, missing) != value}
+    idle = {dimension.name for dimension in results.space.dimensions} - set(drawn)
+    # Runs that ended ok count; without any, running ones do. Values of failed runs are no results.
+    counted = [trial for trial in runs if trial.status == "ok"]
+    counted = counted or [trial for trial in runs if not trial.finished]
     measured = [
         _measured(folder / trial.name, trial, results.space.study)
         for trial in counted
         if trial.points
     ]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
-    config = _without(runs[0].config)
-    idle = {dimension.name for dimension in results.space.dimensions} - set(drawn)
     return Row(
         label=text.knobs(changed),
         place="",
@@ -271,7 +244,7 @@ def _row(results: Results, runs: list[TrialRecord]) -> Row:
     )
 
 
-def _of_ladder(results: Results, rows: list[Row]) -> list[Row]:
+def _rungs(results: Results, rows: list[Row]) -> list[Row]:
     """Return the rows that have begun: the base, every rung with those before it, then every rung
     alone."""
     rungs = results.space.rungs
@@ -293,34 +266,26 @@ def _find(rows: list[Row], knobs: Knobs, but_for: str = "seed") -> Row | None:
     return next((row for row in rows if _without(row.config, but_for) == target), None)
 
 
-def _without(knobs: Knobs, left: str = "seed") -> dict[str, object]:
-    return {
-        name: value
-        for name, value in knobs.items()
-        if name != left and not name.startswith(f"{left}.")
-    }
+def _without(knobs: Knobs, left_out: str = "seed") -> dict[str, object]:
+    """Return knobs without one, or without a section."""
+    prefix = f"{left_out}."
+    return {name: value for name, value in knobs.items() if not f"{name}.".startswith(prefix)}
 
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
     """Return the numbers of the last point, the seconds of every part, and `set_samples`, the size
     of the data set."""
-    last_values = {name: last(trial, name) for name in (study.numbers if study else ())}
-    values = {
-        name: float(value)
-        for name, value in last_values.items()
-        if is_number(value) and math.isfinite(value)
-    }
-    seconds = seconds_of(trial)
-    values |= {
-        f"{part}_s": float(seconds[part]) for part in ("compile", "setup") if part in seconds
-    }
-    values |= {"running_s": float(sum(seconds.values()))} if seconds else {}
-    events = [
-        event
-        for event in record.events(folder)
-        if event["event"] == "about" and event.get("samples")
-    ]
-    return values | ({"set_samples": float(events[-1]["samples"])} if events else {})
+    values = {name: last(trial, name) for name in (study.numbers if study else ())}
+    numbers = {n: float(v) for n, v in values.items() if is_number(v) and math.isfinite(v)}
+    if seconds := seconds_of(trial):
+        numbers["running_s"] = float(sum(seconds.values()))
+        for part in ("compile", "setup"):
+            if part in seconds:
+                numbers[f"{part}_s"] = float(seconds[part])
+    for event in record.events(folder):
+        if event["event"] == "about" and event.get("samples"):
+            numbers["set_samples"] = float(event["samples"])
+    return numbers
 
 
 def _operations(path: Path, steps: int) -> pd.DataFrame:
@@ -343,59 +308,45 @@ def _derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) ->
 
     base: row of the baseline. before: the row above it, the previous rung of a ladder.
     """
-    derived, rate = dict[str, float](), row.values.get("samples_per_s")
+    workers, rate = row.runs[0].config["parallel.workers"], row.values.get("samples_per_s")
+    derived, alone = dict[str, float](), _find(rows, {**row.config, "parallel.workers": 1})
     if rate and "set_samples" in row.values:
         derived["epoch_s"] = row.values["set_samples"] / rate
         if "data_wait_share" in row.values:
             derived["epoch_data_wait_s"] = derived["epoch_s"] * row.values["data_wait_share"]
-    # Against the base, and against the previous rung.
-    if speed := _ratio(row, base):
-        derived |= {"versus_baseline": speed, "percent_of_base": 100 * speed}
-    if memory := _ratio(row, base, "peak_memory_mib"):
-        derived["memory_percent_of_base"] = 100 * memory
-    if row.place == "together" and (gain := _ratio(row, before)):
-        derived["versus_previous"] = gain
-    # Scaling: against the same configuration with one worker.
-    alone, workers = (
-        _find(rows, {**row.config, "parallel.workers": 1}),
-        row.runs[0].config["parallel.workers"],
-    )
-    if speedup := _ratio(row, alone):
-        derived |= {"speedup_over_one_worker": speedup, "scaling_efficiency": speedup / workers}
+    # Against the baseline and the rung before.
+    if faster := _ratio(row, base):
+        derived |= {"versus_baseline": faster, "percent_of_base": 100 * faster}
+    if larger := _ratio(row, base, "peak_memory_mib"):
+        derived["memory_percent_of_base"] = 100 * larger
+    if row.place == "together" and (faster := _ratio(row, before)):
+        derived["versus_previous"] = faster
+    # Against the same configuration with one worker.
+    if faster := _ratio(row, alone):
+        derived |= {"speedup_over_one_worker": faster, "scaling_efficiency": faster / workers}
     if alone is not None and workers == 2 and row.config["parallel.strategy"] == "ddp":
         derived |= _predicted(alone.values, row.values)
-    # torch.compile: against the same configuration without it.
+    # Against the same configuration without torch.compile.
     eager = [other for other in rows if other.config["compile.mode"] == "none"]
-    if row.config["compile.mode"] != "none" and (
-        faster := _ratio(row, _find(eager, row.config, but_for="compile"))
-    ):
+    plain = _find(eager, row.config, but_for="compile")
+    if row.config["compile.mode"] != "none" and (faster := _ratio(row, plain)):
         derived["versus_uncompiled"] = faster
         if paid := break_even(row.values.get("compile_s"), rate, faster):
             derived["samples_to_break_even"], derived["break_even_s"] = paid
     return derived
 
 
-def _predicted(
-    one_worker: Mapping[str, float], two_workers: Mapping[str, float]
-) -> dict[str, float]:
-    """Predict speed-ups on more devices than were used; {} if the parts of a step are unknown.
-
-    The arguments are the values of one worker and of two ddp workers.
-    """
-    if not all(
-        run.get(f"step_{part}s", 0.0) > 0
-        for run in (one_worker, two_workers)
-        for part in ("", "forward_", "backward_")
-    ):
+def _predicted(one: Mapping[str, float], two: Mapping[str, float]) -> dict[str, float]:
+    """Predict speed-ups on more devices, from the values of one worker and of two ddp workers; {}
+    if parts of a step are unknown."""
+    parts = ("step_s", "step_forward_s", "step_backward_s")
+    if not all(values.get(part, 0.0) > 0 for values in (one, two) for part in parts):
         return {}
     return {
-        f"predicted_speedup_{n}": (
-            one_worker["step_s"] / predicted_step_s(one_worker, two_workers, n)
-        )
-        for n in PREDICTED
+        f"predicted_speedup_{n}": one["step_s"] / predicted_step_s(one, two, n) for n in PREDICTED
     }
 
 
 def _ratio(row: Row, other: Row | None, name: str = "samples_per_s") -> float | None:
-    mine, theirs = row.values.get(name), other.values.get(name) if other is not None else None
-    return mine / theirs if mine is not None and theirs else None
+    value, reference = row.values.get(name), other.values.get(name) if other is not None else None
+    return value / reference if value is not None and reference else None

@@ -23,13 +23,9 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from tunediff.analysis import Results
-from tunediff.analysis.evidence import Evidence
 from tunediff.core import colors
-from tunediff.core.trial_record import TrialRecord
-from tunediff.report.html import BASELINE, WINNER
 from tunediff.report.words import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
@@ -40,14 +36,33 @@ MANY = 120
 """Number of lines above which a chart rasterizes them."""
 DASHED = (0, (2, 2))
 STYLE: dict[Any, Any] = {
-    "font.size": 9.0, "axes.labelsize": 9.0, "axes.titlesize": 9.5, "legend.fontsize": 8.5, "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5, "text.color": INK, "axes.labelcolor": SOFT, "axes.edgecolor": GREY, "xtick.color": SOFT,
-    "ytick.color": SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-    "xtick.major.width": 0.8, "ytick.major.width": 0.8, "axes.grid": False, "grid.color": RULE, "grid.linewidth": 0.7,
-    "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "white", "svg.hashsalt": "tunediff", "axes.titlelocation": "left",
+    "font.size": 9.0,
+    "axes.labelsize": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "legend.fontsize": 8.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": GREY,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "xtick.major.width": 0.8,
+    "ytick.major.width": 0.8,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "tunediff",
     "text.parse_math": False,  # a $ in a file's text is a $
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,55 +72,6 @@ class Chart:
     svg: bytes
     png: bytes
     narrow: bytes = b""
-    """SVG for narrow screens."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Highlights:
-    """The two trials with a colour of their own; either may be missing, and both may be the same
-    trial."""
-
-    baseline: TrialRecord | None
-    winner: TrialRecord | None
-    winner_is: str
-    """`winner` if several seeds show that it is better than the baseline, else `best`."""
-    reached_s: float | None = None
-    """Seconds after which the winner is as good as the baseline at its end; None if
-    undetermined."""
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> Highlights:
-        """Return the best trial and the baseline run with the same seed."""
-        best, base = evidence.best, evidence.baseline_of_best
-        if best is None:
-            return cls(base, None, "best")
-        return cls(
-            base, best, "winner" if evidence.winner else "best", evidence.seconds_to_baseline(best)
-        )
-
-    def pairs(self) -> list[tuple[TrialRecord, str, str]]:
-        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or
-        `winner`."""
-        pairs = [(self.baseline, BASELINE, "baseline")] if self.baseline is not None else []
-        if self.winner is not None and (
-            self.baseline is None or self.winner.name != self.baseline.name
-        ):
-            pairs.append((self.winner, WINNER, self.winner_is))
-        return [(trial, color, role) for trial, color, role in pairs if trial is not None]
-
-    def shown(self) -> list[tuple[TrialRecord, str, str]]:
-        """Return `pairs` with roles for figures: a baseline that is also best is labelled with both
-        roles."""
-        pairs = self.pairs()
-        both = len(pairs) == 1 and self.winner is not None and pairs[0][1] == BASELINE
-        return [
-            (trial, color, f"{role}, {self.winner_is}" if both else role)
-            for trial, color, role in pairs
-        ]
-
-    def color(self, name: str) -> str | None:
-        """Return the colour of a trial; None if it is neither of the two."""
-        return next((color for trial, color, _ in self.pairs() if trial.name == name), None)
 
 
 @contextlib.contextmanager
@@ -170,23 +136,17 @@ def max_characters(wide: int) -> int:
 
 def in_first_column(axes: Axes) -> bool:
     """Whether this panel is in the first column, where the y axis is labelled."""
-    place = axes.get_subplotspec()
-    return place is None or place.is_first_col()
+    spec = axes.get_subplotspec()
+    return spec is None or spec.is_first_col()
 
 
-def headline(figure: Figure, text: str) -> None:
+def add_title(figure: Figure, text: str) -> None:
     """Add a title, wrapped at the figure's width, and increase the figure's height by its lines."""
     width_in, height_in = figure.get_size_inches()
-    lines = [
-        part for line in text.splitlines() for part in textwrap.wrap(line, int(width_in / 0.085))
-    ]
+    limit = int(width_in / 0.085)
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, limit)]
     figure.set_size_inches(width_in, height_in + 0.17 * len(lines))
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
-
-
-def key(color: str, **look: Any) -> Line2D:
-    """Return a line or dot for a legend."""
-    return Line2D([], [], color=color, **look)
 
 
 def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str = "") -> None:
@@ -194,11 +154,11 @@ def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str 
 
     handles: artists by label; default: everything with a label.
     """
-    handles = handles or {
-        name: handle
-        for axes in figure.axes
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    if handles is None:
+        handles = {}
+        for axes in figure.axes:
+            artists, labels = axes.get_legend_handles_labels()
+            handles |= dict(zip(labels, artists, strict=True))
     if not handles:
         return
     width_in, height_in = figure.get_size_inches()
@@ -206,69 +166,64 @@ def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str 
     columns = max(1, min(len(names), int(width_in / (0.6 + 0.075 * max(map(len, names))))))
     lines = math.ceil(len(names) / columns) + bool(title)
     figure.set_size_inches(width_in, height_in + 0.1 + 0.19 * lines)
-    figure.legend(list(handles.values()), names, loc="outside lower left", ncols=columns, title=title or None,
-                  alignment="left")  # fmt: skip
+    look: dict[str, Any] = {"title": title or None, "alignment": "left", "ncols": columns}
+    figure.legend(list(handles.values()), names, loc="outside lower left", **look)
 
 
 def annotate(
     axes: Axes, words: str, at: tuple[float, float], shift: tuple[float, float], **more: Any
 ) -> None:
-    """Write text beside a point, `shift` (1/72 inch) away from it; `more`: arguments of
-    `Axes.annotate`."""
-    axes.annotate(
-        words,
-        at,
-        xytext=shift,
-        textcoords="offset points",
-        **{"va": "center", "fontsize": 8.5, **more},
-    )
+    """Write text `shift` (1/72 inch) away from a point; `more`: arguments of `Axes.annotate`."""
+    look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
+    axes.annotate(words, at, xytext=shift, **(look | more))
+
+
+CURVE: dict[str, Any] = {"marker": "o", "markersize": 4.0}
+RING: dict[str, Any] = {
+    "marker": "o",
+    "markerfacecolor": "white",
+    "markeredgewidth": 1.7,
+    "zorder": 5,
+    "linestyle": "none",
+}
+"""Looks of a curve through evaluations, and of a hollow dot for a point between two of them."""
 
 
 def ring(
     axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None
 ) -> None:
     """Draw a hollow dot, for a point between two evaluations."""
-    axes.plot(*([value] for value in at), marker="o", color=color, markersize=size, markerfacecolor="white",
-              markeredgewidth=1.7, zorder=5, linestyle="none", label=label)  # fmt: skip
+    axes.plot([at[0]], [at[1]], color=color, markersize=size, label=label, **RING)
 
 
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
     """Write labels at the ends of lines and move them apart if two would overlap; `ends`: (point,
     colour, text)."""
     # Compare the heights on the screen: what overlaps depends on the scale of the axis.
-    heights, line = (
-        [axes.transData.transform(place)[1] for place, _, _ in ends],
-        2.0 if _narrow else 1.0,
-    )
+    line = 2.0 if _narrow else 1.0
+    heights = [axes.transData.transform(point)[1] for point, _, _ in ends]
     shifts = [0.0] * len(ends)
     if len(ends) == 2 and abs(heights[0] - heights[1]) < 16 * line:
-        up = 0 if heights[0] >= heights[1] else 1
-        shifts[up], shifts[1 - up] = 7.0 * line, -7.0 * line
-    for (place, color, words), shift in zip(ends, shifts, strict=True):
-        label = "\n".join(short(words, 40).rsplit(" ", 1)) if _narrow else short(words, 40)
-        annotate(
-            axes,
-            label,
-            place,
-            (8, shift),
-            color=color,
-            fontsize=9,
-            fontweight="bold",
-            annotation_clip=False,
-        )
+        upper = 0 if heights[0] >= heights[1] else 1
+        shifts[upper], shifts[1 - upper] = 7.0 * line, -7.0 * line
+    look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "annotation_clip": False}
+    for (point, color, words), shift in zip(ends, shifts, strict=True):
+        label = short(words, 40)
+        if _narrow:
+            label = "\n".join(label.rsplit(" ", 1))
+        annotate(axes, label, point, (8, shift), color=color, **look)
 
 
+# ---- axes
 def objective_axis(
     axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y"
 ) -> None:
     """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in
     this chart."""
     name, better = short(results.title, 30), "lower" if results.falls else "higher"
-    side, between = (
-        axes.yaxis if axis == "y" else axes.xaxis,
-        "\n" if len(name) > max_characters(20) else " ",
-    )
+    side = axes.yaxis if axis == "y" else axes.xaxis
     if axis == "x" or in_first_column(axes):
+        between = "\n" if len(name) > max_characters(20) else " "
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
     if positive and results.falls:
@@ -278,8 +233,7 @@ def objective_axis(
 
 
 class Digits(ticker.Formatter):
-    """Format all ticks of an axis with the same number of decimals, and commas: 9.625 beside 9.650,
-    not 9.65.
+    """Format all ticks of an axis with the same number of decimals: 9.625 and 9.650, not 9.65.
 
     Over several decades, where every tick has one significant digit, each gets the decimals that it
     needs: 0.05, 1, 20.
@@ -291,18 +245,17 @@ class Digits(ticker.Formatter):
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         sizes = [abs(value) for value in values if value]
         low, high = min(sizes, default=1.0), max(sizes, default=1.0)
-        if high >= 10 * low and all(math.isclose(value, float(f"{value:.0e}")) for value in values):
-            texts = [
-                f"{value:,.{max(0, -math.floor(math.log10(abs(value) or 1)))}f}" for value in values
-            ]
+        one_digit = all(math.isclose(value, float(f"{value:.0e}")) for value in values)
+        if high >= 10 * low and one_digit:
+            digits = [max(0, -math.floor(math.log10(abs(value) or 1))) for value in values]
         else:
-            exact = (
-                d
-                for d in range(12)
-                if all(abs(round(value, d) - value) <= 1e-5 * high for value in values)
+            fits = (
+                digits
+                for digits in range(12)
+                if all(abs(round(value, digits) - value) <= 1e-5 * high for value in values)
             )
-            decimals = next(exact, 12)
-            texts = [f"{value:,.{decimals}f}" for value in values]
+            digits = [next(fits, 12)] * len(values)
+        texts = [f"{value:,.{count}f}" for value, count in zip(values, digits, strict=True)]
         return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
 
 
@@ -311,19 +264,16 @@ def plain_logarithms(side: Axis) -> None:
     ticks."""
     low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
-    fine: tuple[float, ...] = (
-        (1, 2, 5) if decades > 1.5 or side is side.axes.xaxis else (1, 1.5, 2, 3, 4, 6, 8)
-    )
-    ticks = [
-        at * 10.0**power
-        for power in range(-12, 13)
-        for at in fine
-        if low <= at * 10.0**power <= high
-    ]
-    some = (
-        ticker.FixedLocator(ticks) if len(ticks) >= 3 else ticker.MaxNLocator(3 if _narrow else 5)
-    )
-    side.set_major_locator(some if len(ticks) <= 10 else ticker.LogLocator(numticks=8))
+    few = decades > 1.5 or side is side.axes.xaxis
+    steps: tuple[float, ...] = (1, 2, 5) if few else (1, 1.5, 2, 3, 4, 6, 8)
+    every = (step * 10.0**power for power in range(-12, 13) for step in steps)
+    ticks = [tick for tick in every if low <= tick <= high]
+    locator: ticker.Locator = ticker.FixedLocator(ticks)
+    if len(ticks) < 3:
+        locator = ticker.MaxNLocator(3 if _narrow else 5)
+    elif len(ticks) > 10:
+        locator = ticker.LogLocator(numticks=8)
+    side.set_major_locator(locator)
     side.set_major_formatter(Digits())
     side.set_minor_locator(ticker.NullLocator())
 

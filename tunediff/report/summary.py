@@ -37,57 +37,49 @@ def _studied(evidence: Evidence) -> study_table.Table | None:
 
 
 def _longer(evidence: Evidence) -> list[Comparison]:
-    confirmed = evidence.confirmation
-    return (
-        longer_budgets(confirmed.compared.results, analysis.read) if confirmed is not None else []
-    )
+    if evidence.confirmation is None:
+        return []
+    return longer_budgets(evidence.confirmation.compared.results, analysis.read)
 
 
 def lines(evidence: Evidence) -> list[str]:
     """Return the result of a search as lines of text: values first, then tables, each with its
     conclusions."""
-    results, compared, confirmed = evidence.results, evidence.compared, evidence.confirmation
+    results, confirmed, width = evidence.results, evidence.confirmation, columns()
     studied, longer = _studied(evidence), _longer(evidence)
-    front = pareto_table(results) if results.space.cost is not None else None
-    block = _block(_result(evidence, studied, longer), evidence)
-    first = (
-        headline(evidence) if confirmed is None else ""
-    )  # else it stands below the table of the confirming runs
-    remarks = [
-        first,
-        verdicts.disturbed_words(evidence),
-        verdicts.unmoved_words(results),
-    ]
-    output = ["", text.block(block), *(f"\n{remark}" for remark in remarks if remark)]
-    if compared is not None:
-        table = plain_table(verdicts.comparison_table(compared, compact=True), columns())
-        output += ["", table, "", *verdicts.conclusions(compared)]
-    if front is not None:
+    output = ["", text.block(_block(_result(evidence, studied, longer), evidence))]
+    # The verdict of confirming runs stands below their table.
+    remarks = [] if confirmed is not None else [headline(evidence)]
+    remarks += [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
+    output += [f"\n{remark}" for remark in remarks if remark]
+
+    def comparison(compared: Comparison, heading: str = "") -> list[str]:
+        table = plain_table(verdicts.comparison_table(compared, compact=True), width)
+        return ["", *filter(None, [heading]), table, "", *verdicts.conclusions(compared)]
+
+    if evidence.compared is not None:
+        output += comparison(evidence.compared)
+    if results.space.cost is not None:
+        front = pareto_table(results)
         rows = [
             [text.number(value) if has_value(value) else "" for value in row]
             for row in front.to_numpy().tolist()
         ]
-        pareto = plain_table([list(map(str, front.columns)), *rows], columns(), words=-1)
-        output.append(f"\nPareto front, from the best value to the lowest cost:\n{pareto}")
+        table = plain_table([list(map(str, front.columns)), *rows], width, knobs=-1)
+        output.append(f"\nPareto front, from the best value to the lowest cost:\n{table}")
     if confirmed is not None:
-        output += [
-            "",
-            plain_table(verdicts.confirmation_table(confirmed), columns()),
-            "",
-            *verdicts.sentences(confirmed),
-        ]
-        for comparison in longer:
-            table = plain_table(verdicts.comparison_table(comparison, compact=True), columns())
-            budget = words.duration(comparison.results.space.budget.per_trial_s)
-            output += ["", f"With {budget}:", table, "", *verdicts.conclusions(comparison)]
+        table = plain_table(verdicts.confirmation_table(confirmed), width)
+        output += ["", table, "", *verdicts.sentences(confirmed)]
+    for compared in longer:
+        budget = words.duration(compared.results.space.budget.per_trial_s)
+        output += comparison(compared, f"With {budget}:")
     if studied is not None:
-        output += ["", *filter(None, [studied.study.title]), studied.text(columns())]
+        output += ["", *filter(None, [studied.study.title]), studied.text(width)]
     return output
 
 
 def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
-    """Return what of a result stands in lines of `key: value`, above the tables and sentences that
-    say the rest."""
+    """Return the lines of `key: value` above the tables and sentences that say the rest."""
     noise, near = evidence.noise, ", ".join(result["within_noise_of_best"])
     statuses = {status: count for status, count in result["statuses"].items() if count}
     lines = {
@@ -100,17 +92,15 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
         "disturbed_trials": result["disturbed_trials"] or None,
         "unmoved_trials": result["unmoved_trials"] or None,
     }
-    without = {"statuses", "objective", "direction", "cost_metric", "seeds", "headline"}
+    for name in ("statuses", "objective", "direction", "cost_metric", "seeds", "headline"):
+        del lines[name]
     confirmed = evidence.confirmation
-    if confirmed is None or confirmed.metric == evidence.results.metric:  # else another protocol's
-        without.add("confirmed_metric")
-    if (
-        confirmed is not None
-        and confirmed.leader is not None
-        and (bias := confirmed.bias(confirmed.leader))
-    ):
+    if confirmed is None or confirmed.metric == evidence.results.metric:
+        del lines["confirmed_metric"]  # else it is the metric of another protocol
+    leader = confirmed.leader if confirmed is not None else None
+    if confirmed is not None and leader is not None and (bias := confirmed.bias(leader)):
         lines["value_on_new_seeds"] = words.with_sd(bias[1])
-    return result_json.plain({name: value for name, value in lines.items() if name not in without})
+    return result_json.plain(lines)
 
 
 def values(
@@ -130,48 +120,45 @@ def values(
 
 
 def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:
-    """Return the seconds of a search by part, those of its confirming runs included, and what else
-    it used."""
-    parts = statistics.totals([runs.seconds() for runs in (results, *confirming)])
-    again = statistics.totals([runs.seconds() for runs in confirming])
-    training = parts["train"] + parts["data_wait"]
-    return {
+    """Return the seconds of a search by part, and what else it used, with its confirming runs."""
+    runs = [results, *confirming]
+    parts = statistics.totals([run.seconds() for run in runs])
+    again = statistics.totals([run.seconds() for run in confirming])
+    training_s = parts["train"] + parts["data_wait"]
+    costs = {
         "wall_s": wall_s,
-        "training_s": training,
-        **statistics.totals([runs.used() for runs in (results, *confirming)]),
-        **{
-            f"{part}_s": parts[part]
-            for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup")
-        },
+        "training_s": training_s,
+        **statistics.totals([run.used() for run in runs]),
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
-        "training_share": training / wall_s if wall_s else 0.0,
-        "confirm_wall_s": sum(sessions.spent_s(runs.folder) for runs in confirming),
+        "training_share": training_s / wall_s if wall_s else 0.0,
+        "confirm_wall_s": sum(sessions.spent_s(run.folder) for run in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
     }
+    for part in ("data_wait", "compile", "evaluation", "checkpoint", "setup"):
+        costs[f"{part}_s"] = parts[part]
+    return costs
 
 
 def _files(evidence: Evidence) -> dict[str, str]:
     """Return the files that a search has written, and the commands that continue from here."""
     folder, space, best = evidence.results.folder, evidence.results.space, evidence.best
-    files = (
-        ("table", "trials.csv", True),
-        ("curves", "curves.png", True),
-        ("comparison", "comparison.png", evidence.compared is not None),
-        ("pareto", "pareto.csv", space.cost is not None),
-        ("confirmation", outputs.CONFIRMATION, evidence.confirmation is not None),
-        ("study_table", "study.md", space.study is not None),
-        ("study_figure", "study.png", space.study is not None and space.study.has_figure),
-    )
-    block = {"results": str(folder)} | {
-        key: str(folder / name) for key, name, exists in files if exists
-    }
-    block["study"] = study_url(folder / "study.db")
+    names = {"results": "", "table": "trials.csv", "curves": "curves.png"}
+    if evidence.compared is not None:
+        names["comparison"] = "comparison.png"
+    if space.cost is not None:
+        names["pareto"] = "pareto.csv"
+    if evidence.confirmation is not None:
+        names["confirmation"] = outputs.CONFIRMATION
+    if space.study is not None:
+        names["study_table"] = "study.md"
+        if space.study.has_figure:
+            names["study_figure"] = "study.png"
+    if best is not None and (folder / "trials" / best.name / "samples.png").exists():
+        names["samples"] = f"trials/{best.name}/samples.png"
+    if (folder / page.PAGE).is_file():
+        names["report"] = page.PAGE
+    files = {key: str(folder / name) for key, name in names.items()}
+    files["study"] = study_url(folder / "study.db")
     if best is not None:
-        if (shown := folder / "trials" / best.name / "samples.png").exists():
-            block["samples"] = str(shown)
-        block["export"] = text.command("export", folder.name, storage=folder.parent)
-    written, command = (
-        folder / page.PAGE,
-        text.command("report", folder.name, storage=folder.parent),
-    )
-    return block | {"report": str(written) if written.is_file() else command}
+        files["export"] = text.command("export", folder.name, storage=folder.parent)
+    return {"report": text.command("report", folder.name, storage=folder.parent), **files}

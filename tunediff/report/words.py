@@ -1,5 +1,4 @@
-"""Format numbers, intervals and plain tables for the report; `core.text` has the more general
-functions."""
+"""Format numbers, intervals and tables for people; `core.text` has the more general functions."""
 
 from __future__ import annotations
 
@@ -30,21 +29,16 @@ def rounded(value: float | None) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else number(float(value))
 
 
+def _ratio(value: float) -> str:
+    """Return `0.53`, or three digits where two decimals would both be 0: `0.00412`."""
+    return number(value) if 0 < abs(value) < 0.01 else f"{value:.2f}"
+
+
 def times(ratio: float | None) -> str:
     """Return a ratio: `1.61×`; '' if it is None or NaN."""
-    return (
-        ""
-        if ratio is None or math.isnan(ratio)
-        else f"{_ratio(ratio)}×"
-        if ratio < 100
-        else f"{ratio:,.0f}×"
-    )
-
-
-def _ratio(value: float) -> str:
-    """Return a ratio with two decimals, or if these were both 0 with three digits: `0.53`,
-    `0.00412`."""
-    return number(value) if 0 < abs(value) < 0.01 else f"{value:.2f}"
+    if ratio is None or math.isnan(ratio):
+        return ""
+    return f"{_ratio(ratio)}×" if ratio < 100 else f"{ratio:,.0f}×"
 
 
 def signed(value: float) -> str:
@@ -52,12 +46,11 @@ def signed(value: float) -> str:
     return f"{'−' if value < 0 else '+'}{number(abs(float(value)))}"
 
 
-def beside(versus: float | None, ratios: bool) -> str:
-    """Format a value of `Results.versus` for a table column: `0.53`, `+0.012`; '' if it is None or
-    NaN."""
-    return (
-        "" if versus is None or math.isnan(versus) else _ratio(versus) if ratios else signed(versus)
-    )
+def versus(value: float | None, ratios: bool) -> str:
+    """Format a value of `Results.versus`: `0.53`, `+0.012`; '' if it is None or NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    return _ratio(value) if ratios else signed(value)
 
 
 def percent(share: float) -> str:
@@ -67,27 +60,31 @@ def percent(share: float) -> str:
     return f"{100 * share:.{0 if abs(share) >= 0.095 or share == 0 else 1}f}{SPACE}%"
 
 
+def size(value: float, ratios: bool) -> str:
+    """Return the size of a difference: percent if values are compared by ratios."""
+    return percent(value) if ratios else number(value)
+
+
 def secs(value: float) -> str:
     """Return seconds: `12.4 s`, with a no-break space."""
     return f"{number(float(value))}{SPACE}s"
 
 
 def duration(value: float) -> str:
-    """Return a duration in seconds as `47 s`, `2 min`, `12 min 30 s` or `3 h 5 min`, with no-break
-    spaces."""
+    """Return `47 s`, `2 min`, `12 min 30 s` or `3 h 5 min`, with no-break spaces."""
     if value < 59.5:
         return secs(round(value, 1)) if value == 0 or value >= 0.1 else f"<{SPACE}0.1{SPACE}s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min")) if hours else ((minutes, "min"), (rest, "s"))
-    return SPACE.join(f"{many:,}{SPACE}{unit}" for many, unit in parts if many)
+    return SPACE.join(f"{count:,}{SPACE}{unit}" for count, unit in parts if count)
 
 
 def with_sd(values: Sequence[float]) -> str:
-    """Return mean and standard deviation: `1.44 ± 0.12`.
+    """Return mean and standard deviation: `1.44 ± 0.12`; of one value the value, of none ''.
 
     Both have as many decimals as three significant digits of the mean and two of the standard
-    deviation need. Without a standard deviation the mean alone; '' without values.
+    deviation need.
     """
     middle, spread = mean(values), sd(values)
     if middle is None or spread is None or middle == spread == 0:
@@ -100,15 +97,9 @@ def with_sd(values: Sequence[float]) -> str:
     return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
 
 
-def speedup(value: Estimate | str, cell: bool = False) -> str:
-    """Return a speed-up with its interval: `1.85 (1.61 … 2.12)`, or `not determined: REASON`.
-
-    value: the estimate, or the reason why there is none. cell: leave the reason out, and return ''
-    for the baseline.
-    """
-    if isinstance(value, Estimate):
-        return estimated(value)
-    return "" if cell and value == ITSELF else OPEN if cell else f"{OPEN}: {value}"
+def noted(value: str, outcome: Outcome) -> str:
+    """Add a configuration's failures to its value: `1.44 ± 0.12, failed on 2 of 5 seeds`."""
+    return ", ".join(filter(None, [value, outcome.failure_note]))
 
 
 def between(estimate: Estimate) -> str:
@@ -117,31 +108,33 @@ def between(estimate: Estimate) -> str:
     return f"{number(estimate.low)} … {number(estimate.high)}" if complete else ""
 
 
-def estimated(estimate: Estimate | None) -> str:
-    """Return an estimate with its interval: `1.85 (1.85 … 1.86)`, or its lower bound: `at least
-    1.85`."""
-    if estimate is None:
-        return ""
-    if (bound := estimate.bound) is not None:
-        return f"at least {number(bound)}"
-    return (
-        f"{number(estimate.mean)} ({ends})"
-        if (ends := between(estimate))
-        else number(estimate.mean)
-    )
+def speedup(value: Estimate | str, cell: bool = False) -> str:
+    """Return `1.85 (1.61 … 2.12)`, `at least 4`, or `not determined: REASON`.
+
+    value: the estimate, or the reason why there is none. cell: leave the reason out, and return ''
+    for the baseline.
+    """
+    if isinstance(value, str):
+        if cell:
+            return "" if value == ITSELF else OPEN
+        return f"{OPEN}: {value}"
+    if value.bound is not None:
+        return f"at least {number(value.bound)}"
+    ends = between(value)
+    return f"{number(value.mean)} ({ends})" if ends else number(value.mean)
 
 
-def _decimals(size: float, significant: int) -> int:
-    """Return how many decimals show so many significant digits of a size, at least three."""
-    return max(3, significant - 1 - math.floor(math.log10(size))) if size > 0 else 3
+def _decimals(value: float, significant: int) -> int:
+    """Return how many decimals show so many significant digits, at least three."""
+    return max(3, significant - 1 - math.floor(math.log10(value))) if value > 0 else 3
 
 
 def interval(difference: Difference, ratios: bool) -> str:
     """Return a ratio as `0.503 (0.471 … 0.537)` or a difference as `+0.01 (−0.02 … +0.04)`.
 
-    A ratio has as many decimals as its interval needs. Without an interval the estimate alone, or
-    ''. If the interval of a ratio is too wide to be useful, the bound on the side of 1, such as
-    `below 0.874`; `not determined` if 1 lies in it.
+    A ratio has as many decimals as its interval needs. Without an interval: the estimate alone, or
+    ''. If the interval of a ratio is too wide to be useful: the bound on the side of 1, such as
+    `below 0.874`, or `not determined` if 1 lies in it.
     """
     middle, low, high = difference.estimate, difference.low, difference.high
     if ratios and is_wide(low, high):
@@ -152,17 +145,10 @@ def interval(difference: Difference, ratios: bool) -> str:
         return ""
     values = [middle] if low is None or high is None else [middle, low, high]
     width = max(values) - min(values)
-    digits = (
-        _decimals(width, 2) if width > 1e-9 * middle else _decimals(middle, 3)
-    )  # less is an error of rounding
+    # A smaller width is an error of rounding.
+    digits = _decimals(width, 2) if width > 1e-9 * middle else _decimals(middle, 3)
     shown = [f"{value:.{digits}f}" if ratios else signed(value) for value in values]
     return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
-
-
-def noted(value: str, outcome: Outcome) -> str:
-    """Return the text of a configuration's value with its failures: `1.44 ± 0.12, failed on 2 of 5
-    seeds`."""
-    return ", ".join(filter(None, [value, outcome.failure_note]))
 
 
 def verdict(difference: Difference) -> str:
@@ -170,49 +156,42 @@ def verdict(difference: Difference) -> str:
     return "no significant difference" if difference.verdict == SAME else difference.verdict
 
 
-def short(words: str, most: int) -> str:
-    """Shorten text to `most` characters by leaving out its middle, because names often differ at
-    their ends."""
-    head = max(1, most) // 2
-    return (
-        words
-        if len(words) <= most
-        else f"{words[:head]}…{words[len(words) - max(0, most - head - 1) :]}"
-    )
+# ---- names and tables that fit
+def short(name: str, limit: int) -> str:
+    """Shorten a name to `limit` characters by its middle, because names differ at their ends."""
+    if len(name) <= limit:
+        return name
+    head = max(1, limit) // 2
+    return f"{name[:head]}…{name[len(name) - max(0, limit - head - 1) :]}"
 
 
-def fitted(text: str, most: int) -> str:
-    """Shorten `text.knobs` to `most` characters: first drop sections, then the middle of names,
-    values last."""
-    if len(text) <= most:
-        return text
+def fitted(knobs: str, limit: int) -> str:
+    """Shorten `text.knobs`: first drop sections, then the middle of names, values last."""
+    if len(knobs) <= limit:
+        return knobs
     # Drop the sections of all names: `optimizer.lr=0.1` becomes `lr=0.1`.
-    parts = [
-        (name.rpartition(".")[2], way, value)
-        for name, way, value in (part.rpartition("=") for part in text.split(" "))
-    ]
-    shortened = text
-    # Shorten names to `room` characters and values to twice as many, at least 8, until all of it
-    # fits.
+    words = [word.rpartition("=") for word in knobs.split(" ")]
+    parts = [(name.rpartition(".")[2], equals, value) for name, equals, value in words]
+    # Shorten names to `room` characters and values to twice as many, at least 8.
+    shortened = knobs
     for room in range(max(len(name) for name, _, _ in parts), 1, -1):
         shortened = " ".join(
-            f"{short(name, room)}{way}{short(value, max(8, 2 * room))}"
-            for name, way, value in parts
+            f"{short(name, room)}{equals}{short(value, max(8, 2 * room))}"
+            for name, equals, value in parts
         )
-        if len(shortened) <= most:
+        if len(shortened) <= limit:
             break
-    return short(shortened, most)
+    return short(shortened, limit)
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+def _aligned(lines: Sequence[Sequence[str]]) -> list[list[str]]:
     """Pad every cell to the width of its column."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
 
 
 def columns() -> int | None:
-    """Return the width of the terminal; None if output goes to a file or a pipe, where nothing is
-    cut."""
+    """Return the width of the terminal; None for a file or a pipe, where nothing is cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -220,38 +199,32 @@ NARROW = 16
 """Minimum width of the column that may be shortened, in characters."""
 
 
-def plain_table(lines: Sequence[Sequence[str]], width: int | None = None, words: int = 0) -> str:
+def plain_table(lines: Sequence[Sequence[str]], width: int | None = None, knobs: int = 0) -> str:
     """Return a table for a terminal of `width` columns (None: unlimited).
 
-    If it does not fit, the knobs in column `words` are shortened. If that is not enough, every row
-    becomes a block with one line per cell, because a terminal would break long lines at arbitrary
-    places.
+    If it does not fit, column `knobs` is shortened. If that is not enough, every row becomes a
+    block with one line per cell, because a terminal would break long lines at arbitrary places.
     """
-    cells = aligned(lines)
-    if width is None or (over := len("  ".join(cells[0])) - width) <= 0:
+    cells = _aligned(lines)
+    if width is None or (excess := len("  ".join(cells[0])) - width) <= 0:
         return "\n".join("  ".join(line).rstrip() for line in cells)
-    if (most := len(cells[0][words]) - over) >= NARROW:
-        return plain_table(
-            [
-                [
-                    fitted(cell, most) if i == words % len(line) else cell
-                    for i, cell in enumerate(line)
-                ]
-                for line in lines
-            ]
-        )
-    blocks = [
-        [f"{name}: {cell}" for name, cell in zip(lines[0], row, strict=True) if cell]
-        for row in lines[1:]
-    ]
-    text_lines = [
-        f"{'  ' if place else ''}{line}" for block in blocks for place, line in enumerate(block)
-    ]
-    return "\n".join(textwrap.fill(line, width, subsequent_indent="    ") for line in text_lines)
+    if (limit := len(cells[0][knobs]) - excess) >= NARROW:
+        column = knobs % len(cells[0])
+        shorter = [
+            [fitted(cell, limit) if i == column else cell for i, cell in enumerate(line)]
+            for line in lines
+        ]
+        return plain_table(shorter)
+    wrapped = []
+    for row in lines[1:]:
+        named = [f"{name}: {cell}" for name, cell in zip(lines[0], row, strict=True) if cell]
+        for i, line in enumerate(named):
+            wrapped.append(textwrap.fill("  " * bool(i) + line, width, subsequent_indent="    "))
+    return "\n".join(wrapped)
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; the first line holds the headings."""
-    head, *rows = aligned(lines)
+    head, *rows = _aligned(lines)
     rule = "|" + "|".join("-" * (len(name) + 2) for name in head) + "|"
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])

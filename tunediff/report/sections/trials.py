@@ -1,11 +1,11 @@
-"""Show every trial in a table that can be sorted and filtered, the failures, and the table of a
-study."""
+"""Show every trial in a table that can be sorted and filtered, the failures, and a study."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tunediff.analysis import RATE, Results, shown
+from tunediff.analysis import RATE, shown
 from tunediff.analysis.effects import failures_table
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.analysis.outcome import failed
@@ -13,119 +13,102 @@ from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import pluralize, truncate
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import study_figure, study_table
-from tunediff.report.context import ReportContext, lead, note
+from tunediff.report.context import ReportContext
 from tunediff.report.files import Files
-from tunediff.report.html import Html, breakable, el, join, table
+from tunediff.report.html import Html, breakable, el, join, lead, note, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
-from tunediff.report.words import beside, has_value, noted, rounded
+from tunediff.report.words import has_value, noted, rounded, versus
 
 
 # ---- all of them
 def trials(context: ReportContext, files: Files) -> Html | None:
     """Return the table of all trials: the best first, repeats below their baseline, then trials
     without a result."""
-    results = context.results
+    results, evidence = context.results, context.evidence
     if not results.trials:
         return None
-    frame = context.evidence.table()
-    # New seeds decide: the speed-up of one run is no result for a trial that they did not show to
-    # be better.
+    frame = evidence.table()
+    # New seeds decide: one run's speed-up does not count for a trial that they did not show to be
+    # better.
     if "speedup" in frame:
-        frame.loc[
-            [not _is_better(context, trial) for trial in results.trials],
-            ["speedup", "speedup_at_least"],
-        ] = None
+        rejected = [not _may_be_faster(context, trial) for trial in results.trials]
+        frame.loc[rejected, ["speedup", "speedup_at_least"]] = None
     files.csv("trials", frame)
-    names = [
-        *(
-            ["seed"]
-            if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials)
-            else []
-        ),
-        *(d.name for d in results.space.dimensions),
-    ]
+    knobs = [dimension.name for dimension in results.space.dimensions]
+    if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials):
+        knobs = ["seed", *knobs]
     reasons = any(trial.remarks for trial in results.trials)
+    ranked = enumerate(results.ranked)
+    ranks = {run.name: rank for rank, outcome in ranked for run in outcome.done}
     lines = list(zip(results.trials, frame.astype(object).to_dict("records"), strict=True))
-    ranks = _ranks(results)
     lines.sort(key=lambda line: (ranks.get(line[0].name, len(results.trials)), line[0].number))
-    rows = [
-        [
-            *_reached(context, trial, row),
-            *(shown(trial.drawn[name]) if name in trial.drawn else "" for name in names),
-            *([truncate(trial.remarks, 100)] if reasons else []),
-        ]
-        for trial, row in lines
-    ]
-    # Headings; columns without content are left out.
-    fast = [] if results.by_rate else ["speed-up", f"{results.unit}/s"]
-    near = [] if context.evidence.noise is None else [f"{NEAR} best"]
-    spent = "train s" if results.clock.along == "train_s" else results.clock.short
-    reached = ["trial", "status", context.label, results.versus_heading, *near, *fast, spent, "MiB"]
-    header = [*reached, *map(_on_two_lines, names)]
-    search = el(
-        "input",
-        id="trials-filter",
-        type="search",
-        placeholder="for example: bf16 ok",
-        autocomplete="off",
-    )
-    count = el("span", f"{len(rows)} of {len(rows)}", id="trials-count", class_="soft")
-    # The box is hidden until the script, which does the filtering, shows it.
-    box = el("div", el("label", "Show only", search), count, class_="filter", hidden="hidden")
-    marks = [context.mark(trial) for trial, _ in lines]
-    empty = "Empty: the knob does not apply, or nothing was measured. In print: the first 40. "
+    # All columns but the knobs are the same in every row.
+    rows, names = [], list[object]()
+    for trial, row in lines:
+        cells = _cells(context, trial, row)
+        drawn = [shown(trial.drawn[name]) if name in trial.drawn else "" for name in knobs]
+        reason = [truncate(trial.remarks, 100)] if reasons else []
+        rows.append([*cells.values(), *drawn, *reason])
+        names = [*cells, *map(_on_two_lines, knobs), *(["reason"] if reasons else [])]
+    remarks = ["Empty: the knob does not apply, or nothing was measured. In print: the first 40. "]
     if frame["disturbed"].any():
-        empty = f"{DISTURBED}: {OTHERS}. {empty}"
-    if context.evidence.noise is not None:
-        empty = (
-            f"{NEAR}: within the noise of the best,"
-            f" {noise_words(context.evidence.noise, context.label)}. {empty}"
-        )
+        remarks.insert(0, f"{DISTURBED}: {OTHERS}. ")
+    if evidence.noise is not None:
+        size = noise_words(evidence.noise, context.label)
+        remarks.insert(0, f"{NEAR}: within the noise of the best, {size}. ")
+    marks = [context.highlights.mark(trial) for trial, _ in lines]
     return join(
         lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
-        box,
-        table(
-            [*header, *(["reason"] if reasons else [])], rows, marks, words=2, id_="trials-table"
-        ),
-        note(empty, files.links("trials")),
+        _filter(len(rows)),
+        table(names, rows, marks, words=2, id_="trials-table"),
+        note("".join(remarks), files.links("trials")),
     )
 
 
-def _ranks(results: Results) -> dict[str, int]:
-    """Return the ranks of the trials with a result, by name: those of their configurations."""
-    return {run.name: rank for rank, outcome in enumerate(results.ranked) for run in outcome.done}
+def _filter(count: int) -> Html:
+    """Return the box that filters the rows; it is hidden until the script shows it."""
+    look = {"placeholder": "for example: bf16 ok", "autocomplete": "off"}
+    search = el("input", id="trials-filter", type="search", **look)
+    label = el("label", "Show only", search)
+    shown_rows = el("span", f"{count} of {count}", id="trials-count", class_="soft")
+    return el("div", label, shown_rows, class_="filter", hidden="hidden")
 
 
-def _reached(context: ReportContext, trial: TrialRecord, row: dict[Any, Any]) -> list[object]:
-    """Return the cells of a row before its knobs."""
-    fast = [] if context.results.by_rate else [_speedup(row), rounded(row[RATE])]
-    if context.evidence.noise is not None:
-        best, near = context.evidence.best, row[NEAR_COLUMN] is True
-        fast.insert(0, NEAR if near and best is not None and row["trial"] != best.name else "")
-    versus = row["versus_baseline"] if has_value(row["versus_baseline"]) else None
-    value = [rounded(row[context.results.metric]), beside(versus, context.results.ratios)]
-    spent = [rounded(row[name]) for name in (context.results.clock.along, "peak_memory_mib")]
+def _cells(context: ReportContext, trial: TrialRecord, row: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the cells of a row before its knobs, by heading."""
+    results, evidence = context.results, context.evidence
+    compared = row["versus_baseline"] if has_value(row["versus_baseline"]) else None
     status = row["status"] + f" {DISTURBED}" * row["disturbed"]
-    if has_value(row[context.results.metric]):
-        status = noted(status, context.results.outcome_of(trial))
-    return [row["trial"], status, *value, *fast, *spent]
+    if has_value(row[results.metric]):
+        status = noted(status, results.outcome_of(trial))
+    cells = {
+        "trial": row["trial"],
+        "status": status,
+        context.label: rounded(row[results.metric]),
+        results.versus_heading: versus(compared, results.ratios),
+    }
+    if evidence.noise is not None:
+        is_best = evidence.best is not None and evidence.best.name == trial.name
+        cells[f"{NEAR} best"] = NEAR if row[NEAR_COLUMN] is True and not is_best else ""
+    if not results.by_rate:
+        value, bound = row["speedup"], row["speedup_at_least"]
+        cells["speed-up"] = f"≥ {bound:.2f}" if has_value(bound) else ""
+        if has_value(value):
+            cells["speed-up"] = f"{value:.2f}"
+        cells[f"{context.unit}/s"] = rounded(row[RATE])
+    spent = "train s" if results.clock.along == "train_s" else results.clock.short
+    cells[spent] = rounded(row[results.clock.along])
+    return {**cells, "MiB": rounded(row["peak_memory_mib"])}
 
 
-def _is_better(context: ReportContext, trial: TrialRecord) -> bool:
-    """Whether a trial is significantly better than the baseline: on new seeds if the confirming
-    runs have ended."""
+def _may_be_faster(context: ReportContext, trial: TrialRecord) -> bool:
+    """Whether a speed-up of a trial may be shown: new seeds decide if they ran."""
     confirmation = context.evidence.confirmation
     if confirmation is not None and confirmation.settled:
         runs = confirmation.of(trial)
         return runs is not None and runs.difference.verdict == BETTER
     return context.evidence.better(trial) is not False
-
-
-def _speedup(row: dict[Any, Any]) -> str:
-    """Return a speed-up: `1.85`, or `≥ 4.00` if only a lower bound is known."""
-    value, bound = row["speedup"], row["speedup_at_least"]
-    return f"{value:.2f}" if has_value(value) else f"≥ {bound:.2f}" if has_value(bound) else ""
 
 
 def _on_two_lines(name: str) -> Html:
@@ -137,17 +120,13 @@ def _on_two_lines(name: str) -> Html:
 def failures(context: ReportContext, files: Files) -> Html | None:
     """Return the section about failed, stopped and skipped trials; None before the first trial has
     ended."""
-    results = context.results
-    ended = [trial for trial in results.trials if trial.finished]
+    ended = [trial for trial in context.results.trials if trial.finished]
     if not ended and not context.unreadable:
         return None
-    # How many failed, were stopped early or skipped; then the reasons, and values that fail often.
     bad = sum(map(failed, ended))
-    sentence = (
-        f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed"
-        if bad
-        else "No trial failed"
-    )
+    sentence = "No trial failed"
+    if bad:
+        sentence = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed"
     for status, words in (
         ("pruned", "stopped early"),
         ("skipped", "not run, because other trials showed that they would fail"),
@@ -155,27 +134,22 @@ def failures(context: ReportContext, files: Files) -> Html | None:
         if count := sum(trial.status == status for trial in ended):
             sentence += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
     parts: list[object] = [lead(f"{sentence}.")]
-    frame = failures_table(results)
+    frame = failures_table(context.results)
     if len(frame):
         files.csv("failures", frame)
         rows = [
-            [s, truncate(why, 300), truncate(names, 48), trials]
-            for s, trials, why, names in frame[:30].to_numpy().tolist()
+            [status, truncate(why, 300), truncate(names, 48), count]
+            for status, count, why, names in frame[:30].to_numpy().tolist()
         ]
-        parts.append(
-            table(["status", "reason (of the first)", "trials", "how many"], rows, words=3)
-        )
-        parts.append(note(files.links("failures")))
-    if sentence := disturbed_words(context.evidence):
-        parts.append(el("p", sentence))
+        header = ["status", "reason (of the first)", "trials", "how many"]
+        parts += [table(header, rows, words=3), note(files.links("failures"))]
+    if remark := disturbed_words(context.evidence):
+        parts.append(el("p", remark))
     if left := context.unreadable:
-        sentence = (
-            f"{pluralize(len(left), 'journal was', 'journals were')} not readable and left out:"
-        )
-        parts += [
-            el("p", sentence),
-            table(["trial", "why"], [[*item] for item in left.items()][:20], words=2),
-        ]
+        journals = pluralize(len(left), "journal was", "journals were")
+        lines = [list(item) for item in left.items()][:20]
+        parts.append(el("p", f"{journals} not readable and left out:"))
+        parts.append(table(["trial", "why"], lines, words=2))
     return join(*parts)
 
 
@@ -190,16 +164,13 @@ def study(context: ReportContext, files: Files) -> Html | None:
         header, *rows = studied.cells(1000)
     # Journals of another version, or edited ones.
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        return el(
-            "p",
-            f"The study's table cannot be made of these journals: {type(error).__name__}: {error}",
-        )
+        why = f"{type(error).__name__}: {error}"
+        return el("p", f"The study's table cannot be made of these journals: {why}")
     files.csv("study", studied.frame())
     if studied.study.has_figure:
-        about = measured_on(results)
         figure = files.chart(
             "study",
-            lambda: study_figure.figure(studied, about),
+            lambda: study_figure.figure(studied, measured_on(results)),
             "the figure of the study",
             "The study's own figure.",
         )

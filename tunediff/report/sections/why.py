@@ -1,44 +1,32 @@
-"""Explain the winner's gain by speed and by learning per sample, and show where the time of a step
-goes."""
+"""Explain the winner's gain by speed and by learning per sample, and show the parts of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tunediff.analysis import RATE, Results, curve, last, noise
+from tunediff.analysis import RATE, Results, curve, disturbed, last, noise
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import compile_s, per_thousand, rate, samples_per_step
 from tunediff.analysis.why import Why
 from tunediff.analysis.why import why as decompose
 from tunediff.core.clock import UNITS
+from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.point import one_of
 from tunediff.core.text import number
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.context import ReportContext, lead, note
+from tunediff.report import style
+from tunediff.report.context import Highlights, ReportContext
 from tunediff.report.files import Files
-from tunediff.report.html import BASELINE, WINNER, Html, el, join, table
-from tunediff.report.style import (
-    DASHED,
-    INK,
-    SOFT,
-    Highlights,
-    annotate,
-    legend,
-    objective_axis,
-    plain_numbers,
-    ring,
-    sheet,
-)
-from tunediff.report.words import beside, percent, rounded, secs, times
+from tunediff.report.html import Html, el, join, lead, note, table
+from tunediff.report.words import percent, rounded, secs, signed, times
 
-SHARES = "Shares are of the {of} of both values. "
-CAVEAT = (
-    "Values at equal {unit} are interpolated between two evaluations of a longer training; "
-    "one whose schedules end there was not run. "
-)
+NEGLIGIBLE = 0.02
+"""Share of a gain, or of a number of samples, below which it is not worth mentioning."""
 Quantity = tuple[str, float | None, float | None]
 """Name of a quantity, and its values for the baseline and for the winner."""
 
@@ -49,75 +37,57 @@ def why(context: ReportContext, files: Files) -> Html | None:
 
     None if the baseline itself is best, or one of them is missing.
     """
-    results, base, winner = context.results, context.rival, context.highlights.winner
+    results, evidence = context.results, context.evidence
+    base, winner = context.highlights.baseline, context.highlights.rival
     if base is None or winner is None or not base.points:
         return None
+    better, unit, seconds = evidence.better(winner), context.unit, results.clock.seconds
     # The decomposition into speed and learning, only for a difference beyond the noise.
-    figure, decomposition, unit, better = None, None, context.unit, context.evidence.better(winner)
-    if (
-        not results.by_rate
-        and better
-        and (
-            decomposition := decompose(
-                base, winner, results.metric, results.space.mode, results.ratios
-            )
-        )
-        is not None
-    ):
-        split = decomposition
+    parts, figure, caveat = None, None, ""
+    if better and not results.by_rate:
+        parts = decompose(base, winner, results.metric, results.space.mode, results.ratios)
+    if parts is None:
+        sentence = _faster(context, base, winner)
+    else:
+        split, scatter = parts, _noise(context, results.metric)
+        sentence = explain(parts, context.label, _trust(context), unit, seconds, scatter)
         figure = files.chart(
             "why_curves",
             lambda: _curves(results, context.highlights, split),
-            f"baseline and winner against {results.clock.seconds}, and against {unit}",
+            f"baseline and winner against {seconds}, and against {unit}",
             f"The same curves against seconds and against {unit} seen. The gap at equal {unit} is"
             f" learning per {one_of(unit)}; what the gap at equal seconds has beyond it is speed.",
         )
-    words = context.label, _trust(context), unit, results.clock.seconds
-    scatter = _noise(context, results.metric)
-    sentence = (
-        explain(decomposition, *words, scatter)
-        if decomposition is not None
-        else _faster(context, base, winner)
-    )
-    if not better:
-        why_not = context.evidence.speedup(winner)
-        sentence = (
-            "Whether there is a difference to explain is not known"
-            if better is None
-            else "Nothing to explain"
+        caveat = (
+            f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
+            " one whose schedules end there was not run. "
         )
-        sentence += f": {why_not}."
+        if not _equal_learning(parts, scatter):
+            of = "ratio's logarithm" if results.ratios else "difference"
+            caveat = f"Shares are of the {of} of both values. {caveat}"
+    if not better:
+        nothing = "Nothing to explain"
+        if better is None:
+            nothing = "Whether there is a difference to explain is not known"
+        sentence = f"{nothing}: {evidence.speedup(winner)}."
     # All quantities of both, side by side.
-    rows = _side_by_side(context, base, winner, decomposition)
+    rows = _quantities(context, base, winner, parts)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
-    versus = "ratio" if results.ratios or decomposition is None else "ratio or difference"
-    header = [
-        "",
-        f"baseline ({base.name})",
-        f"{context.highlights.winner_is} ({winner.name})",
-        versus,
-    ]
-    cells = [
-        [name, _cell(theirs), _cell(mine), _versus(context, name, theirs, mine)]
-        for name, theirs, mine in rows
-    ]
-    caveat = ""
-    if decomposition is not None:
-        of = "ratio's logarithm" if results.ratios else "difference"
-        shares = "" if _alike(decomposition, scatter) else SHARES.format(of=of)
-        caveat = shares + CAVEAT.format(unit=unit)
-    notes = note(caveat, files.links("why"))
+    cells = []
+    for name, theirs, mine in rows:
+        versus = times(mine / theirs) if theirs and mine is not None else ""
+        if not results.ratios and name.startswith(f"{context.label} at equal "):
+            versus = signed(mine - theirs) if mine is not None and theirs is not None else ""
+        cells.append([name, _cell(theirs), _cell(mine), versus])
+    header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})"]
+    header.append("ratio" if results.ratios or parts is None else "ratio or difference")
     return join(
-        lead(sentence), figure, table(header, cells), notes, _steps(context, files, base, winner)
+        lead(sentence),
+        figure,
+        table(header, cells),
+        note(caveat, files.links("why")),
+        _steps(context, files, base, winner),
     )
-
-
-def _versus(context: ReportContext, name: str, theirs: float | None, mine: float | None) -> str:
-    """Return how two values compare: as a ratio, or as a difference if they are of an objective
-    without ratios."""
-    if not context.results.ratios and name.startswith(f"{context.label} at equal "):
-        return beside(context.results.versus(mine, theirs), ratios=False)
-    return times(mine / theirs) if theirs and mine is not None else ""
 
 
 def heading(context: ReportContext) -> str:
@@ -125,40 +95,35 @@ def heading(context: ReportContext) -> str:
     noise."""
     winner = context.highlights.winner
     if winner is None or not context.evidence.better(winner):
-        return f"{context.leader[:1].upper()}{context.leader[1:]} beside the baseline"
+        return f"{context.best_words} and the baseline"
     return "Why it wins" if context.evidence.winner else "Why it is better"
 
 
 def _trust(context: ReportContext) -> str:
     """Return how many runs the comparison rests on, and whether other processes disturbed them."""
-    disturbed = any(
-        point.get("disturbed") is True
-        for trial, _, _ in context.highlights.pairs()
-        for point in trial.points
-    )
     repeated = context.evidence.confirmation is not None or context.evidence.compared is not None
     runs = "these two are runs of one seed" if repeated else "one run each"
-    return f"{runs}, and others used the machine meanwhile" if disturbed else runs
+    if any(disturbed(trial) for trial, _, _ in context.highlights.pairs()):
+        runs += ", and others used the machine meanwhile"
+    return runs
 
 
 def _noise(context: ReportContext, metric: str) -> Noise | None:
-    """Return the noise of one run in a quantity, confirming runs included; None if it is
-    unknown."""
+    """Return the noise of one run in a quantity, confirming runs included; None if unknown."""
     confirmation = context.evidence.confirmation
-    return noise.measured(
-        context.results, confirmation.compared.results if confirmation is not None else None, metric
-    )
+    runs = confirmation.compared.results if confirmation is not None else None
+    return noise.measured(context.results, runs, metric)
 
 
-def _alike(decomposition: Why, scatter: Noise | None) -> bool:
-    """Whether the values at equal samples differ by no more than the noise of one run; False if it
-    is unknown."""
-    at_samples = decomposition.at_samples
+def _equal_learning(parts: Why, scatter: Noise | None) -> bool:
+    """Whether the values at equal samples are known to differ by no more than the noise of one
+    run."""
+    at_samples = parts.at_samples
     return scatter is not None and at_samples is not None and not scatter.differ(*at_samples)
 
 
 def explain(
-    decomposition: Why,
+    parts: Why,
     label: str,
     trust: str,
     unit: str,
@@ -171,59 +136,41 @@ def explain(
     label: of the objective. trust: remark about the noise. unit: name of the samples. seconds: name
     of the seconds. scatter: the noise of one run; None if it is unknown.
     """
-    (base, winner), end = decomposition.at_seconds, f"; {trust}."
-    samples, at_samples = decomposition.samples, decomposition.at_samples
-    equal = f"{decomposition.equal_samples:,} {unit}"
+    (base, winner), samples, at_samples = parts.at_seconds, parts.samples, parts.at_samples
     ratio = samples[1] / samples[0] if samples[0] else 1.0
-    many = f"as many {unit}" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times as many {unit}"
-    at_end = (
-        f"{label} {number(winner)} instead of {number(base)} at {number(decomposition.seconds)}"
-        f" {seconds}"
+    times_as = "" if abs(ratio - 1) < NEGLIGIBLE else f"{number(ratio)} times "
+    many = f"{times_as}as many {unit} in the same seconds"
+    gain = (
+        f"{label} {number(winner)} instead of {number(base)} at {number(parts.seconds)} {seconds}"
     )
-    if decomposition.learning is None or decomposition.throughput is None or at_samples is None:
+    equal = f"{parts.equal_samples:,} {unit}"
+    if parts.learning is None or parts.throughput is None or at_samples is None:
         return (
-            f"{at_end}; how much of that is speed is unknown, because at {equal}, the most that"
-            f" both have seen, one of them had not been evaluated yet{end}"
+            f"{gain}; how much of that is speed is unknown, because at {equal}, the most that"
+            f" both have seen, one of them had not been evaluated yet; {trust}."
         )
     same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
-    if decomposition.total >= 0:
+    if parts.total >= 0:
+        return f"In these two runs it is not ahead: {gain}, {same}, with {many}; {trust}."
+    if _equal_learning(parts, scatter):
         return (
-            f"In these two runs it is not ahead: {at_end}, {same}, with {many} in the same"
-            f" seconds{end}"
+            f"The gain is {gain}, with {many}; the difference at equal {unit} is within the noise"
+            f" of one run ({same}); {trust}."
         )
-    if _alike(decomposition, scatter):
-        return (
-            f"The gain is {at_end}, with {many} in the same seconds; the difference at equal {unit}"
-            f" is within the noise of one run ({same}){end}"
-        )
-    # The share of both parts in the gain; a part under 2 % is not reported.
-    learning, throughput = (
-        decomposition.learning / decomposition.total,
-        decomposition.throughput / decomposition.total,
-    )
-    per_sample = f"from each {one_of(unit)}"
-    learned, sped = f"learning more {per_sample} ({same})", f"speed ({many} in the same seconds)"
-    if learning >= 0.02 and throughput >= 0.02:
-        return (
-            f"Of the gain, {at_end}, {percent(learning)} is {learned} and {percent(throughput)} is"
-            f" {sped}{end}"
-        )
-    if throughput <= -0.02:
-        return (
-            f"All of the gain, {at_end}, is {learned}; in speed it loses ({many} in the same"
-            f" seconds){end}"
-        )
-    if learning <= -0.02:
-        return f"All of the gain, {at_end}, is {sped}; {per_sample} it learns less ({same}){end}"
-    if learning > 0.5:
-        return (
-            f"Practically all of the gain, {at_end}, is {learned}, with {many} in the same"
-            f" seconds{end}"
-        )
-    return (
-        f"Practically all of the gain, {at_end}, is {sped}; {per_sample} both learn as much"
-        f" ({same}){end}"
-    )
+    # The share of both parts in the gain; a negligible part is not reported as a share.
+    learning, speed = parts.learning / parts.total, parts.throughput / parts.total
+    sample = one_of(unit)
+    learned, sped = f"learning more from each {sample} ({same})", f"speed ({many})"
+    if learning >= NEGLIGIBLE and speed >= NEGLIGIBLE:
+        shares = f"{percent(learning)} is {learned} and {percent(speed)} is {sped}"
+        return f"Of the gain, {gain}, {shares}; {trust}."
+    lost = min(learning, speed) <= -NEGLIGIBLE
+    share = "All of" if lost else "Practically all of"
+    if learning > speed:
+        rest = f"in speed it loses ({many})" if lost else f"speed is equal ({many})"
+        return f"{share} the gain, {gain}, is {learned}; {rest}; {trust}."
+    rest = f"from each {sample} {'it learns less' if lost else 'both learn as much'} ({same})"
+    return f"{share} the gain, {gain}, is {sped}; {rest}; {trust}."
 
 
 def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:
@@ -231,71 +178,50 @@ def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> s
     speed, of_base, unit = rate(winner), rate(base), context.unit
     if not speed or not of_base:
         return "Throughput was not measured for both."
-    return (
-        f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}, {number(speed / of_base)} times"
-        " as fast."
-    )
+    rates = f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}"
+    return f"{rates}, {number(speed / of_base)} times as fast."
 
 
-def _parts(base: TrialRecord, winner: TrialRecord) -> list[str]:
+# ---- quantities
+def _parts_of_step(base: TrialRecord, winner: TrialRecord) -> list[str]:
     """Return the parts of a step of either trial, in the order in which they first ended."""
-    return list(
-        dict.fromkeys(
-            part
-            for trial in (base, winner)
-            for point in trial.points[-1:]
-            for part in point.phases_s
-        )
-    )
+    points = [point for trial in (base, winner) for point in trial.points[-1:]]
+    return list(dict.fromkeys(part for point in points for part in point.phases_s))
 
 
-def _part(context: ReportContext, name: str) -> str:
-    label = context.results.quantity(f"step_{name}_s").label
-    return label if label != f"step_{name}_s" else name.replace("_", " ")
+def _part_label(results: Results, part: str) -> str:
+    label = results.quantity(f"step_{part}_s").label
+    return label if label != f"step_{part}_s" else part.replace("_", " ")
 
 
-def _side_by_side(
-    context: ReportContext, base: TrialRecord, winner: TrialRecord, decomposition: Why | None
+def _quantities(
+    context: ReportContext, base: TrialRecord, winner: TrialRecord, parts: Why | None
 ) -> list[Quantity]:
     """Return all quantities that the baseline or the winner has, with both values."""
 
     def at_end(words: str, name: str, scale: float = 1.0) -> Quantity:
-        theirs, mine = (
-            None if (v := last(trial, name)) is None else float(v) * scale
-            for trial in (base, winner)
-        )
+        values = (last(trial, name) for trial in (base, winner))
+        theirs, mine = (None if value is None else float(value) * scale for value in values)
         return words, theirs, mine
 
+    label, unit, rows = context.label, context.unit, list[Quantity]()
     # Values at equal seconds and at equal samples, then those of the last point.
-    rows, unit = list[Quantity](), context.unit
-    if decomposition is not None:
-        rows.append(
-            (
-                f"{context.label} at equal seconds ({secs(decomposition.seconds)})",
-                *decomposition.at_seconds,
-            )
-        )
-        rows.append(
-            (
-                f"{context.label} at equal {unit} ({decomposition.equal_samples:,})",
-                *(decomposition.at_samples or (None, None)),
-            )
-        )
-        rows.append((f"{unit} seen by then", *decomposition.samples))
+    if parts is not None:
+        at_samples = parts.at_samples or (None, None)
+        rows.append((f"{label} at equal seconds ({secs(parts.seconds)})", *parts.at_seconds))
+        rows.append((f"{label} at equal {unit} ({parts.equal_samples:,})", *at_samples))
+        rows.append((f"{unit} seen by then", *parts.samples))
     rows.append(at_end(f"{unit}/s", RATE))
     # A trial of `open_study` that reports no samples reports no steps either: its points are
     # counted instead.
     if any(last(trial, "samples") for trial in (base, winner)):
-        rows += [
-            at_end("optimizer steps", "steps"),
-            (f"{unit} per step", samples_per_step(base), samples_per_step(winner)),
-        ]
+        rows.append(at_end("optimizer steps", "steps"))
+        rows.append((f"{unit} per step", samples_per_step(base), samples_per_step(winner)))
+    rows.append(at_end("time of a step (ms)", "step_s", 1000.0))
+    for part in _parts_of_step(base, winner):
+        name = f"· {_part_label(context.results, part)} (ms)"
+        rows.append(at_end(name, f"step_{part}_s", 1000.0))
     rows += [
-        at_end("time of a step (ms)", "step_s", 1000.0),
-        *(
-            at_end(f"· {_part(context, part)} (ms)", f"step_{part}_s", 1000.0)
-            for part in _parts(base, winner)
-        ),
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
         at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
         ("compiling (s)", compile_s(base), compile_s(winner)),
@@ -311,142 +237,111 @@ def _cell(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else rounded(float(value))
 
 
+# ---- a step
 def _steps(context: ReportContext, files: Files, base: TrialRecord, winner: TrialRecord) -> Html:
     """Return the parts of a step, in seconds per 1,000 samples, as a sentence and a figure."""
-    theirs, mine = per_thousand(base), per_thousand(winner)
+    theirs, mine, unit = per_thousand(base), per_thousand(winner), context.unit
     if not theirs or not mine:
         return note("The parts of a step were not recorded for both.")
-    saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in _parts(base, winner)}
+    names = _parts_of_step(base, winner)
+    rows = [[part, theirs.get(part), mine.get(part)] for part in names]
     columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
-    files.csv(
-        "step",
-        pd.DataFrame([[part, theirs.get(part), mine.get(part)] for part in saved], columns=columns),
-    )
+    files.csv("step", pd.DataFrame(rows, columns=columns))
     # The part that saves or costs most is named only if the difference in speed is beyond the
-    # noise.
+    # noise of one run.
     before, after = sum(theirs.values()), sum(mine.values())
-    scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
-    sentence = f"1,000 {context.unit} take {secs(after)} of training instead of {secs(before)}"
-    if _differ_in_speed(context, base, winner):
+    sentence = f"1,000 {unit} take {secs(after)} of training instead of {secs(before)}"
+    speed, of_base, scatter = rate(winner), rate(base), _noise(context, RATE)
+    if scatter is not None and speed and of_base and scatter.differ(speed, of_base):
+        saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in names}
         most = max(saved, key=lambda part: saved[part] * (before - after))
-        sentence += (
-            f"; most is {'saved' if after < before else 'lost'} in {_part(context, most)},"
-            f" {secs(abs(saved[most]))}"
-        )
-    scaled = [{part: spent * scale for part, spent in of.items()} for of in (theirs, mine)]
+        change, label = "saved" if after < before else "lost", _part_label(context.results, most)
+        sentence += f"; most is {change} in {label}, {secs(abs(saved[most]))}"
+    scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
+    labels = {part: _part_label(context.results, part) for part in {**theirs, **mine}}
+    bars = {
+        "baseline": {labels[part]: spent * scale for part, spent in theirs.items()},
+        context.highlights.winner_is: {labels[part]: spent * scale for part, spent in mine.items()},
+    }
     figure = files.chart(
         "step",
-        lambda: _step(
-            context,
-            scaled[0],
-            scaled[1],
-            f"{scale_unit} per 1,000 {context.unit}",
-            context.highlights.winner_is,
-        ),
+        lambda: _bars(bars, f"{scale_unit} per 1,000 {unit}"),
         "parts of a training step, baseline and winner",
-        f"By {context.unit} and not by steps, because batch sizes may differ; over the last"
-        " interval of each.",
+        f"By {unit} and not by steps, because batch sizes may differ; over the last interval of"
+        " each.",
     )
     return join(el("h3", "Where a step goes"), el("p", f"{sentence}."), figure)
 
 
-def _differ_in_speed(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> bool:
-    """Whether their throughputs differ by more than the noise of one run; False if that noise is
-    unknown."""
-    speed, of_base, scatter = rate(winner), rate(base), _noise(context, RATE)
-    return (
-        scatter is not None
-        and bool(speed and of_base)
-        and scatter.differ(speed or 0.0, of_base or 0.0)
-    )
+def _bars(of_roles: Mapping[str, Mapping[str, float]], unit: str) -> Figure | None:
+    """Draw the parts of a step of baseline and winner as pairs of bars; None if all are 0."""
+    parts = list(dict.fromkeys(part for values in of_roles.values() for part in values))
+    longest = max((spent for values in of_roles.values() for spent in values.values()), default=0)
+    if not longest:
+        return None
+    figure, (axes,) = style.sheet(1, 0.7 + 0.42 * len(parts))
+    looks = ((BASELINE, -0.19), (WINNER, 0.19))
+    for (role, values), (color, shift) in zip(of_roles.items(), looks, strict=True):
+        lengths = [values.get(part, 0.0) for part in parts]
+        rows = [row + shift for row in range(len(parts))]
+        axes.barh(rows, lengths, height=0.33, color=color, label=role)
+        for row, length in zip(rows, lengths, strict=True):
+            style.annotate(axes, number(length), (length, row), (4, 0), fontsize=8, color=color)
+    axes.set_yticks(range(len(parts)), parts)
+    axes.tick_params(axis="y", length=0, labelcolor=style.INK)
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.set_xlim(0, 1.12 * longest)
+    axes.set_xlabel(unit)
+    axes.grid(True, axis="x")
+    style.legend(figure)
+    return figure
 
 
-# ---- figures
-def _curves(results: Results, highlights: Highlights, decomposition: Why) -> Figure:
+# ---- curves
+def _curves(results: Results, highlights: Highlights, parts: Why) -> Figure:
     """Draw the curves of baseline and winner against seconds and against samples, and mark equal
     values of both."""
-    figure, panels = sheet(2, 3.5, sharey=True)
-    for axes, along, words, place, values in (
-        (
-            panels[0],
-            results.clock.along,
-            results.clock.seconds,
-            decomposition.seconds,
-            decomposition.at_seconds,
-        ),
-        (
-            panels[1],
-            "samples",
-            f"{results.unit} seen",
-            float(decomposition.equal_samples),
-            decomposition.at_samples,
-        ),
+    figure, panels = style.sheet(2, 3.5, sharey=True)
+    samples = float(parts.equal_samples)
+    for axes, along, words in zip(
+        panels,
+        (results.clock.along, "samples"),
+        (results.clock.seconds, f"{results.unit} seen"),
+        strict=True,
     ):
         for trial, color, role in highlights.pairs():
             line = curve(trial, results.metric, along)
             axes.plot(
-                *zip(*line, strict=True),
-                color=color,
-                linewidth=1.8,
-                marker="o",
-                markersize=4,
-                label=role,
+                *zip(*line, strict=True), color=color, linewidth=1.8, label=role, **style.CURVE
             )
-        if values is not None:
-            axes.axvline(place, color=SOFT, linewidth=0.9, linestyle=DASHED, zorder=0)
-            both = sorted(zip(values, (BASELINE, WINNER), strict=True), reverse=True)
-            # Labels go where curves leave space: for falling curves to the upper right and the
-            # lower left, for rising ones to the upper left and the lower right.
-            sides = (("left", 7), ("right", -7)) if results.falls else (("right", -7), ("left", 7))
-            for (value, color), (side, shift), up in zip(both, sides, (7, -7), strict=True):
-                ring(axes, (place, value), color)
-                annotate(axes, number(value), (place, value), (shift, up), ha=side, va="bottom" if up > 0 else "top",
-                    color=color, fontsize=9, fontweight="bold")  # fmt: skip
         axes.set_xlabel(words)
         axes.margins(x=0.12, y=0.12)
         axes.set_xlim(left=0)
-        plain_numbers(axes)
-    panels[0].set_title(f"at equal seconds ({secs(decomposition.seconds)})")
-    equal = "" if decomposition.at_samples is not None else ": not known"
-    panels[1].set_title(f"at equal {results.unit} ({decomposition.equal_samples:,}){equal}")
-    objective_axis(panels[0], results, results.ratios)
+        style.plain_numbers(axes)
+    _mark(panels[0], parts.seconds, parts.at_seconds, results.falls)
+    unknown = ": not known"
+    if parts.at_samples is not None:
+        _mark(panels[1], samples, parts.at_samples, results.falls)
+        unknown = ""
+    panels[0].set_title(f"at equal seconds ({secs(parts.seconds)})")
+    panels[1].set_title(f"at equal {results.unit} ({parts.equal_samples:,}){unknown}")
+    style.objective_axis(panels[0], results, results.ratios)
     panels[1].grid(True, axis="y")
-    legend(figure)
+    style.legend(figure)
     return figure
 
 
-def _step(
-    context: ReportContext,
-    baseline: Mapping[str, float],
-    winner: Mapping[str, float],
-    unit: str,
-    winner_is: str,
-) -> Figure | None:
-    """Draw the parts of a step of baseline and winner as pairs of bars, in `unit`; None if all are
-    0."""
-    parts = list(dict.fromkeys([*baseline, *winner]))
-    if not any(baseline.values()) and not any(winner.values()):
-        return None
-    figure, (axes,) = sheet(1, 0.7 + 0.42 * len(parts))
-    for values, color, role, shift in (
-        (baseline, BASELINE, "baseline", -0.19),
-        (winner, WINNER, winner_is, 0.19),
-    ):
-        lengths = [values.get(part, 0.0) for part in parts]
-        axes.barh(
-            [place + shift for place in range(len(parts))],
-            lengths,
-            height=0.33,
-            color=color,
-            label=role,
-        )
-        for place, length in enumerate(lengths):
-            annotate(axes, number(length), (length, place + shift), (4, 0), fontsize=8, color=color)
-    axes.set_yticks(range(len(parts)), [_part(context, part) for part in parts])
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.set_ylim(len(parts) - 0.5, -0.5)
-    axes.set_xlim(0, 1.12 * max([*baseline.values(), *winner.values()]))
-    axes.set_xlabel(unit)
-    axes.grid(True, axis="x")
-    legend(figure)
-    return figure
+def _mark(axes: Axes, at: float, values: tuple[float, float], falls: bool) -> None:
+    """Mark the values of baseline and winner at one place of the x axis.
+
+    Labels go where curves leave space: for falling curves to the upper right and the lower left,
+    for rising ones to the upper left and the lower right.
+    """
+    axes.axvline(at, color=style.SOFT, linewidth=0.9, linestyle=style.DASHED, zorder=0)
+    both = sorted(zip(values, (BASELINE, WINNER), strict=True), reverse=True)
+    sides = (("left", 7), ("right", -7)) if falls else (("right", -7), ("left", 7))
+    for (value, color), (side, shift), up in zip(both, sides, (7, -7), strict=True):
+        style.ring(axes, (at, value), color)
+        look: dict[str, Any] = {"ha": side, "va": "bottom" if up > 0 else "top", "color": color}
+        look |= {"fontsize": 9, "fontweight": "bold"}
+        style.annotate(axes, number(value), (at, value), (shift, up), **look)

@@ -1,5 +1,4 @@
-"""Show the result of a search: the best configuration, its confirmation, what it changes, and its
-samples."""
+"""Show the result of a search: its best configuration, confirming runs, changes and samples."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.outcome import without_seed
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
-from tunediff.report.context import ReportContext, lead, marked, note, protocol
+from tunediff.report.context import ReportContext, marked, protocol
 from tunediff.report.files import Files
-from tunediff.report.html import Html, breakable, el, join, picture, table
+from tunediff.report.html import Html, breakable, el, join, lead, note, picture, table
 from tunediff.report.verdicts import (
     INTERVALS,
     confirmation_table,
@@ -35,136 +34,108 @@ MOST_NAMES = 8
 # ---- the answer
 def won(context: ReportContext, files: Files) -> Html:
     """Return the section with the result and what the winner changes."""
-    winner = context.highlights.winner
+    winner, confirmation = context.highlights.winner, context.evidence.confirmation
     sentence = headline.parts(context.evidence, context.over)
     parts: list[object] = [
         lead(*(el("span", text, class_=role) if role else text for text, role in sentence))
     ]
     if winner is None:
         return join(*parts)
-    if context.evidence.confirmation is not None:
-        parts += [el("p", sentence) for sentence in details(context.evidence.confirmation)]
-        parts.append(_confirmation(context.evidence.confirmation, files))
+    if confirmation is not None:
+        parts += [el("p", sentence) for sentence in details(confirmation)]
+        parts.append(_confirmation(confirmation, files))
     elif context.evidence.compared is None:
-        parts += [
-            *(el("p", sentence) for sentence in [_as_good(context)] if sentence),
-            note(_chance(context)),
-        ]
-        files.csv(
-            "won",
-            pd.DataFrame(
-                [_row(context, trial, role) for trial, _, role in context.highlights.pairs()]
-            ),
-        )
-    # Remarks, and the changed knobs.
+        parts += [_near(context), note(_chance(context))]
+        rows = [_row(context, trial, role) for trial, _, role in context.highlights.pairs()]
+        files.csv("won", pd.DataFrame(rows))
     if context.confirming:
         parts.append(note(context.confirming))
     if remark := unmoved_words(context.results):
         parts.append(el("p", remark))
-    if context.rival is not None and (changed := without_seed(context.results.changed(winner))):
-        parts += [el("h3", f"What {context.leader} changes"), _changed(context, winner, changed)]
+    changed = without_seed(context.results.changed(winner))
+    if changed and context.highlights.baseline is not None:
+        parts.append(el("h3", f"What {context.best_words} changes"))
+        parts.append(_changed(context, winner, changed))
     return join(*parts)
 
 
-def _as_good(context: ReportContext) -> str:
-    """Return which other trials are within the noise of the best; '' if there are none or the noise
-    is unknown."""
-    near = [
-        trial.name for trial in context.evidence.near if not context.evidence.is_baseline(trial)
-    ]
-    more = f" and {len(near) - MOST_NAMES} more" if len(near) > MOST_NAMES else ""
-    return (
-        "Within the noise of the best, and so possibly as good:"
-        f" {', '.join(near[:MOST_NAMES])}{more}."
-        if near
-        else ""
-    )
+def _near(context: ReportContext) -> Html | None:
+    """Return which other trials are within the noise of the best."""
+    evidence = context.evidence
+    names = [trial.name for trial in evidence.near if not evidence.is_baseline(trial)]
+    if not names:
+        return None
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    words = f"{', '.join(names[:MOST_NAMES])}{more}"
+    return el("p", f"Within the noise of the best, and so possibly as good: {words}.")
 
 
 def _chance(context: ReportContext) -> str:
     """Return how much of the result may be chance, and which search would test it."""
-    ended, many = len(context.results.ranked), ""
-    if ended > 2:
-        many = f"the best of {ended:,} is biased by its selection"
-    if context.evidence.noise is None:
-        sentence = (
-            "One run each: how much of that is chance is"
-            f" unknown{f', and {many}' if many else ''}. "
-        )
+    results, noise, ended = context.results, context.evidence.noise, len(context.results.ranked)
+    biased = f"the best of {ended:,} is biased by its selection" if ended > 2 else ""
+    if noise is None:
+        chance = "One run each: how much of that is chance is unknown"
+        chance += f", and {biased}" if biased else ""
     else:
-        sentence = (
-            "Noise:"
-            f" {noise_words(context.evidence.noise, context.label)}{f'; {many}' if many else ''}. "
-        )
+        chance = f"Noise: {noise_words(noise, context.label)}"
+        chance += f"; {biased}" if biased else ""
+    test = ""
     if context.confirming:
-        return sentence
-    if context.results.space.confirm is not None:
-        why = nothing_to_confirm(context.results)
-        return (
-            f"{sentence}Nothing to confirm: {why}."
-            if why and context.over
-            else f"{sentence}Nothing is confirmed yet."
-        )
-    if context.results.space.kind == "search" and not context.results.by_rate:
-        return (
-            sentence
-            + "A search file with confirm: runs the best again on new seeds and tests them against"
+        pass  # its own sentence follows
+    elif results.space.confirm is not None:
+        why = nothing_to_confirm(results) if context.over else ""
+        test = f"Nothing to confirm: {why}." if why else "Nothing is confirmed yet."
+    elif results.space.kind == "search" and not results.by_rate:
+        test = (
+            "A search file with confirm: runs the best again on new seeds and tests them against"
             " the baseline."
         )
-    again = "runs every configuration several times and compares by the noise between them."
-    return f"{sentence}A search file with seeds: {again}"
+    else:
+        test = (
+            "A search file with seeds: runs every configuration several times and compares by the"
+            " noise between them."
+        )
+    return f"{chance}. {test}"
 
 
 def _confirmation(confirmation: Confirmation, files: Files) -> Html:
     files.csv("won", confirmation.table())
     header, *rows = confirmation_table(confirmation, compact=False)
-    method = (
-        f"These runs were made after the selection, on seeds that it did not use. {INTERVALS}. "
-    )
+    marks = marked(confirmation.compared, confirmation.winner)
+    method = "These runs were made after the selection, on seeds that it did not use."
     return join(
         el("h3", "On new seeds"),
-        table(
-            header, rows, marked(confirmation.compared, confirmation.winner), words=2, stacks=True
-        ),
-        note(method, files.links("won")),
+        table(header, rows, marks, words=2, stacks=True),
+        note(f"{method} {INTERVALS}. ", files.links("won")),
     )
 
 
 def _changed(context: ReportContext, winner: TrialRecord, changed: dict[str, object]) -> Html:
     """Return a table of the changed knobs, the most important first."""
     base, order = cfg.flat(context.results.space.baseline), context.by_weight()
+    places = {name: place for place, name in enumerate(order)}
     rows = []
-    for name in sorted(
-        changed, key=lambda name: order.index(name) if name in order else len(order)
-    ):
+    for name in sorted(changed, key=lambda name: places.get(name, len(order))):
         idle = winner.not_effective.get(name)
         before = el("span", shown(base[name]) if name in base else "–", class_="baseline")
-        mine = el("span", shown(changed[name]), class_="winner")
-        rows.append(
-            [
-                el("code", breakable(name)),
-                before,
-                join(mine, f" (changes nothing here: {idle})" if idle else ""),
-            ]
-        )
+        now = el("span", shown(changed[name]), class_="winner")
+        remark = f" (changes nothing here: {idle})" if idle else ""
+        rows.append([el("code", breakable(name)), before, join(now, remark)])
     return table(["knob", "baseline", context.highlights.winner_is], rows, words=3)
 
 
 def _row(context: ReportContext, trial: TrialRecord, role: str) -> dict[str, object]:
-    measured = {
-        name: last(trial, name)
-        for name in ("train_s", "device_s", "samples", RATE, "peak_memory_mib")
-    }
-    value = {
+    """Return the row of a trial in won.csv."""
+    metric, speedup = context.results.metric, speedup_values(context.evidence.speedup(trial))
+    names = ("train_s", "device_s", "samples", RATE, "peak_memory_mib")
+    return {
+        **{name: last(trial, name) for name in names},
         "what": role,
         "trial": trial.name,
-        context.results.metric: trial.value(context.results.metric),
-    }
-    speedup = speedup_values(context.evidence.speedup(trial))
-    return {
-        **measured,
-        **value,
-        **{name: speedup[name] for name in ("speedup", "speedup_at_least")},
+        metric: trial.value(metric),
+        "speedup": speedup["speedup"],
+        "speedup_at_least": speedup["speedup_at_least"],
     }
 
 
@@ -174,37 +145,39 @@ LARGEST = 1024
 
 
 def samples(context: ReportContext, files: Files) -> Html | None:
-    """Return the samples of the last evaluation of baseline and winner; None if the workload has
-    none."""
-    if context.results.by_rate or not context.highlights.pairs():
+    """Return the samples of the last evaluation of baseline and winner; None without any."""
+    results, pairs = context.results, context.highlights.pairs()
+    if results.by_rate:
         return None
-    grids, missing = list[Html](), list[str]()
-    for trial, _, role in context.highlights.pairs():
-        title, kind = f"{role} ({trial.name})", context.mark(trial)
-        if (image := _grid(context.results.folder / "trials" / trial.name / "samples.png")) is None:
+    grids, missing, ends = list[Html](), list[str](), list[float]()
+    for trial, _, role in pairs:
+        title, kind = f"{role} ({trial.name})", context.highlights.mark(trial)
+        if trial.points:
+            ends.append(last(trial, trial.along))
+        image = _picture(results.folder / "trials" / trial.name / "samples.png")
+        if image is None:
             missing.append(title)
             continue
         files.keep(f"{kind}_samples.png", image)
         at = f" after {secs(trial.points[-1]['train_s'])} of training. " if trial.points else ". "
-        caption = el(
-            "figcaption", el("span", title, class_=kind), at, files.links(f"{kind}_samples")
-        )
+        links = files.links(f"{kind}_samples")
+        caption = el("figcaption", el("span", title, class_=kind), at, links)
         grids.append(el("figure", picture("png", image, f"samples of the {role}"), caption))
     if not grids:
         return None
-    none = f"No picture is kept of {' and '.join(missing)}." if missing else ""
-    ends = [last(trial, trial.along) for trial, _, _ in context.highlights.pairs() if trial.points]
-    equal = (
-        f", after equal {context.results.clock.seconds}"
-        if len(grids) == 2 and max(ends) < 1.05 * min(ends)
-        else ""
+    equal = ""
+    if len(grids) == 2 and max(ends) < 1.05 * min(ends):
+        equal = f", after equal {results.clock.seconds}"
+    remarks = [f"{measured}." if (measured := protocol(results)) else ""]
+    remarks.append(f"No picture is kept of {' and '.join(missing)}." if missing else "")
+    return join(
+        lead(f"From the last evaluation of each{equal}."),
+        el("div", *grids, class_="pair"),
+        note(" ".join(remarks)) if any(remarks) else None,
     )
-    sentence = f"From the last evaluation of each{equal}."
-    method = f"{measured}. {none}" if (measured := protocol(context.results)) else none
-    return join(lead(sentence), el("div", *grids, class_="pair"), note(method) if method else None)
 
 
-def _grid(path: Path) -> bytes | None:
+def _picture(path: Path) -> bytes | None:
     """Return the picture of a trial as PNG, None if it is missing or unreadable.
 
     It is decoded and encoded again, so that the page contains pixels and nothing else that a file

@@ -1,0 +1,112 @@
+"""What a search will cost, computed by hand; a limit, a disk and other load."""
+
+import re
+
+import pytest
+
+from tests import searches
+from tunediff import search_space
+from tunediff.report import console, plan
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.setattr(plan.resources, "local", lambda: plan.resources.Machine(2, 0))
+
+
+def planned(folder, measured=None, **content):
+    return plan.values(searches.make(folder, searches.FILE | content), folder.parent, measured or {})
+
+
+def test_a_plan_of_probes_names_a_rate_as_its_objective(tmp_path):
+    values = planned(tmp_path / "night", {"parameters": 2**20}, objective="samples_per_s")
+    assert values["objective"] == "images/s of the training; no model is evaluated"
+    assert values["disk_mib"] == 0, "speed alone leaves no weights"
+
+
+def test_an_unknown_evaluation_is_null_and_named(tmp_path):
+    """0.0 would say that it costs nothing."""
+    values = planned(tmp_path / "night")
+    assert (values["seconds"]["evaluation"], values["wall_clock_lacks"]) == (None, ["evaluation"])
+    assert any(line.startswith("evaluation: unknown") for line in plan.cost_lines(values))
+    timed = planned(tmp_path / "other", {"evaluation_s": 22.56})
+    assert (timed["seconds"]["evaluation"] > 0, timed["wall_clock_lacks"]) == (True, [])
+
+
+def test_the_start_names_cost_data_and_points_without_a_trial(tmp_path, capsys):
+    content = {
+        "first": [{"loader.batch_size": 64}, {"precision.amp": "bf16"}],
+        "budget": {"per_trial": "20s", "trials": 2},
+    }
+    space = searches.make(tmp_path / "night", searches.FILE | content)
+    measured = {"evaluation_s": 22.56, "data": ["skipped 1 of 65 files: 1 empty: a.png"]}
+    values = plan.values(space, tmp_path, measured)
+    console.Console(tmp_path / "night", space, planned=values).greet(None)
+    printed = capsys.readouterr().out
+    for line in (
+        "skipped 1 of 65 files: 1 empty: a.png", "training: 40s", "evaluation: 3m00s (4 × 23s per trial, as timed on",
+        "evaluation takes 4.5 times as long as training", "wall-clock: about ",
+        "first: only 1 of 2 points run: 2 trials, 1 of them the baseline",
+    ):  # fmt: skip
+        assert printed.count(f"] {line}") == 1, line
+        assert any(line in entry for entry in plan.lines(values))
+
+
+@pytest.mark.parametrize(
+    ("total", "measured", "words"),
+    [
+        ("10s", {}, "about 20s and evaluation; one trial runs in any case, though the limit is 10s"),
+        ("10s", {"evaluation_s": 1.0}, "about 24s; one trial runs in any case, though the limit is 10s"),
+        ("30s", {}, "about 30s and evaluation; the limit of 30s has room for about 3 of 8 trials"),
+        ("3m", {}, "about 55s and evaluation"),
+    ],
+)
+def test_a_plan_says_what_a_limit_leaves(tmp_path, total, measured, words):
+    """15 s of start-up, 3 s of training and 2 s for a run are more than 10 s; evaluations come on top."""
+    values = planned(tmp_path / "night", measured, budget={"per_trial": "3s", "trials": 8, "total": total})
+    assert f"wall-clock: {words}" in plan.cost_lines(values)
+
+
+@pytest.mark.parametrize(("trials", "total", "confirming_s"), [(2, "2m30s", 91), (100, "10m", 9 * 22)])
+def test_no_forecast_exceeds_the_limit_of_the_search(tmp_path, trials, total, confirming_s):
+    """Of 2 trials, which leave 91 s of 132 to confirm, and of 100, which leave confirming what it is kept."""
+    budget = {"per_trial": "20s", "trials": trials, "total": total}
+    space = searches.make(tmp_path / "night", searches.FILE | {"confirm": {"of": 2, "seeds": 3}, "budget": budget})
+    values = plan.values(space, tmp_path, {"evaluation_s": 0.0})
+    seconds = values["seconds"]
+    assert sum(spent for part, spent in seconds.items() if part != "wall_clock") == seconds["wall_clock"]
+    assert seconds["wall_clock"] == pytest.approx(values["total_limit_s"])
+    assert seconds["confirmation"] == confirming_s <= values["confirming_s"]
+    left = console.Console(tmp_path / "night", space, planned=values).remaining_words()
+    forecasts = re.findall(r"about ((?:\d+[hms])+)", left)
+    assert sum(search_space.duration_s(one, "x") for one in forecasts) <= values["total_limit_s"]
+
+
+def test_a_limit_below_one_trial_costs_one_trial_per_slot(tmp_path):
+    """What starts at once runs to its end."""
+    budget = {"per_trial": "300s", "total": "320s", "trials": 8, "price_per_device_hour": 3.0}
+    values = planned(tmp_path / "night", {"evaluation_s": 200.0, "parameters": 1000}, budget=budget)
+    assert (values["device_hours"], values["price"]) == (pytest.approx(300 / 3600), pytest.approx(0.25))
+    assert values["disk_mib"] == pytest.approx(4 * 1000 * (1 + 8) / 2**20)
+
+
+def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path):
+    """Of float32: 4 bytes a parameter for each run; 16 for a checkpoint (weights, averages, two moments), of which
+    there are two while one is written."""
+    values = planned(tmp_path / "night", {"evaluation_s": 22.56, "parameters": 2**20}, confirm={"of": 1, "seeds": 4})
+    assert (values["at_once"], values["trials"]) == (1, 8)
+    assert values["disk_mib"] == 4 * (8 + 2 * 4) + 2 * 16
+
+
+def test_no_refusal_rests_on_a_timing_beside_other_processes(tmp_path):
+    """100,000 s of an evaluation would be a month; alone they are 1,000 times shorter."""
+    busy = {"evaluation_s": 1e5, "other_load_share": 0.63, "disturbed": True}
+    quiet = planned(tmp_path / "quiet", busy | {"other_load_share": 0.02, "disturbed": False})
+    assert "days of wall-clock" in quiet["refused"]
+    loaded = planned(tmp_path / "busy", busy)
+    assert (loaded["refused"], loaded["seconds"]) == (None, quiet["seconds"])
+    warnings = [[line for line in plan.cost_lines(values) if "WARNING" in line] for values in (quiet, loaded)]
+    assert [len(lines) for lines in warnings] == [0, 1]
+    assert warnings[1][0].startswith("WARNING: other processes use 63% of the cores: ")
+    long = planned(tmp_path / "long", busy, budget={"per_trial": "900h", "trials": 8})
+    assert "days of wall-clock" in long["refused"], "by its training alone"
