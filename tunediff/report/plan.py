@@ -23,13 +23,13 @@ MOST_DAYS, MOST_TRIALS = 30, 100_000
 
 
 def values(
-    space: SearchSpace, folder: Path, measured: Measured, here: bool = True
+    space: SearchSpace, folder: Path, measured: Measured, on_this_machine: bool = True
 ) -> dict[str, Any]:
     """Return what a search will run and cost, in JSON types.
 
     Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes measured on
-    this machine. here: whether trials run on this machine; what is reused on the nodes of a cluster
-    is not known before it is asked.
+    this machine. on_this_machine: whether trials run there too; what is reused on the nodes of a
+    cluster is unknown before it runs.
     """
     # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
@@ -86,7 +86,10 @@ def values(
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates],
         "skipped": skipped(space),
-        "notes": [*share.notes, *(_reused(space, folder, machine.device) if here else ())],
+        "notes": [
+            *share.notes,
+            *(_reused(space, folder, machine.device) if on_this_machine else ()),
+        ],
     }
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent

@@ -180,7 +180,7 @@ def _ladder(table: Table, y: str) -> Figure:
 
 
 def _operations(table: Table) -> Figure:
-    """Draw the longest operations of every configuration, by their own time in one step."""
+    """Draw the longest operations of every configuration, by their self time in one step."""
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
     height_in = 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))
@@ -198,7 +198,7 @@ def _operations(table: Table) -> Figure:
         ]
         _draw(axes, names, {"": (lengths, words)}, "")
         axes.set_title(f"{row.label} {table.marks(row)}", fontsize=9, loc="left")
-    panels[-1, 0].set_xlabel("own time in one step (ms), share of all")
+    panels[-1, 0].set_xlabel("self time in one step (ms), share of all")
     return figure
 
 

@@ -220,7 +220,7 @@ def _reason(confirmation: Confirmation, group: Group) -> str:
     before = "" if primary is None else f"The best finalist in the search was {primary.name}. "
     return (
         f"{before}{group.name} was selected on these new seeds: its interval accounts for that, its"
-        " mean is too good."
+        " mean is too optimistic."
     )
 
 

@@ -167,7 +167,7 @@ def explain(
     lost = min(learning, speed) <= -NEGLIGIBLE
     share = "All of" if lost else "Practically all of"
     if learning > speed:
-        rest = f"in speed it loses ({many})" if lost else f"speed is equal ({many})"
+        rest = f"it is slower ({many})" if lost else f"speed is equal ({many})"
         return f"{share} the gain, {gain}, is {learned}; {rest}; {trust}."
     rest = f"from each {sample} {'it learns less' if lost else 'both learn as much'} ({same})"
     return f"{share} the gain, {gain}, is {sped}; {rest}; {trust}."
