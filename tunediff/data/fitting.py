@@ -103,7 +103,6 @@ def notes(seen: Sequence[Seen], data: Data) -> list[str]:
 
 
 def _conversions(image: Seen, channels: int) -> Iterator[str]:
-    """Yield how the colours of an image are changed, as phrases that follow a count."""
     grey = image.mode in ("1", "L", "LA") or image.mode.startswith(("I", "F"))
     if image.mode.startswith("I"):
         yield "of 16 bits to 8"

@@ -146,7 +146,6 @@ class _WaitInit:
 
 
 def _shared(size: int) -> Tensor:
-    """Return zeros in memory that loader processes share."""
     return torch.zeros(size, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -160,7 +159,6 @@ def _still_s(still: Tensor) -> float:
 
 
 def _exists(process: int) -> bool:
-    """Return whether a process with this id exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

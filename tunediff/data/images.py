@@ -206,7 +206,6 @@ def _cifar10(data: Data, root: Path) -> Images:
 
 # ---- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
-    """Decode the files of a listing, or read what an earlier run decoded."""
     name, unread = f"{data.name} {listing.path}", list[str]()
 
     def read(path: Path) -> Images:

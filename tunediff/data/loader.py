@@ -268,7 +268,6 @@ def _batch(
     seed: int,
     micro_batch: tuple[int, list[int]],
 ) -> Any:
-    """Return a micro-batch, given the position of its first item and the items' indices."""
     first, indices = micro_batch
     rows = tensors(source)
     if collate is None and rows is not None:
@@ -289,7 +288,6 @@ def _batch(
 
 
 def _row(source: Any, index: int) -> Any:
-    """Return a row of a tensor, or of each of several."""
     if isinstance(source, Mapping):
         return {name: part[index] for name, part in source.items()}
     if isinstance(source, tuple):

@@ -215,7 +215,6 @@ def _part(name: str, depth: int) -> str | None:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """Return (bytes, modified ns) of a file."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -244,7 +243,6 @@ def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _zip_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Return (name, (bytes, checksum)) of every file in a zip."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()

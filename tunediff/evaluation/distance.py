@@ -180,5 +180,4 @@ def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Te
 
 
 def _diagonal(a: Tensor) -> Tensor:
-    """Return the kernel of each vector with itself, [n]."""
     return (a.square().sum(1) / a.shape[1] + 1).pow(3)

@@ -118,7 +118,6 @@ class Random(Extractor):
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    """Return the sha256 of all tensors and their names."""
     content = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         content.update(name.encode() + tensor.numpy().tobytes())

@@ -111,7 +111,6 @@ def _refuse(path: Path, why: str, allowed: str) -> NoReturn:
 
 
 def _given(evaluation: Evaluation) -> Path | None:
-    """Return `evaluation.weights_path`, absolute."""
     if evaluation.weights_path is None:
         return None
     return Path(evaluation.weights_path).expanduser().absolute()
@@ -119,7 +118,6 @@ def _given(evaluation: Evaluation) -> Path | None:
 
 # ---- digests
 def _readable(path: Path, allowed: str) -> str:
-    """Return the sha256 of the file of `evaluation.weights_path`. Raises `ConfigError`."""
     try:
         return _sha256(path)
     except OSError as error:
@@ -191,7 +189,6 @@ def hub_dir() -> Path:
 
 
 def _download(path: Path) -> None:
-    """Download the Inception weights and check their digest. Raises `ConfigError`."""
     log.info("downloading the Inception weights (91 MiB) to %s", path)
     try:
         with urllib.request.urlopen(URL, timeout=TIMEOUT_S) as response:

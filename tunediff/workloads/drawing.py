@@ -47,7 +47,6 @@ def add_sampler_options(parser: argparse.ArgumentParser, steps: str, skip: str, 
 
 
 def _samplers_with(option: str) -> str:
-    """Return the samplers that follow an option, the last joined by «and»."""
     *others, last = (sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
     return f"{', '.join(others)} and {last}" if others else last
 

@@ -74,7 +74,6 @@ class HeldOutEvaluator:
             return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
 
     def _confusion(self, predicted: Tensor) -> dict[str, Any]:
-        """Return `table` for these class numbers [N]."""
         width = len(self._names)
         pairs = torch.bincount(self._labels * width + predicted, minlength=width * width)
         matrix = pairs.view(width, width)  # a row for each true class

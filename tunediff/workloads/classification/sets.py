@@ -77,7 +77,6 @@ def held_out_count(data: Data, count: int | None) -> int:
 
 
 def _test_split(data: Data) -> Data | None:
-    """Return the test split, if there is one and it is not learned."""
     if data.split != "train":
         return None
     test = dataclasses.replace(data, split="test", max_images=None)

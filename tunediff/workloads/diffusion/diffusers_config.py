@@ -210,14 +210,12 @@ def read_unet(path: Path, default: Any) -> Values:
 
 
 def _are_multiples(widths: Any) -> bool:
-    """Return whether these are whole numbers above 0, multiples of the first."""
     if not isinstance(widths, list) or not widths:
         return False
     return all(isinstance(w, int) and w > 0 and w % widths[0] == 0 for w in widths)
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Return what is in the config.json of a U-Net. Raises `ConfigError`."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

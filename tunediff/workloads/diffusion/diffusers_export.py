@@ -184,7 +184,6 @@ def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
 
 
 def _network(knobs: Knobs) -> UNet:
-    """Return the network without values, for its shapes."""
     import torch
 
     from tunediff.workloads.diffusion.unet import network
@@ -200,7 +199,6 @@ def _unet_folder(folder: Path) -> Path:
 
 
 def _first(folder: Path, names: Sequence[str], missing: str) -> Path:
-    """Return the first of these files that exists. Raises `ConfigError` with the text `missing`."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
