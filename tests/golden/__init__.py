@@ -226,16 +226,16 @@ def two_objectives(folder, objective):
 
 
 def many(folder, objective):
-    """Sixty random trials: importance and effects, of knobs that do not always apply too."""
+    """Twenty-four random trials: importance and effects, of knobs that do not always apply too."""
     knobs = objective.knobs | {"memory.channels_last": [False]}
     if objective is FALLS:
         knobs |= {
             "weighting.name": ["constant", "min_snr"],
             "weighting.gamma": {"low": 1.0, "high": 20.0, "log": True, "when": {"weighting.name": "min_snr"}},
         }
-    space = begun(folder, objective, 60, search=knobs)
+    space = begun(folder, objective, 24, search=knobs)
     rng = np.random.default_rng(0)
-    for number, point in enumerate([{}, *random_points(space, 59)]):
+    for number, point in enumerate([{}, *random_points(space, 23)]):
         rate = (400.0 if point.get("precision.amp") == "bf16" else 200.0) * math.exp(rng.normal(0, 0.02))
         value = math.exp(math.log(point.get(objective.lr, 1e-3) / 1e-3) ** 2 / 4 + rng.normal(0, 0.1))
         write(folder, space, number, point, objective.curve(value, rate=rate, seconds=(10.0, 20.0)), rate=rate)

@@ -93,7 +93,6 @@ def seeds(folder):
 
 MAKES = {
     "ordinary": ordinary,
-    "baseline is best": lambda folder: ordinary(folder, baseline=0.3, repeats=(0.4,)),
     "seeds": seeds,
     "lines": lambda folder: finished(folder, FIGURES["panels"], by_grid),
     "bars": lambda folder: finished(folder, FIGURES["stacked"], by_grid),
