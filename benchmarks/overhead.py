@@ -26,7 +26,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, loop, resources, sessions, trial, tuner
+from tunediff.tuning import experiment, resources, searcher, sessions, trial, tuner
 from tunediff.tuning.trial_spec import TrialSpec
 
 CONTENT = {
@@ -41,7 +41,7 @@ CONTENT = {
 }
 
 
-class Trivial(trial.Driver):
+class Trivial(searcher.Driver):
     """A trial without slot and workers: one point, whose value the knobs decide, and the end."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -78,16 +78,16 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     `keep`: a new folder for the search, which is removed otherwise.
     """
     suggestions: list[float] = []
-    suggest = loop.Searcher.suggest
+    suggest = searcher.Searcher.suggest
 
-    def timed(self: loop.Searcher, trial_id: str) -> Any:
+    def timed(self: searcher.Searcher, trial_id: str) -> Any:
         start = time.perf_counter()
         suggestion = suggest(self, trial_id)
         if isinstance(suggestion, dict):
             suggestions.append(time.perf_counter() - start)
         return suggestion
 
-    loop.Searcher.suggest = timed  # type: ignore[method-assign]
+    searcher.Searcher.suggest = timed  # type: ignore[method-assign]
     tuner.Driver = Trivial  # type: ignore[misc]
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
     space = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")

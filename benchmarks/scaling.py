@@ -35,10 +35,10 @@ from tunediff.core.point import Point
 from tunediff.core.progress import log_exceptions
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
-from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
+from tunediff.tuning.searcher import Searcher
 
 CONTENT = {
     "workload": "digits",

@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
         raise sessions.StoppedError("nothing runs in this test")
         yield
 
-    monkeypatch.setattr(experiment, "workers", workers)
+    monkeypatch.setattr(experiment, "one_slot", workers)
 
 
 def asked(*given):
@@ -384,7 +384,7 @@ def slot(monkeypatch):
     slot.ends = {}
 
     @contextlib.contextmanager
-    def workers(folder, share, address, warm, greet, configs):
+    def one_slot(folder, share, address, greet, configs):
         asked = share(resources.local())
         greet(None)
         yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
@@ -398,7 +398,7 @@ def slot(monkeypatch):
             raise KeyboardInterrupt
         journal.end(status if isinstance(status, End) else End(status, "" if status == "ok" else "needs 9 GiB"))
 
-    monkeypatch.setattr(experiment, "workers", workers)
+    monkeypatch.setattr(experiment, "one_slot", one_slot)
     monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
     return slot
 

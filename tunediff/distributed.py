@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import gc
 import os
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 from tunediff.config.knobs import refuse
 from tunediff.core import machine
+
+COLLECTIVE_S = 1800.0
+"""Seconds that ranks wait for each other in a collective: one of them may judge a model meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +192,13 @@ def from_environment() -> Iterator[World]:
 
     Its threads are those of `share_of_cores`.
     """
-    with share_of_cores(), _world_of_environment() as world:
+    with share_of_cores(), world_of_environment() as world:
         yield world
 
 
 @contextlib.contextmanager
-def _world_of_environment() -> Iterator[World]:
+def world_of_environment() -> Iterator[World]:
+    """Yield the world that torchrun describes in the environment."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield alone()
@@ -209,7 +214,8 @@ def _world_of_environment() -> Iterator[World]:
             f" sees {count}; allowed: 0 to {count - 1}",
         )
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=COLLECTIVE_S))
     yield World(rank, size, device)
     # Only after a success: a rank that failed must not wait for the others. Wrapped models are
     # freed first, because they hold threads of the process group.

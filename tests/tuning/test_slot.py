@@ -5,24 +5,23 @@ import re
 import types
 
 import pytest
-import torch
 
-from tests.helpers import point, tiny
+from tests.helpers import point
 from tunediff.core.clock import Budget
 from tunediff.core.trial_record import End
 from tunediff.tuning import slot as slot_module
 from tunediff.tuning import slots, trial
 from tunediff.tuning.messages import Assignment, Lost
-from tunediff.tuning.resources import Machine, Placement, ResourcePartition
+from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
-ONE, GPU = WorkerGroupSpec(1, True), Placement(gpu=True)
+ONE = WorkerGroupSpec(1)
 
 
 def job(key="t0000/1", kind=ONE, folder=None, **more):
     return TrialSpec(
         name=key.partition("/")[0], folder=folder, drawn={}, pickled=b"", budget=Budget(1.0), deadline_s=60.0,
-        metric="frechet", mode="min", group=kind, attempt=key, **more,
+        workload="digits", points=2, metric="frechet", mode="min", group=kind, attempt=key, **more,
     )  # fmt: skip
 
 
@@ -161,37 +160,16 @@ def test_a_group_that_was_killed_is_told_why(slot):
 
 
 @pytest.mark.parametrize(
-    ("first", "end", "second", "groups"),
+    ("end", "workers_end", "size", "groups"),
     [
-        (job(), End("ok"), job("t0001/1"), 1),
-        (job(), End("pruned"), job("t0001/1"), 1),
-        (job(), End("nan"), job("t0001/1"), 1),
-        (job(), End("oom"), job("t0001/1"), 2),
-        (job(), End("error"), job("t0001/1"), 2),
-        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(2, True)), 2),
-        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(1, False)), 2),
-        (job(kind=WorkerGroupSpec(1, False, GPU)), End("ok"), job("t0001/1", WorkerGroupSpec(1, True, GPU)), 1),
-        (
-            job(kind=WorkerGroupSpec(1, False, GPU)),
-            End("ok"),
-            job("t0001/1", WorkerGroupSpec(1, False, GPU, cudnn_benchmark=True)),
-            2,
-        ),
-        (
-            job(kind=WorkerGroupSpec(1, False, GPU, True)),
-            End("ok"),
-            job("t0001/1", WorkerGroupSpec(1, False, GPU, True)),
-            1,
-        ),
-        (job(), End("ok"), job("t0001/1", WorkerGroupSpec(1, True, cudnn_benchmark=True)), 1),
-        (job(), End("ok"), job("t0001/1", fresh=True), 2),
-        (job(fresh=True), End("ok"), job("t0001/1"), 2),
+        (End("ok"), False, 1, 1), (End("oom"), False, 1, 1), (Lost("its process died"), False, 1, 1),
+        (End("error"), True, 1, 2), (End("ok"), False, 2, 2),
     ],
-)
-def test_which_job_needs_another_group(slot, first, end, second, groups):
+)  # fmt: skip
+def test_which_job_needs_another_group(slot, end, workers_end, size, groups):
     async def both():
-        serial = await slot.submit(first)
-        await slot.post(serial, end)
+        serial = await slot.submit(job())
+        await slot.post(serial, end, workers_end)
         old = slot._generation
 
         async def leave():  # as workers do that are told so
@@ -200,73 +178,12 @@ def test_which_job_needs_another_group(slot, first, end, second, groups):
             slot.groups[0].set_result(None)
 
         leaving = asyncio.ensure_future(leave())
-        again = await slot.submit(second)
+        again = await slot.submit(job("t0001/1", WorkerGroupSpec(size)))
         leaving.cancel()
         assert (await slot.take(slot._generation, serial)).serial == again
         return len(slot.groups)
 
     assert asyncio.run(both()) == groups
-
-
-def test_job_after_a_failed_profile_gets_other_workers(slot):
-    """The trial before is `ok`, but its workers end with the failure, which must not count against the next trial."""
-
-    async def both():
-        serial = await slot.submit(job())
-        await slot.post(serial, End("ok", "its operations were not profiled: …"), workers_end=True)
-        failing = asyncio.get_running_loop().call_later(
-            0.05, slot.groups[0].set_exception, RuntimeError("torch.OutOfMemoryError: CUDA out of memory")
-        )
-        serial = await slot.submit(job("t0001/1"))
-        assert failing.when() <= asyncio.get_running_loop().time()
-        return await slot.event(serial, 0), len(slot.groups), await slot.take(slot._generation, "")
-
-    event, groups, order = asyncio.run(both())
-    assert (event, groups, order.job) == (None, 2, job("t0001/1"))
-
-
-def test_a_job_is_not_forgotten_where_changed_workers_leave_early(slot):
-    """Their group ends before the slot gets to replace it."""
-
-    async def renewed():
-        serial = await slot.submit(job())
-        await slot.post(serial, End("ok"))
-        serial, old = await slot.submit(job("t0001/1")), slot._generation
-        async with slot._turn:
-            await slot.renew(old)
-            slot.groups[0].set_result(None)
-            while slot._group is not None:
-                await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
-        return await slot.event(serial, 0), await slot.take(slot._generation, "")
-
-    lost, order = asyncio.run(renewed())
-    assert (lost, order.job) == (None, job("t0001/1"))
-
-
-@pytest.mark.parametrize("waits", [True, False], ids=["a job waits", "none waits"])
-def test_workers_that_a_trial_has_changed_are_replaced(slot, waits):
-    """Also where the next job was handed to them already."""
-
-    async def renewed():
-        serial = await slot.submit(job())
-        await slot.post(serial, End("ok"))
-        old = slot._generation
-        if waits:
-            serial = await slot.submit(job("t0001/1"))
-        await slot.renew(old)
-        assert await slot.take(old, "") in (Assignment(), None)
-        await asyncio.sleep(0)
-        assert await slot.take(old, "") == Assignment()
-        slot.groups[0].set_result(None)
-        if not waits:
-            serial = await slot.submit(job("t0001/1"))
-        order = await slot.event(serial, 0)
-        assert order is None, "the job is not lost"
-        return slot._generation != old, len(slot.groups), await slot.take(slot._generation, "")
-
-    fresh, groups, order = asyncio.run(renewed())
-    assert (fresh, groups, order.job) == (True, 2, job("t0001/1"))
 
 
 def test_a_trial_that_was_stopped_early_leaves_its_workers_to_the_next(slot):
@@ -292,8 +209,8 @@ def test_workers_that_are_busy_with_a_trial_that_nobody_wants_are_killed(slot):
 
 def test_a_group_is_warmed_once(slot):
     async def warmed():
-        await slot.warm(ONE)
-        await slot.warm(ONE)
+        await slot.warm(ONE, "digits")
+        await slot.warm(ONE, "digits")
         await slot.submit(job())
         return len(slot.groups)
 
@@ -380,39 +297,3 @@ def test_how_long_workers_have_been_missing(slot):
     before, waited, after = asyncio.run(missing())
     assert (before, after) == (0.0, 0.0)
     assert waited >= 0.01
-
-
-@pytest.mark.parametrize("benchmark", [True, False])
-def test_workers_that_are_warmed_have_the_cudnn_benchmark_of_the_baseline(monkeypatch, tmp_path, benchmark):
-    """Else the first trial would wait for other workers."""
-    config, warmed = tiny(precision__cudnn_benchmark=benchmark), []
-    actor = types.SimpleNamespace(
-        **{
-            name: types.SimpleNamespace(remote=remote)
-            for name, remote in (("warm", warmed.append), ("free", lambda _: 0))
-        }
-    )
-    monkeypatch.setattr(slots, "_create", lambda *_: actor)
-    share = ResourcePartition((Machine(2, 1),), (1,), True, False)
-    slots.Slots(tmp_path, share).warm(config)
-    (kind,) = warmed
-    assert kind.cudnn_benchmark == benchmark
-    assert kind == WorkerGroupSpec.of(config, kind.place)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cudnn_plans_outlive_the_setting():
-    """Why a group of workers serves one `precision.cudnn_benchmark`: a shape that was met without it is never tried."""
-
-    def kernels(benchmark, width):
-        flags = torch.backends.cudnn.flags(enabled=True, benchmark=benchmark)
-        x, weight = torch.randn(8, width, 32, 32, device="cuda"), torch.randn(width, width, 3, 3, device="cuda")
-        with flags, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            torch.nn.functional.conv2d(x, weight, padding=1)
-            torch.cuda.synchronize()
-        return len(profile.events())
-
-    kernels(False, 8)  # libraries are loaded
-    fixed, late, tried = kernels(False, 48), kernels(True, 48), kernels(True, 56)
-    assert late <= fixed < tried

@@ -6,7 +6,6 @@ import json
 import math
 import pickle
 import shutil
-import types
 
 import pytest
 
@@ -41,40 +40,42 @@ class Slot:
     def __init__(self, *events):
         self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
         self.missing = 0.0
-        for name in ("submit", "event", "let_go_on", "kill", "missing_s"):
-            setattr(self, name, types.SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _submit(self, job):
+    def submit(self, job):
         self.jobs.append(job)
         return str(len(self.jobs))
 
-    def _event(self, serial, cursor):
+    def event(self, serial, cursor):
         events = self.events[int(serial) - 1]
         return events[cursor] if events[cursor] is not None else events.pop(cursor)
 
-    def _let_go_on(self, serial, index):
+    def let_go_on(self, serial, index):
         self.went_on.append(index)
 
-    def _missing_s(self):
+    def missing_s(self):
         return self.missing
 
-    def _kill(self, reason):
+    def kill(self, reason):
         self.killed.append(reason)
+
+    def draining(self, nodes):
+        return [node for node in nodes if node == "leaving"]
+
+    def gone(self, nodes):
+        return [node for node in nodes if node == "dead"]
+
+    def lacks(self, place):
+        return f"no room on {place.nodes}"
 
 
 @pytest.fixture
 def drive(tmp_path, monkeypatch):
     """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
-    monkeypatch.setattr(trial.ray, "get", lambda answer: answer)
-
-    monkeypatch.setattr(trial.cluster, "draining", lambda ids: [one for one in ids if one == "leaving"])
-    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
-    monkeypatch.setattr(trial.cluster, "lacks", lambda place: "")
 
     def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
         slot.missing = missing
-        monkeypatch.setattr(trial, "get", lambda name: slot)
+        monkeypatch.setattr(trial, "client", lambda name: slot)
         place = dataclasses.replace(PLACE, nodes=tuple(nodes))
         spec = spec_of(tmp_path, **changes).on(Allocation(0, place, "slot-0"))
         return (
@@ -98,20 +99,16 @@ def test_a_trial_that_runs_to_its_end(drive):
         9.0,
     )
     (job,) = slot.jobs
-    assert (job.attempt, job.group, job.fresh, job.evaluates, job.keeps) == (
-        "t0003/1",
-        WorkerGroupSpec(1, True, PLACE),
-        False,
-        True,
-        True,
-    )
+    assert (job.attempt, job.group) == ("t0003/1", WorkerGroupSpec(1, PLACE))
+    assert (job.evaluates, job.keeps, job.profile_steps) == (True, True, 0)
+    assert (job.workload, job.points) == ("diffusion", 4)
     assert job.config.loader.batch_size == 64
     assert job.budget.seconds == 9.0
 
 
 def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
     _, _, read_back = drive([End("nan", "diverged")])
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
     assert read_back.status == "nan"
@@ -119,7 +116,7 @@ def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monk
 
 def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypatch):
     checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: checkpoint.touch() or "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: checkpoint.touch() or "1")
     _, _, read_back = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
     assert read_back.status == "oom"
     assert not checkpoint.exists()
@@ -130,7 +127,7 @@ def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_
     doing, left = tmp_path / "trials" / "t0003" / DOING, []
     doing.parent.mkdir(parents=True)
     doing.write_text("{}")
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: left.append(doing.exists()) or "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: left.append(doing.exists()) or "1")
     drive([End("ok")])
     assert left == [False]
 
@@ -184,7 +181,7 @@ def test_end_that_was_written_before_the_loss_stands(drive, monkeypatch, tmp_pat
     """A second start would void it, and train the whole trial again without its checkpoint."""
     folder = tmp_path / "trials" / "t0003"
     event = lambda slot, *_: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")  # noqa: E731
-    monkeypatch.setattr(Slot, "_event", event)
+    monkeypatch.setattr(Slot, "event", event)
     slot, _, read_back = drive([], [])
     assert (len(slot.jobs), read_back.attempts, read_back.status, read_back.end.steps) == (1, 1, "ok", 7)
 
@@ -219,7 +216,7 @@ def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch
     clocks = itertools.chain([0.0], itertools.repeat(1e6, 2), [0.0], itertools.repeat(1e6))
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clocks))
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
     limits = {"budget": CONTENT["budget"] | {"deadline": "60s"}, "final": {"evaluation.images": 640}}
     slot, _, read_back = drive([None, None, End("ok")], **limits)
     assert (slot.killed, read_back.status) == ([], "ok")
@@ -244,7 +241,7 @@ def test_evaluations_do_not_count_towards_the_default_deadline(
         (folder / DOING).write_text(json.dumps({"part": part}))
         return "1"
 
-    monkeypatch.setattr(Slot, "_submit", submit)
+    monkeypatch.setattr(Slot, "submit", submit)
     _, _, read_back = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
     assert read_back.status == status
 
@@ -256,7 +253,7 @@ def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, monkeypatch, tm
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(trial, "STALLED_S", stalled_s)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
     _, _, read_back = drive([None, point(1, frechet=4.0), End("ok")])
     assert read_back.status == status
 
@@ -267,7 +264,7 @@ def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeyp
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
     _, _, read_back = drive([None, End("ok")])
     assert read_back.status == "timeout"
     assert "beside" not in read_back.reason
@@ -279,7 +276,7 @@ def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "_submit", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
+    monkeypatch.setattr(Slot, "submit", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
     slot, _, read_back = drive([None, End("timeout")])
     assert (slot.killed, read_back.status, read_back.end.steps) == ([], "ok", 7)
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
@@ -303,27 +300,14 @@ def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
     assert trial.reported(point(samples_per_s=7.0), spec)["objective"] == 7.0
 
 
-def test_what_measures_reaches_every_driver(tmp_path):
-    spec = spec_of(tmp_path, fresh=True, operations=7)
-    assert (spec.fresh, spec.profile_steps) == (True, 7)
-    spec = spec_of(tmp_path)
-    assert (spec.fresh, spec.profile_steps) == (False, 0)
-
-
 def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):
     slot, _, _ = drive([End("ok")], objective="samples_per_s")
     assert (slot.jobs[0].evaluates, slot.jobs[0].keeps) == (False, False)
 
 
-def test_what_compiles_gets_processes_of_its_own(drive):
-    slot, _, _ = drive([End("ok")], fixed={"compile.mode": "default"})
-    assert slot.jobs[0].fresh
-
-
-def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
+def test_a_lost_node_is_no_fault_of_the_trial(drive, tmp_path):
     """It has no end, so that it gets another seat; on that it is another job, and goes on."""
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [one for one in ids if one == "dead"])
     slot, told, read_back = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
     assert (len(told), read_back.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
     slot, _, read_back = drive([None, None], nodes=["alive", "dead"])
@@ -334,26 +318,23 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, monkeypatch, tmp_path):
 
 def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
     """Workers outlive their raylet by seconds."""
-    monkeypatch.setattr(trial.cluster, "gone", list)
     folder = tmp_path / "trials" / "t0003"
     event = lambda slot, *_: Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
-    monkeypatch.setattr(Slot, "_event", event)
+    monkeypatch.setattr(Slot, "event", event)
     assert drive([], nodes=["dead"])[2].status == "ok"
     assert not record.was_lost(folder)
 
 
-def test_a_trial_that_loses_node_after_node_ends(drive, monkeypatch):
+def test_a_trial_that_loses_node_after_node_ends(drive):
     """It may be what kills them."""
-    monkeypatch.setattr(trial.cluster, "gone", list)
     for _ in range(2):
         assert drive([Lost("node died")], nodes=["dead"])[2].status is None
     read_back = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
     assert (read_back.status, read_back.reason) == ("error", "the workers died 2 times: node died")
 
 
-def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, tmp_path):
+def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, tmp_path):
     """Its workers say that they have left, or never were there; each time it has no end, and goes on elsewhere."""
-    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
     folder = tmp_path / "trials" / "t0003"
     for _ in range(times := trial.LOSSES + 1):
         slot, _, read_back = drive([Lost("node leaving is draining")], nodes=["leaving"])
@@ -365,9 +346,8 @@ def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, monkeypatch, 
     assert (slot.jobs[0].attempt, read_back.status, read_back.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
 
 
-def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive, monkeypatch):
+def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive):
     """They write a checkpoint first: the driver does not end them."""
-    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
     slot, _, read_back = drive([None, End("ok")], nodes=["leaving"])
     assert (slot.killed, read_back.status) == ([], "ok")
 
@@ -375,8 +355,6 @@ def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive, monke
 def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):
     now = itertools.chain([0.0], itertools.repeat(5000.0))  # seconds; the deadline of a trial of 9 s is less
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(trial.cluster, "gone", lambda ids: [])
-    monkeypatch.setattr(trial.cluster, "lacks", lambda place: f"no room on {place.nodes}")
     _, _, read_back = drive([None, None, End("ok")], nodes=["b"], missing=61.0)
     assert read_back.status == "ok"
     folder = tmp_path / "trials" / "t0003"

@@ -63,7 +63,7 @@ class Cost:
     @property
     def run_s(self) -> float:
         """Return the seconds that a run needs to start."""
-        return RUN_S + FRESH_S * (self.space.fresh or self.space.baseline.compile.active)
+        return RUN_S + FRESH_S * bool(self.space.baseline.compile.active)
 
     @property
     def confirming_s(self) -> float:

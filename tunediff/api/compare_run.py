@@ -134,7 +134,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
         return
     if options.address is None and (warning := experiment.foreign(comparison.folder)):
         log.warning(warning)
-    from tunediff.tuning import rounds  # imports Ray
+    from tunediff.tuning import rounds
     from tunediff.tuning.trial_spec import TrialSpec
 
     folder = comparison.folder
@@ -172,7 +172,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
     with contextlib.ExitStack() as stack:
         stack.enter_context(sessions.noted(folder, options.command()))
         slots = stack.enter_context(
-            experiment.workers(folder, shared, options.address, None, greet, comparison.configs)
+            experiment.one_slot(folder, shared, options.address, greet, comparison.configs)
         )
         slots.tell(say)
         if options.address is not None and (warning := experiment.foreign(folder, slots)):

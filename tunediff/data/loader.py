@@ -146,9 +146,7 @@ class _LoaderBatches:
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and
             # may hang. The fork server has no such threads, and torch is imported there once for
             # all workers to come.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["tunediff.data.isolated", "torch", __name__])
-            options["multiprocessing_context"] = context
+            options["multiprocessing_context"] = use_fork_server()
             options["prefetch_factor"] = loader.prefetch_factor
             options["persistent_workers"] = loader.persistent_workers
         if length(source) is None:
@@ -220,6 +218,14 @@ class _LoaderBatches:
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
+
+
+def use_fork_server() -> Any:
+    """Return the context of multiprocessing whose server has imported torch for all loader
+    processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tunediff.data.isolated", "torch", __name__])
+    return context
 
 
 def _share(source: Source, loader: Loader) -> None:

@@ -40,7 +40,7 @@ HELP = {
     "confirm": "how the best configurations run again on new seeds",
     "early_stopping": "the rule that stops trials early, from half of their budget on",
     "seed": "of the search's random numbers; that of a training is the knob seed",
-    "fresh": "start new worker processes for every trial",
+    "fresh": "has no effect: every trial runs in a process of its own",
     "alone": "run one trial at a time",
     "trials_per_gpu": "trials of one worker that share each GPU",
     "operations": "steps that are profiled after each training",

@@ -90,7 +90,7 @@ class RunOptions:
 
     early_stopping: EarlyStopping = "none"
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
-    fresh: Bool = False  # every trial runs in new worker processes
+    fresh: Bool = False  # no effect: every trial runs in a process of its own
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
     operations: Annotated[Int, Ge(0), Le(1000)] = (

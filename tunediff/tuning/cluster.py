@@ -135,22 +135,23 @@ def draining(ids: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def watched(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a list to which a thread adds those of these nodes that begin to drain meanwhile.
+def watched(ids: Sequence[str], notice: Callable[[list[str]], None]) -> Iterator[None]:
+    """Call `notice` once, from a thread, with those of these nodes that begin to drain meanwhile.
 
     In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info`
     is a barrier of all workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its
     watcher a process more for each group.
     """
-    draining_nodes = list[str]()
 
     def look() -> bool:
         with contextlib.suppress(Exception):  # a head that does not answer now may do so later
-            draining_nodes.extend(draining(ids))
-        return bool(draining_nodes)
+            if leaving := draining(ids):
+                notice(leaving)
+                return True
+        return False
 
     with _watching("draining nodes", NOTICE_S, look) if ids else contextlib.nullcontext():
-        yield draining_nodes
+        yield
 
 
 def lacks(place: Placement) -> str:

@@ -40,6 +40,7 @@ from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.cluster import Nodes
+    from tunediff.tuning.local import LocalSlots
     from tunediff.tuning.slots import Slots
 
 
@@ -134,7 +135,7 @@ def reopen(
     return space
 
 
-def foreign(folder: Path, slots: Slots | None = None) -> str:
+def foreign(folder: Path, slots: Slots | LocalSlots | None = None) -> str:
     """Return a warning that trials of the search, or confirming runs, were measured on another
     machine; '' if not.
 
@@ -318,6 +319,29 @@ def workers(
             yield stack.enter_context(slots.opened(folder, partition, warm, nodes))
 
 
+@contextlib.contextmanager
+def one_slot(
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    address: str | None,
+    greet: Callable[[str | None], None],
+    configs: Sequence[Systems],
+) -> Iterator[Slots | LocalSlots]:
+    """Yield the slot for runs of these configurations, one at a time: on this machine without Ray,
+    or on the cluster at `address` as `workers` does."""
+    if address is not None:
+        with workers(folder, share, address, None, greet, configs) as slots:
+            yield slots
+        return
+    from tunediff.tuning import local
+
+    partition = share(resources.local())
+    names = dict.fromkeys(config.schema.workload for config in configs)
+    with terminable(), local.opened(folder, partition, list(names)) as slot:
+        log_exceptions("the start", greet, None)
+        yield slot
+
+
 def _headless(folder: Path, address: str) -> None:
     """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
@@ -331,10 +355,9 @@ def _headless(folder: Path, address: str) -> None:
 
 
 def warm(space: SearchSpace) -> Systems | None:
-    """Return the configuration to start workers for in advance; None: the first trials need
-    processes of their own."""
-    own = space.fresh or space.baseline.compile.active or space.baseline.parallel.together
-    return None if own else space.baseline
+    """Return the configuration to start workers for in advance; None: it needs the devices of
+    several."""
+    return None if space.baseline.parallel.together else space.baseline
 
 
 def search(folder: Path, space: SearchSpace, slots: Slots, listeners: Listeners) -> None:

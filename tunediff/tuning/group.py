@@ -1,39 +1,74 @@
-"""Starting a group of Ray Train workers."""
+"""A group of Ray Train workers: they hold the devices of a slot, and train one job after the other
+in processes that are forked from templates. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import os
+import socket
+from typing import Any, TypedDict
 
-from tunediff.tuning.trial_spec import WorkerGroupSpec
+from tunediff.core.point import Point
+from tunediff.core.template import Run, TemplateError
+from tunediff.core.trial_record import End
+from tunediff.tuning.messages import Draining, Event, Lost, get
+from tunediff.tuning.templates import Templates
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
-if TYPE_CHECKING:
-    from tunediff.tuning.worker import Setup
+
+class Setup(TypedDict):
+    """Settings that the workers of a group are started with."""
+
+    slot: str
+    generation: str
+    workload: str
+    """Name of the workload of the first job."""
+    threads: int
+    """torch threads of each worker."""
+    here: str
+    """Folder to work in: that of the search's command."""
 
 
-def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, here: str) -> None:
+class SlotLostError(RuntimeError):
+    """The slot was restarted and does not know the job; its driver will submit it again."""
+
+
+def run_group(
+    slot: str, generation: str, spec: WorkerGroupSpec, workload: str, storage: str, here: str
+) -> None:
     """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files;
     `here`: that the workers work in. Raises when a worker fails.
     """
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    # `TorchTrainer` would import torch in each process of the group
+    from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.backend import Backend
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from tunediff.training import memory
+    class SharedDevices(Backend):  # type: ignore[misc]
+        share_cuda_visible_devices = True  # as NCCL needs it to copy from GPU to GPU
 
-    def serve(setup: Setup) -> None:
+    class SharedDevicesConfig(BackendConfig):  # type: ignore[misc]
+        @property
+        def backend_cls(self) -> type[Backend]:
+            return SharedDevices
+
+    def serve_group(setup: Setup) -> None:
         # Imported here, in the training's own thread: where an import fails while Ray unpickles the
-        # function, Ray keeps the place of the workers for ever. The slot does without torch, which
-        # this imports.
-        from tunediff.tuning.worker import serve
+        # function, Ray keeps the place of the workers for ever.
+        from tunediff.tuning.group import serve
 
         serve(setup)
 
     place = spec.place
-    setup: Setup = {"slot": slot, "generation": generation, "threads": place.threads, "here": here}
+    setup: Setup = {
+        "slot": slot, "generation": generation, "workload": workload, "threads": place.threads, "here": here,
+    }  # fmt: skip
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
-    TorchTrainer(
-        serve,
-        train_loop_config=setup,
-        torch_config=TorchConfig(backend="nccl" if place.gpu else "gloo", timeout_s=1800),
+    DataParallelTrainer(
+        serve_group,
+        train_loop_config=dict(setup),
+        backend_config=SharedDevicesConfig(),
         scaling_config=ScalingConfig(
             num_workers=spec.size // place.each,
             use_gpu=place.gpu,
@@ -45,6 +80,92 @@ def run_group(slot: str, generation: str, spec: WorkerGroupSpec, storage: str, h
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
-            worker_runtime_env={"env_vars": memory.KEEPING if spec.keep_freed else {}},
         ),
     ).fit()
+
+
+# ---- one worker
+def serve(setup: Setup) -> None:
+    """Run one worker: take jobs from the slot until it says to leave. An exception ends the
+    group."""
+    import ray
+    import ray.train
+
+    context = ray.train.get_context()
+    with contextlib.suppress(OSError):  # on another node there may be no such folder
+        os.chdir(setup["here"])
+    slot, done = get(setup["slot"]), ""
+    with Templates(setup["threads"]) as templates:
+        if setup["workload"]:
+            templates.prepare(setup["workload"])
+        while True:
+            assignment = ray.get(slot.take.remote(setup["generation"], done))
+            if assignment is None:
+                continue
+            if assignment.job is None:
+                return
+            done = assignment.serial
+            _train(assignment.job, done, slot, templates, context)
+
+
+def _train(job: TrialSpec, serial: str, slot: Any, templates: Templates, context: Any) -> None:
+    """Train a job as the rank of this worker, and pass on what it reports."""
+    import ray
+
+    from tunediff.tuning import cluster
+
+    ranks, main = context.get_world_size(), context.get_world_rank() == 0
+    runs = list[Run]()
+
+    def notice(nodes: list[str]) -> None:
+        for run in runs:
+            run.send(Draining(nodes))
+
+    take = functools.partial(_pass_on, job, serial, slot, ranks)
+    nodes = job.group.place.nodes if main else ()
+    try:
+        with cluster.watched(nodes, notice):
+            templates.train(job, _variables(context), take, runs.append)
+    except TemplateError as error:
+        if ranks > 1:  # the other ranks wait for this one: the group ends with all of them
+            raise
+        ray.get(slot.post.remote(serial, Lost(str(error))))
+
+
+def _pass_on(job: TrialSpec, serial: str, slot: Any, ranks: int, run: Run, event: Event) -> None:
+    """Report an event of a run to the driver of its trial; after a point, bring the decision."""
+    import ray
+
+    fails = isinstance(event, End) and event.status in ("oom", "error")
+    ray.get(slot.post.remote(serial, event, ranks > 1 and fails))
+    if not isinstance(event, Point) or event.index == job.points:
+        return
+    while (answer := ray.get(slot.decision.remote(serial, event.index))) is None:
+        pass
+    if answer == "unknown":
+        raise SlotLostError(f"the slot was restarted and knows nothing of {job.name}")
+    run.send(answer)
+
+
+def _variables(context: Any) -> dict[str, str]:
+    """Return the environment of this worker's rank as torchrun describes it; {} of one that trains
+    alone."""
+    import ray
+    from ray.train.collective import broadcast_from_rank_zero
+
+    ranks = context.get_world_size()
+    if ranks == 1:
+        return {}
+    with socket.socket() as free:
+        free.bind(("", 0))
+        address, port = broadcast_from_rank_zero(
+            (ray.util.get_node_ip_address(), free.getsockname()[1])
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    own = [visible.index(str(gpu)) for gpu in ray.get_gpu_ids()]
+    return {
+        "RANK": str(context.get_world_rank()), "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(own[0] if own else context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "MASTER_ADDR": address, "MASTER_PORT": str(port),
+    }  # fmt: skip

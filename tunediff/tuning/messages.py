@@ -1,12 +1,10 @@
-"""Messages between trial drivers, slots and workers, and how these find each other. Imports no
-torch."""
+"""Messages between trial drivers, slots, workers and the processes that train, and how these find
+each other. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, Literal
-
-import ray
 
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -33,6 +31,13 @@ class Lost:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Draining:
+    """Nodes of a trial will be taken away: its process writes a checkpoint and ends."""
+
+    nodes: list[str]
+
+
 Event = Point | End | Lost
 """What a driver gets of its job; an `End` or `Lost` is the last."""
 Decision = Literal["go", "stop", "unknown"]
@@ -41,4 +46,6 @@ Decision = Literal["go", "stop", "unknown"]
 
 def get(slot: str) -> Any:
     """Return the actor of a slot, from any process of the search."""
+    import ray
+
     return ray.get_actor(slot, namespace=NAMESPACE)

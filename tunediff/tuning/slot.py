@@ -1,9 +1,9 @@
-"""A slot runs one trial at a time in a warm group of Ray Train workers.
+"""A slot runs one trial at a time in a group of Ray Train workers.
 
-Starting workers takes longer than a short trial: a controller and every worker start Python and
-import torch, one after the other. So a group stays, and its workers take one job after the other
-from their slot. A job that needs another `WorkerGroupSpec`, that compiles, or that follows a fault
-gets a fresh group. The slot itself is an actor that imports no torch; trial drivers (Tune) and
+Starting workers takes longer than a short trial. So a group stays, and its workers take one job
+after the other from their slot; each job trains in processes of its own, which the workers start. A
+job that needs another `WorkerGroupSpec`, or that follows a fault of several ranks, gets another
+group. The slot itself is an actor that imports no torch; trial drivers (Tune) and
 workers (Train) both call it, and each may die and be started again:
 
     driver                       slot                        workers of the group
@@ -19,16 +19,17 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
 
 from tunediff.core.point import Point
-from tunediff.core.trial_record import End
+from tunediff.tuning import cluster
 from tunediff.tuning.cluster import beside, own_cluster
 from tunediff.tuning.group import run_group
 from tunediff.tuning.messages import Assignment, Decision, Event, Lost
+from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 # a long poll returns None after this long, so that no request of a lost caller stays for ever
@@ -63,7 +64,7 @@ class Slot:
         )
         self._generation = ""
         self._group: Any = None  # the task that runs TorchTrainer.fit()
-        self._group_spec, self._group_fresh = WorkerGroupSpec(0, False), False
+        self._group_spec, self._group_ends = WorkerGroupSpec(0), False
         self._arrived, self._started = (
             False,
             0.0,
@@ -74,11 +75,11 @@ class Slot:
         job = self._job.name if self._job is not None and not self._ended else "idle"
         return f"Slot({self._name}, {job})"
 
-    async def warm(self, spec: WorkerGroupSpec) -> None:
-        """Start a group before there is a job for it."""
+    async def warm(self, spec: WorkerGroupSpec, workload: str) -> None:
+        """Start a group before there is a job of this workload for it."""
         async with self._turn:
             if self._group is None:
-                self._start(spec, fresh=False)
+                self._start(spec, workload)
 
     async def note(self, line: str) -> None:
         """Log a line. The dashboard's table of tasks shows the name that the caller gives to this
@@ -98,14 +99,9 @@ class Slot:
                 await self._abandon()
 
             # ---- a group that fits the job
-            if (
-                self._group is None
-                or self._group_spec != job.group
-                or job.fresh
-                or self._group_fresh
-            ):
+            if self._group is None or self._group_spec != job.group or self._group_ends:
                 await self._retire()
-                self._start(job.group, job.fresh)
+                self._start(job.group, job.workload)
 
             # ---- hand it to the workers
             async with self._changed:
@@ -182,23 +178,6 @@ class Slot:
 
         return await self._wait(next_assignment)
 
-    async def renew(self, generation: str) -> None:
-        """Replace this group, whose workers leave by themselves: the current job and all later ones
-        get others."""
-
-        async def replaced() -> None:
-            async with self._turn:
-                if generation == self._generation:
-                    await self._retire()
-                    if self._job is not None and not self._ended:
-                        self._start(self._job.group, self._job.fresh)
-
-        async with self._changed:
-            self._retired.add(generation)  # the end of this group does not lose a job
-        self._renewing = asyncio.ensure_future(
-            replaced()
-        )  # not awaited: the group leaves once this call returns
-
     async def post(self, serial: str, event: Event, workers_end: bool = False) -> None:
         """Pass an event to the driver: a point, after which the workers ask for the `decision`, the
         job's end, or a loss. `workers_end`: whether a fault ends the workers right after it, so
@@ -209,8 +188,7 @@ class Slot:
                 return
             self._events.append(event)
             self._ended = not isinstance(event, Point)
-            if workers_end or (isinstance(event, End) and event.status in ("oom", "error")):
-                self._group_fresh = True
+            self._group_ends = self._group_ends or workers_end
             self._waiting_for = event.index if isinstance(event, Point) else None
             self._changed.notify_all()
 
@@ -230,9 +208,9 @@ class Slot:
         return answer
 
     # ---- the group
-    def _start(self, spec: WorkerGroupSpec, fresh: bool) -> None:
+    def _start(self, spec: WorkerGroupSpec, workload: str) -> None:
         self._generation = uuid.uuid4().hex[:8]
-        self._group_spec, self._group_fresh = spec, fresh
+        self._group_spec, self._group_ends = spec, False
         self._arrived, self._started = False, time.monotonic()
         task = ray.remote(run_group).options(
             num_cpus=0,
@@ -241,7 +219,9 @@ class Slot:
             label_selector=beside(),
             runtime_env={"env_vars": own_cluster()},
         )
-        self._group = task.remote(self._name, self._generation, spec, self._storage, self._here)
+        self._group = task.remote(
+            self._name, self._generation, spec, workload, self._storage, self._here
+        )
         self._watching = asyncio.ensure_future(self._watch(self._generation, self._group))
 
     async def _watch(self, generation: str, group: Any) -> None:
@@ -327,3 +307,35 @@ def _reason(error: Exception) -> str:
     leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
+
+
+class RaySlot:
+    """The actor of a slot, as a `SlotClient`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def submit(self, job: TrialSpec) -> str:
+        return str(ray.get(self._actor.submit.remote(job)))
+
+    def event(self, serial: str, cursor: int) -> Event | None:
+        event: Event | None = ray.get(self._actor.event.remote(serial, cursor))
+        return event
+
+    def let_go_on(self, serial: str, index: int) -> None:
+        ray.get(self._actor.let_go_on.remote(serial, index))
+
+    def kill(self, reason: str) -> None:
+        ray.get(self._actor.kill.remote(reason))
+
+    def missing_s(self) -> float:
+        return float(ray.get(self._actor.missing_s.remote()))
+
+    def gone(self, nodes: Sequence[str]) -> list[str]:
+        return cluster.gone(nodes)
+
+    def draining(self, nodes: Sequence[str]) -> list[str]:
+        return cluster.draining(nodes)
+
+    def lacks(self, place: Placement) -> str:
+        return cluster.lacks(place)

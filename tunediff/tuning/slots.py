@@ -51,7 +51,8 @@ class Slots:
         allocations = []
         while (allocation := self.pool.take(config.parallel.workers, waits=False)) is not None:
             allocations.append(allocation)
-            self.actors[allocation.slot].warm.remote(WorkerGroupSpec.of(config, allocation.place))
+            spec = WorkerGroupSpec(config.parallel.workers, allocation.place)
+            self.actors[allocation.slot].warm.remote(spec, config.schema.workload)
         for allocation in allocations:
             self.pool.give(allocation.slot, used=False)
             self._free(allocation.slot, WARM_S)

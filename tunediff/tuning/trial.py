@@ -1,5 +1,5 @@
-"""The driver of one trial: what Ray Tune starts. It imports no torch: its slot's workers do the
-training."""
+"""Drive one trial through its slot: hand it over, report its points, notice what goes wrong.
+Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
-
-import ray
-from ray import tune
-from ray.tune.result import RESULT_DUPLICATE
 
 from tunediff.analysis import seconds_of
 from tunediff.core import trial_record as record
@@ -27,10 +22,10 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import cluster
-from tunediff.tuning.messages import Lost, get
+from tunediff.tuning.messages import Lost
 from tunediff.tuning.pool import PATIENCE_S
 from tunediff.tuning.resources import Placement
+from tunediff.tuning.slot_client import SlotClient, client
 from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
@@ -55,28 +50,6 @@ Reported = dict[str, float]
 """A point for Tune's scheduler and pages: its numbers by their flat names, and the `objective`."""
 
 
-class Driver(tune.Trainable):  # type: ignore[misc]
-    """Run one trial after the other in one process, as starting a process takes seconds; each
-    `step` is one point.
-
-    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or
-    at the end. A driver that is started again after a kill attaches to the running job, or finds in
-    the journal that all is done.
-    """
-
-    def setup(self, config: Mapping[str, Any]) -> None:
-        self.reset_config(config)
-
-    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        self._points = run_trial_on_slot(new_config[SPEC])
-        return True
-
-    def step(self) -> Reported:
-        return next(
-            self._points, {"done": True, RESULT_DUPLICATE: True}
-        )  # the end brings no numbers of its own
-
-
 def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
     """Run one trial on its slot and yield every point that it reports. It trains on when the next
     one is requested.
@@ -92,21 +65,21 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
         return
 
     # ---- attempts: each hands the job to the slot once
-    slot, deadline = get(spec.actor), time.monotonic() + spec.deadline_s
+    slot, deadline = client(spec.actor), time.monotonic() + spec.deadline_s
     lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
-        serial = ray.get(slot.submit.remote(dataclasses.replace(spec, attempt=key)))
+        serial = slot.submit(dataclasses.replace(spec, attempt=key))
         ended = yield from _until_ended(slot, serial, deadline, spec)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
-        if isinstance(ended, Lost) and (draining := cluster.draining(place.nodes)):
+        if isinstance(ended, Lost) and (draining := slot.draining(place.nodes)):
             journal.write("lost", nodes=draining, reason=_short(ended.reason), draining=True)
             return
-        if isinstance(ended, Lost) and (gone := cluster.gone(place.nodes)) and losses + 1 < LOSSES:
+        if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and losses + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=_short(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
@@ -141,25 +114,25 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
 
 
 def _until_ended(
-    slot: Any, serial: str, deadline: float, spec: TrialSpec
+    slot: SlotClient, serial: str, deadline: float, spec: TrialSpec
 ) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in
     seconds."""
     cursor, place, waiting_noted = 0, spec.group.place, False
     while True:
-        event = ray.get(slot.event.remote(serial, cursor))
+        event = slot.event(serial, cursor)
         if isinstance(event, End | Lost):  # also after the deadline
             return event
 
         # ---- nothing happened for a while: are the workers and their nodes there?
         if event is None:
-            missing_s = ray.get(slot.missing_s.remote())
-            if why := _unreachable(place, missing_s):
-                ray.get(slot.kill.remote(why))
+            missing_s = slot.missing_s()
+            if why := _unreachable(slot, place, missing_s):
+                slot.kill(why)
                 return Lost(why)
             if missing_s > 0:  # not the configuration's fault
                 if missing_s >= PATIENCE_S and not waiting_noted:
-                    _note_waiting(spec.folder, place, missing_s)
+                    _note_waiting(slot, spec.folder, place, missing_s)
                     waiting_noted = True
                 deadline = (
                     time.monotonic() + spec.deadline_s
@@ -170,7 +143,7 @@ def _until_ended(
         if late_s > 0 and not _is_late_by_evaluations(spec, late_s):
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
-            ray.get(slot.kill.remote("past its deadline"))
+            slot.kill("past its deadline")
             return End(
                 "timeout",
                 f"not done after {spec.deadline_s:.0f} s of wall-clock{_beside_evaluations(spec)}",
@@ -180,7 +153,7 @@ def _until_ended(
         if event is not None:
             cursor += 1
             yield reported(event, spec)
-            ray.get(slot.let_go_on.remote(serial, event.index))
+            slot.let_go_on(serial, event.index)
 
 
 def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
@@ -225,22 +198,22 @@ def _doing(folder: Path) -> tuple[str, float]:
     return "", math.inf
 
 
-def _unreachable(place: Placement, missing_s: float) -> str:
+def _unreachable(slot: SlotClient, place: Placement, missing_s: float) -> str:
     """Return why workers that have been starting for `missing_s` (0: they have started) will not
     work; '': they may."""
-    if gone := cluster.gone(place.nodes):
+    if gone := slot.gone(place.nodes):
         return f"node {', '.join(gone)} is gone"
     if missing_s > 0 and (
-        leaving := cluster.draining(place.nodes)
+        leaving := slot.draining(place.nodes)
     ):  # workers that have started watch this themselves
         return f"node {', '.join(leaving)} is draining"
     late = missing_s > START_S and not place.nodes
     return f"its workers did not start within {START_S:.0f} s" if late else ""
 
 
-def _note_waiting(folder: Path, place: Placement, waited_s: float) -> None:
+def _note_waiting(slot: SlotClient, folder: Path, place: Placement, waited_s: float) -> None:
     """Write to the journal and for the console what a group waits for."""
-    lacking = cluster.lacks(place)
+    lacking = slot.lacks(place)
     Journal(folder).write("waiting", waited_s=waited_s, what=lacking)
     with contextlib.suppress(OSError):
         progress = {"part": "waiting", "since": time.time() - waited_s, "work": lacking}

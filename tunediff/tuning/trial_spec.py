@@ -20,30 +20,11 @@ from tunediff.tuning.resources import Placement
 
 @dataclasses.dataclass(frozen=True)
 class WorkerGroupSpec:
-    """Settings that the processes of a group are started with and keep."""
+    """The workers of a group: where they run, and how many they are."""
 
     size: int
     """`parallel.workers`: as many processes, or one with `place.each` devices."""
-    keep_freed: bool
-    """`memory.keep_freed`; on a GPU, where it changes nothing, always False."""
     place: Placement = dataclasses.field(default_factory=Placement)
-    cudnn_benchmark: bool = False
-    """`precision.cudnn_benchmark`: a process keeps the plan that cuDNN has chosen for a shape,
-    however the setting changes. Without a GPU, where it changes nothing, always False."""
-
-    def __post_init__(self) -> None:
-        unused = "keep_freed" if self.place.gpu else "cudnn_benchmark"
-        object.__setattr__(self, unused, False)
-
-    @classmethod
-    def of(cls, config: Systems, place: Placement) -> WorkerGroupSpec:
-        """Return the group that the training of a configuration needs."""
-        return cls(
-            config.parallel.workers,
-            config.memory.keep_freed,
-            place,
-            config.precision.cudnn_benchmark,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +44,12 @@ class TrialSpec:
     """The knobs that were chosen, by dotted name, for the journal."""
     pickled: bytes = dataclasses.field(repr=False, compare=False)
     """The configuration."""
+    workload: str
+    """The name of its workload: of a user's file, the path."""
+    points: int
+    """Points of its curve."""
+    loads_in_processes: bool = False
+    """Whether it has loader processes."""
     budget: Budget
     unit: UnitName = "wall"
     """Unit of the search's budgets; `budget` is in training seconds."""
@@ -79,8 +66,6 @@ class TrialSpec:
     keeps: bool = True
     """Whether checkpoints, pictures and weights are written: a probe of the speed is measured again
     rather than continued, and its weights are worth nothing."""
-    fresh: bool = False
-    """Whether it needs processes that have trained nothing, which then train nothing else."""
     profile_steps: int = 0
     """Steps after the training whose operations are written down; 0: none."""
     final: Values = dataclasses.field(default_factory=dict)
@@ -88,7 +73,7 @@ class TrialSpec:
     slot: int = 0
     actor: str = ""
     """Name of the slot's actor; '' until the trial is placed."""
-    group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0, False))
+    group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0))
     """The workers that it needs, and where they run, once the trial is placed."""
     attempt: str = ""
     """Names the attempt at the trial: a driver that was restarted asks its slot for the same
@@ -96,18 +81,25 @@ class TrialSpec:
 
     @classmethod
     def of(
-        cls, experiment: Path, name: str, config: Systems, drawn: Values, budget: SearchBudget, fresh: bool = False,
+        cls, experiment: Path, name: str, config: Systems, drawn: Values, budget: SearchBudget,
         **settings: Any,
     ) -> TrialSpec:  # fmt: skip
         """Return the trial of a validated configuration in the folder of its search; `settings`:
         further fields."""
         return cls(
-            name=name, folder=experiment / "trials" / name, drawn=drawn, pickled=pickle.dumps(config),
-            budget=budget.of(config.devices), unit=budget.unit, deadline_s=budget.trial_deadline_s,
+            name=name,
+            folder=experiment / "trials" / name,
+            drawn=drawn,
+            pickled=pickle.dumps(config),
+            workload=config.schema.workload,
+            points=config.evaluation.points,
+            loads_in_processes=config.loader.workers > 0,
+            budget=budget.of(config.devices),
+            unit=budget.unit,
+            deadline_s=budget.trial_deadline_s,
             counts_evaluations=budget.deadline_s is not None,
-            fresh=fresh or config.compile.active,  # caches of compilation outlive a trial
             **settings,
-        )  # fmt: skip
+        )
 
     @classmethod
     def of_space(
@@ -115,7 +107,7 @@ class TrialSpec:
     ) -> TrialSpec:
         """Return the trial of a configuration of a search space."""
         return cls.of(
-            experiment, name, config, drawn, space.budget, space.fresh, metric=space.metric, mode=space.mode,
+            experiment, name, config, drawn, space.budget, metric=space.metric, mode=space.mode,
             evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
         )  # fmt: skip
 
@@ -135,7 +127,7 @@ class TrialSpec:
 
     def on(self, allocation: Allocation) -> TrialSpec:
         """Return the trial with a slot and with workers on the devices of an allocation."""
-        group = WorkerGroupSpec.of(self.config, allocation.place)
+        group = WorkerGroupSpec(self.config.parallel.workers, allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
 
     def begin(self) -> Journal:

@@ -23,11 +23,11 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.cluster import beside
 from tunediff.tuning.dashboard import RayDashboardReporter
-from tunediff.tuning.loop import Searcher
 from tunediff.tuning.optuna_proposer import OptunaProposer
+from tunediff.tuning.searcher import Driver, Searcher
 from tunediff.tuning.slots import Slots
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
-from tunediff.tuning.trial import SPEC, Driver
+from tunediff.tuning.trial import SPEC
 
 
 def search(

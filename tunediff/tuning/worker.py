@@ -1,31 +1,27 @@
-"""The worker processes of a search: a group of Ray Train workers that take one job after the other
-from their slot.
+"""One trial on one rank, in a process of its own that is forked from a template of its workload.
 
-`serve` is the loop of one worker, `work` trains one job, and `ReportingObserver` reports its points
-to the driver.
+`prepare` makes the template, `run` trains a trial; `tuning/templates.py` is the parent of both.
+Imports no Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import multiprocessing.forkserver
 import os
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-import numpy
-import ray
-import ray.train
-import ray.train.torch
 import torch
-from ray.exceptions import RayError
 
 from tunediff import config as cfg
 from tunediff.config import code
-from tunediff.config.systems import Precision, Systems
+from tunediff.config.systems import Systems
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Clock
@@ -33,105 +29,149 @@ from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
-from tunediff.distributed import World
-from tunediff.training import memory, precision, process_settings, state, weights
+from tunediff.data.loader import use_fork_server
+from tunediff.distributed import World, world_of_environment
+from tunediff.training import memory, state, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import TrainingOutcome, run
-from tunediff.tuning import cluster
-from tunediff.tuning.messages import Lost, get
+from tunediff.tuning.messages import Draining, Lost
 from tunediff.tuning.trial_spec import TrialSpec
 
 
-class Setup(TypedDict):
-    """Settings that the workers of a group are started with."""
+# ---- the template
+class _Threads:
+    """torch's number of threads, which a template keeps at one: a pool of OpenMP does not survive
+    a fork. A number that the user's file sets while it is imported holds from the fork on."""
 
-    slot: str
-    generation: str
-    threads: int
-    """torch threads of each worker."""
-    here: str
-    """Folder to work in: that of the search's command."""
+    def __init__(self, count: int) -> None:
+        self.count, self._is_deferred = count, True
+        self._set, self._get = torch.set_num_threads, torch.get_num_threads
+        self._set(1)
+        torch.set_num_threads, torch.get_num_threads = self.set_or_defer, self.get  # type: ignore[assignment]
 
+    def set_or_defer(self, count: int) -> None:
+        if self._is_deferred:
+            self.count = count
+        else:
+            self._set(count)
 
-class SlotLostError(RuntimeError):
-    """The slot was restarted and does not know the job; its driver will submit it again."""
+    def get(self) -> int:
+        return self.count if self._is_deferred else self._get()
 
-
-def serve(setup: Setup) -> None:
-    """Run one worker: take jobs from the slot until it says to leave. An exception ends the
-    group."""
-    # ---- set up this process, so that no trial pays for it
-    context = ray.train.get_context()
-    world = World(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
-    with contextlib.suppress(OSError):  # on another node there may be no such folder
-        os.chdir(setup["here"])
-    torch.set_num_threads(setup["threads"])  # Ray sets one thread by default
-    memory.await_freed(world.device)
-    _import_what_trials_need(world.device)
-
-    # ---- take one job after the other
-    slot, done = get(setup["slot"]), ""
-    while True:
-        assignment = ray.get(slot.take.remote(setup["generation"], done))
-        if assignment is None:
-            continue
-        if assignment.job is None:
-            return
-        done = assignment.serial
-        if work(assignment.job, done, slot, world):
-            if world.main:
-                ray.get(slot.renew.remote(setup["generation"]))
-            return
+    def apply(self) -> None:
+        self._is_deferred = False
+        torch.set_num_threads, torch.get_num_threads = self._set, self._get
+        torch.set_num_threads(self.count)
 
 
-def _import_what_trials_need(device: torch.device) -> None:
-    """Import the modules that torch imports on first use: the first trial, the baseline, must not
-    pay for it."""
-    parameter = torch.nn.Parameter(torch.zeros(1, device=device))
-    torch.optim.AdamW([parameter], lr=0.0)  # takes seconds the first time: it imports torch._dynamo
-    import torchvision  # noqa: F401
+_threads: _Threads | None = None
+
+
+def prepare(options: Mapping[str, Any]) -> str:
+    """Import what trials of a workload need; return why a fork is not safe, '' if it is.
+
+    `options`: `workload`, its name, and `threads`, torch's for each trial.
+    """
+    global _threads
+    # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # torch imports it on first use, which takes seconds: no trial pays for that
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torchvision")
+    _threads = _Threads(options["threads"])
+    with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
+        cfg.find(options["workload"]).code  # noqa: B018 – imports it
+    return "it has started CUDA" if _has_started_cuda() else ""
+
+
+def _has_started_cuda() -> bool:
+    """Return whether this process has started CUDA's driver, also without a context of torch's:
+    it does not work in a fork then."""
+    for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                return True
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def start_fork_server() -> None:
+    """Start the server that the loader processes of all runs are forked from."""
+    use_fork_server()
+    multiprocessing.forkserver.ensure_running()
+
+
+# ---- a trial
+class ParentLostError(RuntimeError):
+    """The process that has started this one does not answer."""
 
 
 class ReportingObserver(Recorder):
-    """Write a job's points to its journal, report them to its driver, and wait for the driver's
-    decision."""
+    """Write a trial's points to its journal, report them, and wait for the decision after each."""
 
-    def __init__(
-        self, job: TrialSpec, serial: str, slot: Any, points: int, stop_requests: Sequence[object]
-    ) -> None:
-        """`stop_requests`: a non-empty list stops the training, with a checkpoint."""
-        super().__init__(job.folder, stop_requests)
-        self._job, self._serial, self._slot, self._points = job, serial, slot, points
+    def __init__(self, job: TrialSpec, connection: Connection) -> None:
+        self.draining = list[str]()
+        """Nodes of the trial that will be taken away: it stops, with a checkpoint."""
+        super().__init__(job.folder, self.draining)
+        self._job, self._connection = job, connection
 
     def point(self, point: Point) -> bool:
         super().point(point)
-        ray.get(self._slot.post.remote(self._serial, point))
-        if point.index == self._points:
+        self._connection.send(point)
+        if point.index == self._job.points:
             return True  # the curve is complete: there is nothing to decide
-        while (answer := ray.get(self._slot.decision.remote(self._serial, point.index))) is None:
+        while (answer := self._receive()) is None:
             pass
-        if answer == "unknown":
-            raise SlotLostError(f"the slot was restarted and knows nothing of {self._job.name}")
-        return bool(answer == "go")
+        return answer == "go"
+
+    def asks_to_stop(self) -> bool:
+        while self._connection.poll():
+            self._receive()
+        return super().asks_to_stop()
+
+    def _receive(self) -> str | None:
+        """Return the decision that the parent sends, or None after it has sent a notice."""
+        try:
+            message = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise ParentLostError("its parent process is gone") from error
+        if isinstance(message, Draining):
+            self.draining.extend(message.nodes)
+            return None
+        return str(message)
 
     def show(self, name: str, what: Shown) -> None:
         if self._job.keeps:
             super().show(name, what)
 
 
-def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
-    """Train one job and write its `end` event; then raise a fault that may have harmed the process.
+def start(connection: Connection, content: tuple[TrialSpec, Mapping[str, str], str]) -> None:
+    """Train a trial as one of its ranks; the function of a template's run.
 
-    Returns whether the training has changed settings of the process, on any rank. They are put
-    back, but objects that were made under them may live on: the next job needs other processes.
-    Raises what says nothing about the configuration (a lost rank, a full disk, a slot that is gone)
-    without an `end`.
+    `content`: the trial, variables of the environment that describe the rank as torchrun does, and
+    why the process was not forked.
     """
-    print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)  # Ray's page of this process
+    job, variables, afresh = content
+    os.environ.update(variables)
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_pid is not None:  # that of the template, which watches it
+        server.ensure_running = lambda: None
+    if _threads is not None:
+        _threads.apply()
+    with world_of_environment() as world:
+        memory.await_freed(world.device)
+        work(job, connection, world, afresh)
+
+
+def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "") -> None:
+    """Train one trial, write its `end` event and send it.
+
+    Raises what says nothing about the configuration (a lost rank, a full disk) without an `end`.
+    """
+    print(f"{job.name}: {job.folder}", file=sys.stderr, flush=True)
 
     # ---- a trial that has ended meanwhile is only reported
     trial = record.read_trial(job.folder)
@@ -139,42 +179,21 @@ def work(job: TrialSpec, serial: str, slot: Any, world: World) -> bool:
         # Workers whose slot was killed live on for seconds, and may end a trial that was handed out
         # again meanwhile.
         if world.main and trial is not None:
-            ray.get(slot.post.remote(serial, trial.end))
-        return False
+            connection.send(trial.end)
+        return
 
-    settings, draining = dict[str, Any](), list[str]()
+    observer = ReportingObserver(job, connection)
 
     def train() -> TrainingOutcome:
-        _ = cfg.of(
-            job.config
-        ).code  # a file is imported once: what it sets meanwhile stays set for all its trials
-        settings.update(process_settings.read())
-        nodes = job.group.place.nodes if world.main else ()
         progress = ProgressFile(job.folder if world.main else None)
-        with subscribe(progress), cluster.watched(nodes) as draining_nodes:
-            outcome = _train(job, serial, slot, world, progress.part, draining_nodes)
-        draining.extend(draining_nodes)
-        return outcome
+        with subscribe(progress):
+            return _train(job, observer, world, progress.part, afresh)
 
-    try:
-        # The slot's or the cluster's fault says nothing about this trial.
-        result = run_trial(
-            train, world, job.folder, (SlotLostError, RayError), job.group.place.per_gpu
-        )
-        if job.profile_steps and result.end is not None and result.end.status == "ok":
-            result = _profiled(result, job, world)
-        _conclude(result, job, serial, slot, world, draining)
-    finally:
-        changed = process_settings.restore(settings)
-        _reset(world.device)
-    if changed:
-        message = f"train(trial) has changed the process: {', '.join(changed)}"
-        print(
-            f"{job.name}: {message}; put back, and the next trial gets other workers",
-            file=sys.stderr,
-            flush=True,
-        )
-    return world.any(bool(changed))
+    # A parent that is gone says nothing about this trial.
+    result = run_trial(train, world, job.folder, (ParentLostError,), job.group.place.per_gpu)
+    if job.profile_steps and result.end is not None and result.end.status == "ok":
+        result = _profiled(result, job, world)
+    _conclude(result, job, connection, world, observer.draining)
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
@@ -190,31 +209,31 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
         end = dataclasses.replace(
             result.end, reason=f"its operations were not profiled: {code.described(error)}"
         )
-        return dataclasses.replace(result, end=end, error=error)  # the process may have been harmed
+        return dataclasses.replace(result, end=end, error=error)
     return result
 
 
 def _conclude(
     result: TrialResult,
     job: TrialSpec,
-    serial: str,
-    slot: Any,
+    connection: Connection,
     world: World,
     draining: Sequence[str],
 ) -> None:
-    """End the trial, unless it goes on elsewhere or its failure says nothing about it; raise what
-    broke it."""
-    if result.error is not None:
-        if result.end is not None:
-            _write_traceback(result.error, job.folder, world.rank)
-            _end(job, serial, slot, result.end, workers_end=True)
+    """End the trial, unless it goes on elsewhere or its failure says nothing about it."""
+    if result.end is None:
+        assert result.error is not None
         raise result.error
-    assert result.end is not None
-    if world.main and draining and result.end.status == "pruned":
+    if result.error is not None:
+        _write_traceback(result.error, job.folder, world.rank)
+        _end(job, connection, result.end)
+        if world.size > 1:  # the other ranks wait for this one in a collective
+            raise result.error
+    elif world.main and draining and result.end.status == "pruned":
         # Its checkpoint is written, and its driver continues it on other nodes.
-        ray.get(slot.post.remote(serial, Lost(f"node {', '.join(draining)} is draining")))
+        connection.send(Lost(f"node {', '.join(draining)} is draining"))
     elif world.main:
-        _end(job, serial, slot, _with_reason_of_search(result.end, job.folder))
+        _end(job, connection, _with_reason_of_search(result.end, job.folder))
 
 
 def _with_reason_of_search(end: End, folder: Path) -> End:
@@ -236,43 +255,29 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
         )
 
 
-def _end(job: TrialSpec, serial: str, slot: Any, end: End, workers_end: bool = False) -> None:
-    """Write the end of the trial to its journal, then report it to its driver; `workers_end`: see
-    `Slot.post`."""
+def _end(job: TrialSpec, connection: Connection, end: End) -> None:
+    """Write the end of the trial to its journal, then report it to its driver."""
     with contextlib.suppress(OSError):  # the driver still gets it
         Journal(job.folder).end_trial(end)
         (job.folder / DOING).unlink(missing_ok=True)
-    ray.get(slot.post.remote(serial, end, workers_end))
-
-
-def _reset(device: torch.device) -> None:
-    """Undo what tunediff sets for the whole process, and free the memory that a trial left."""
-    precision.set_backends(Precision(), device.type)
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.compiler.reset()
-    memory.reset(device)
+    connection.send(end)
 
 
 def _train(
-    job: TrialSpec, serial: str, slot: Any, world: World, on_part: Callable[[str], object],
-    stop_requests: Sequence[object],
+    job: TrialSpec, observer: ReportingObserver, world: World, on_part: Callable[[str], object],
+    afresh: str,
 ) -> TrainingOutcome:  # fmt: skip
-    """Train, and run the job's final evaluation.
-
-    `on_part` is called with the name of each part of the time that begins; a non-empty list
-    `stop_requests` stops the training with a checkpoint.
-    """
+    """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
+    the time that begins. `afresh`: why the process was not forked, for the journal."""
     # ---- record who trains, on what
     config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
-    observer = ReportingObserver(job, serial, slot, config.evaluation.points, stop_requests)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         observer.journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
+            **({"afresh": afresh} if afresh else {}),
         )  # fmt: skip
 
     # ---- train

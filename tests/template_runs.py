@@ -1,0 +1,67 @@
+"""What the templates of `test_template.py` prepare and run."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+
+def prepare(options):
+    """Do what a user's file may do while it is imported."""
+    for act in options:
+        if act == "thread":
+            threading.Thread(target=time.sleep, args=(60,), daemon=True, name="reader").start()
+        elif act == "fails":
+            raise ValueError("no such file")
+        elif act == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif act == "hangs":
+            time.sleep(600)
+        elif act.endswith(".py"):
+            sys.path.insert(0, os.path.dirname(act))
+            importlib.import_module("loaded")
+
+
+def echo(connection, content):
+    """Send the content and what is left of earlier runs; set a mark of its own."""
+    connection.send((content, os.getpid(), os.environ.pop("MARK", None), sorted(vars(sys).get("marks", []))))
+    os.environ["MARK"] = content
+    sys.marks = [*vars(sys).get("marks", []), content]
+
+
+def converse(connection, content):
+    while (message := connection.recv()) != "stop":
+        connection.send(message + content)
+
+
+def fail(connection, content):
+    raise RuntimeError(content)
+
+
+def leave(connection, status):
+    os._exit(status)
+
+
+def kill(connection, content):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spawn(connection, content):
+    """Start a process that would stay, then send both pids."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    connection.send((os.getppid(), os.getpid(), child.pid))
+    if content == "waits":
+        time.sleep(600)
+
+
+PARENT = """
+import os, sys, time
+from tunediff.core.template import Template
+template = Template("tests.template_runs:prepare", [])
+run = template.start("tests.template_runs:spawn", "waits")
+print(*run.receive(), flush=True)
+time.sleep(600)
+"""

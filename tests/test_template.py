@@ -1,0 +1,131 @@
+"""Runs that are forked from a template: nothing of one reaches the next, and none outlives its parent."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests import template_runs
+from tunediff.core.template import Template, TemplateError
+
+RUNS = "tests.template_runs"
+
+
+@contextlib.contextmanager
+def template(*acts):
+    with Template(f"{RUNS}:prepare", acts) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[[], ["thread"]], ids=["forked", "afresh"])
+def reused(request):
+    """A template whose runs are forked, and one whose file has started a thread."""
+    with template(*request.param) as made:
+        yield made
+
+
+def gone(*pids):
+    """Whether these processes end within ten seconds."""
+    until = time.monotonic() + 10.0
+    while time.monotonic() < until:
+        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_run_leaves_nothing_to_the_next(reused):
+    answers = []
+    for name in ("a", "b"):
+        run = reused.start(f"{RUNS}:echo", name)
+        answers.append(run.receive())
+        assert run.receive() is None
+    assert [(content, mark, marks) for content, _, mark, marks in answers] == [("a", None, []), ("b", None, [])]
+    assert answers[0][1] != answers[1][1]
+    assert reused.unsafe in ("", "it has started threads (reader)")
+
+
+def test_parent_and_run_converse(reused):
+    run = reused.start(f"{RUNS}:converse", "!")
+    for word in ("one", "two"):
+        run.send(word)
+        assert run.receive() == f"{word}!"
+    run.send("stop")
+    assert run.receive() is None
+
+
+@pytest.mark.parametrize(
+    ("function", "content", "reason"),
+    [
+        ("fail", "no data", "RuntimeError: no data"), ("leave", 3, "the process of the run ended with exit code 3"),
+        ("kill", None, "the process of the run was killed by SIGKILL"),
+        ("missing", None, "AttributeError: module '.*' has no attribute 'missing'"),
+    ],
+)  # fmt: skip
+def test_a_run_that_fails_says_why_and_harms_no_other(reused, function, content, reason):
+    with pytest.raises(TemplateError, match=reason):
+        reused.start(f"{RUNS}:{function}", content).receive()
+    run = reused.start(f"{RUNS}:echo", "next")
+    assert run.receive()[0] == "next"
+    assert run.receive() is None
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [("fails", "^ValueError: no such file$"), ("dies", "^the template of the run was killed by SIGKILL$")],
+)
+def test_a_template_that_cannot_be_prepared_says_why(act, reason):
+    with template(act) as made, pytest.raises(TemplateError, match=reason):
+        made.start(f"{RUNS}:echo", "a")
+
+
+def test_a_template_that_hangs_while_it_prepares_can_be_ended():
+    made = Template(f"{RUNS}:prepare", ["hangs"])
+    threading.Timer(0.5, made._process.kill).start()
+    with pytest.raises(TemplateError, match="was killed by SIGKILL"):
+        made.ready()
+    made.close()
+
+
+def test_a_template_killed_between_two_runs_is_noticed():
+    with template() as made:
+        made.ready()
+        psutil.Process(made._process.pid).kill()
+        with pytest.raises(TemplateError, match="template of the run was killed"):
+            made.start(f"{RUNS}:echo", "a")
+        assert not made.alive
+
+
+def test_what_a_run_started_ends_with_it(reused):
+    run = reused.start(f"{RUNS}:spawn", "")
+    pids = run.receive()
+    assert run.receive() is None
+    assert gone(*pids[1:])
+
+
+def test_closing_a_template_ends_its_run():
+    with template() as made:
+        pids = made.start(f"{RUNS}:spawn", "waits").receive()
+    assert gone(*pids)
+
+
+@pytest.mark.parametrize("killed", ["parent", "template"])
+def test_nothing_outlives_its_parent(killed):
+    process = subprocess.Popen(
+        [sys.executable, "-c", template_runs.PARENT], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+    )
+    above, run, child = map(int, process.stdout.readline().split())
+    psutil.Process(process.pid if killed == "parent" else above).kill()
+    try:
+        assert gone(above, run)
+    finally:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(child).kill()

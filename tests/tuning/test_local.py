@@ -1,0 +1,68 @@
+"""Trials on this machine without Ray."""
+
+import dataclasses
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.tuning.test_worker import CONFIG, job_of
+from tunediff import config as cfg
+from tunediff.core import trial_record as record
+from tunediff.core.point import Point
+from tunediff.tuning import local, trial
+from tunediff.tuning.messages import Lost
+from tunediff.tuning.resources import Machine, ResourcePartition
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory):
+    share = ResourcePartition((Machine(2, 0),), (1, 2), False, True)
+    with local.opened(tmp_path_factory.mktemp("runs"), share, []) as made:
+        yield made
+
+
+def placed(slots, job):
+    """The job on the slot, as the loop places it."""
+    job = dataclasses.replace(job, metric="samples_per_s")  # nothing is judged here
+    allocation = slots.pool.take(job.config.parallel.workers)
+    slots.pool.give(allocation.slot)
+    return job.on(allocation)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks):
+    job = placed(slots, job_of(tmp_path / "t0", cfg.override(CONFIG, {"parallel.workers": ranks})))
+    reported = list(trial.run_trial_on_slot(job))
+    found = record.read_trial(job.folder)
+    assert (found.status, len(reported), len(found.points)) == ("ok", 2, 2)
+    assert found.points[-1].device_s == pytest.approx(ranks * found.points[-1].train_s)
+
+
+def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
+    job = placed(slots, job_of(tmp_path / "t0"))
+    points = trial.run_trial_on_slot(job)
+    next(points)
+    psutil.Process(next(e["pid"] for e in record.events(job.folder) if e["event"] == "worker")).kill()
+    list(points)
+    found = record.read_trial(job.folder)
+    assert (found.status, [point.index for point in found.points]) == ("ok", [1, 2])
+    assert found.attempts == 3  # `job_of` has begun one
+
+
+def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_path):
+    job = placed(slots, job_of(tmp_path / "t0"))
+    serial = slots.slot.submit(job)
+    while (event := slots.slot.event(serial, 0)) is None:
+        pass
+    assert isinstance(event, Point)
+    slots.slot.kill("past its deadline")
+    assert slots.slot.event(serial, 1) == Lost("past its deadline")
+    list(trial.run_trial_on_slot(job))
+    assert record.read_trial(job.folder).status == "ok"
+
+
+def test_a_comparison_imports_no_ray():
+    code = "import sys; from tunediff.tuning import local, rounds; from tunediff.api import compare_run; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,164 @@
+"""Trials in processes that are forked from templates: equal to those of a fresh process, and without a trace."""
+
+import dataclasses
+
+import psutil
+import pytest
+import torch
+
+from tests.tuning import spoiling
+from tests.tuning.test_worker import CONFIG, Parent, job_of, worker
+from tunediff import config as cfg
+from tunediff.core import trial_record as record
+from tunediff.core.point import Point
+from tunediff.core.template import Template, TemplateError
+from tunediff.distributed import alone
+from tunediff.tuning.templates import Templates
+
+SPOILING = "tests.tuning.spoiling"
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(scope="module")
+def spoiled():
+    with Template(f"{SPOILING}:prepare", None) as template:
+        yield template
+
+
+def answer(template, function, content=None):
+    run = template.start(f"{SPOILING}:{function}", content)
+    found = run.receive()
+    assert run.receive() is None
+    return found
+
+
+@pytest.mark.parametrize("way", spoiling.WAYS)
+def test_what_a_run_does_to_its_process_ends_with_it(spoiled, way):
+    before = answer(spoiled, "describe")
+    assert answer(spoiled, "spoil", way) or way == "process of its own"
+    assert answer(spoiled, "describe") == before
+
+
+@pytest.fixture(scope="module")
+def templates():
+    with Templates(THREADS) as made:
+        yield made
+
+
+def train(templates, job, take=lambda event: None):
+    """Train a job in a run; returns its trial."""
+
+    def answer(run, event):
+        take(event)
+        if isinstance(event, Point) and event.index < job.points:
+            run.send("go")
+
+    templates.train(job, {}, answer)
+    return record.read_trial(job.folder)
+
+
+def curve(trial):
+    kept = ("frechet", "loss", "validation_loss", "samples", "steps")
+    return [{key: point[key] for key in kept if key in point} for point in trial.points]
+
+
+def test_a_forked_run_has_the_curve_of_any_other_process(templates, tmp_path):
+    """Another trial before it, of another precision, order of channels, seed and loaders, leaves no trace."""
+    judged = {"evaluation.images": 64, "evaluation.steps": 3, "evaluation.validation_images": 16}
+    mine = cfg.override(CONFIG, judged | {"evaluation.extractor": "random"})
+    changes = {
+        "precision.amp": "bf16", "precision.matmul": "medium", "memory.channels_last": True, "seed": 7,
+        "loader.workers": 1, "loader.resident": False,
+    }  # fmt: skip
+    jobs = {
+        name: job_of(tmp_path / name, config, samples=128, evaluates=True)
+        for name, config in (("here", mine), ("other", cfg.override(mine, changes)), ("forked", mine))
+    }
+    worker.work(jobs["here"], Parent(jobs["here"].folder), alone())
+    other = train(templates, dataclasses.replace(jobs["other"], loads_in_processes=True))
+    trials = [record.read_trial(tmp_path / "here"), train(templates, jobs["forked"]), other]
+    assert [trial.status for trial in trials] == ["ok"] * 3
+    here, forked, changed = map(curve, trials)
+    assert "frechet" in here[0]
+    assert here == forked != changed
+
+
+FILE = """
+import os
+from dataclasses import dataclass
+import torch
+from tunediff import Metric
+{top}
+
+@dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.01
+
+OBJECTIVE = Metric("threads", "max")
+BASELINE = {{"loader.batch_size": 16, "loader.workers": 0, "evaluation.points": 1}}
+X = torch.ones(64, 4)
+
+def train(trial):
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {{"threads": torch.get_num_threads(), "version": {version}}})
+    for (batch,) in trial.batches((X,)):
+        trial.step(net(batch).pow(2).mean(), optimizer)
+"""
+
+
+@pytest.fixture
+def users_job(tmp_path):
+    """Writes a user's file and returns a job that trains it."""
+    numbers = iter(range(99))
+
+    def make(top="", version=1, name="mine"):
+        file, folder = tmp_path / "workload" / f"{name}.py", tmp_path / "trials" / f"t{next(numbers)}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(FILE.format(top=top, version=version))
+        folder.mkdir(parents=True)
+        return job_of(folder, cfg.baseline(str(file)), samples=32, metric="threads", evaluates=True)
+
+    return make
+
+
+@pytest.mark.usefixtures("no_users_code")
+def test_each_version_of_a_file_trains_in_a_template_of_its_own(templates, users_job):
+    """The two sides of a comparison take turns; a file that is edited between two runs is trained as edited."""
+    plain, one = users_job(), users_job("torch.set_num_threads(1)", name="one")
+    jobs = (plain, one, users_job())
+    assert [train(templates, job).points[-1]["threads"] for job in jobs] == [THREADS, 1, THREADS]
+    assert train(templates, users_job(version=2)).points[-1]["version"] == 2
+
+
+@pytest.mark.usefixtures("no_users_code")
+def test_file_that_must_not_be_forked_trains_in_fresh_processes(templates, users_job):
+    top = "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+    first, second = users_job(top), users_job(top)
+    assert [train(templates, job).status for job in (first, second)] == ["ok", "ok"]
+    assert "threads" in templates.prepare(first.workload).unsafe
+
+
+@pytest.mark.usefixtures("no_users_code")
+def test_error_while_a_file_is_imported_is_the_end_of_its_trial(templates, users_job):
+    job = users_job('if os.environ.get("TUNEDIFF_BROKEN"): raise OSError("no data here")')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEDIFF_BROKEN", "1")
+        with Templates(1) as fresh:
+            trial = train(fresh, job)
+    assert trial.status == "error"
+    assert "no data here" in trial.reason
+
+
+def test_a_run_that_is_killed_loses_its_trial_and_not_the_next(templates, tmp_path):
+    job = job_of(tmp_path / "t0")
+
+    def kill(event):
+        worker = next(event for event in record.events(job.folder) if event["event"] == "worker")
+        psutil.Process(worker["pid"]).kill()
+
+    with pytest.raises(TemplateError, match="killed by SIGKILL"):
+        train(templates, job, kill)
+    assert not record.read_trial(job.folder).finished
+    assert train(templates, job).status == "ok"

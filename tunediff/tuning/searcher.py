@@ -1,0 +1,135 @@
+"""The loop of `loop.Dispatcher` as Ray Tune drives it, and the driver that Tune starts for each
+trial. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.search import Searcher as RaySearcher
+
+from tunediff.core import environment
+from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import End
+from tunediff.tuning.loop import Dispatcher
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.stopping import ended_early
+from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot, settled
+from tunediff.tuning.trial_spec import TrialSpec
+
+if TYPE_CHECKING:
+    from tunediff.tuning.optuna_proposer import OptunaProposer
+
+
+class Searcher(RaySearcher):  # type: ignore[misc]
+    """The loop as Ray Tune drives it: suggests trials with their slots, and takes note of their
+    ends.
+
+    It writes the end of a trial that Tune stopped or whose driver died.
+    """
+
+    def __init__(
+        self,
+        proposer: OptunaProposer,
+        pool: Pool,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__("objective", proposer.space.mode)
+        self.proposer = proposer
+        self._dispatcher = Dispatcher(
+            proposer, pool, may_start, reconsiders=proposer.space.reruns > 0
+        )
+        self.broken: Exception | None = None
+        """Why journals or study could not be written: no further trial is suggested."""
+        self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
+
+    def __getstate__(self) -> dict[str, object]:
+        # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on
+        # disk
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Do nothing: journals and study are on disk."""
+
+    def suggest(self, trial_id: str) -> dict[str, object] | str | None:
+        """Return the next trial as Tune's parameters; FINISHED when none will come. None: Tune asks
+        again."""
+        spec = None
+        if self.broken is None:
+            try:
+                spec = self._dispatcher.start()
+            except self.proposer.FAULTS as error:
+                self.broken = error
+        if spec is None:
+            over = self.broken is not None or self._dispatcher.over
+            return str(RaySearcher.FINISHED) if over else None
+        self._running[trial_id] = spec
+        return {**spec.drawn, "trial": spec.name, SPEC: spec}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Keep the curve in the study."""
+        if (spec := self._running.get(trial_id)) is not None:
+            self.proposer.report(spec, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Report to Optuna what the journal says; `error`: the driver died."""
+        if (
+            spec := self._running.pop(trial_id, None)
+        ) is None:  # Tune reports an end again when that failed
+            return
+        try:
+            self._dispatcher.finish(spec, lambda spec: self._settle(spec, error))
+        except (
+            self.proposer.FAULTS
+        ) as fault:  # a resumed search brings the study up to the journals
+            self.broken = fault
+
+    def _settle(self, spec: TrialSpec, error: bool) -> None:
+        """Write the end of a trial where its workers neither did nor will: it was stopped early, or
+        lost its driver."""
+        trial_record = settled(spec.folder, self.proposer.space.baseline.evaluation.points)
+        if record.was_lost(spec.folder) or (
+            trial_record is not None and trial_record.status is not None
+        ):
+            return
+        # The probe is small: a disk that is too full for a checkpoint may have room for it.
+        experiment = self.proposer.experiment
+        if (
+            error
+            and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder))
+            is not None
+        ):
+            raise OSError(
+                why
+            )  # no fault of the trial: it stays without an end, and a resumed search takes it up
+        died = End("error", "its driver died", process_died=True)
+        Journal(spec.folder).end_trial(
+            died if error else ended_early(self.proposer.space, trial_record)
+        )
+
+
+class Driver(tune.Trainable):  # type: ignore[misc]
+    """Run one trial after the other in one process, as starting a process takes seconds; each
+    `step` is one point.
+
+    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or
+    at the end. A driver that is started again after a kill attaches to the running job, or finds in
+    the journal that all is done.
+    """
+
+    def setup(self, config: Mapping[str, Any]) -> None:
+        self.reset_config(config)
+
+    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
+        self._points = run_trial_on_slot(new_config[SPEC])
+        return True
+
+    def step(self) -> Reported:
+        return next(
+            self._points, {"done": True, RESULT_DUPLICATE: True}
+        )  # the end brings no numbers of its own

@@ -1,0 +1,90 @@
+"""Train trials in runs of templates, one template for each version of a workload. Imports neither
+torch nor Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+from tunediff.config import ConfigError, code
+from tunediff.config.workload import is_users
+from tunediff.core.template import Run, Template
+from tunediff.tuning.messages import Event
+from tunediff.tuning.trial_spec import TrialSpec
+
+log = logging.getLogger(__name__)
+
+_WORKER = "tunediff.tuning.worker"
+_MOST = 2
+"""Templates that are kept: the two sides of a comparison take turns."""
+
+
+class Templates:
+    """The templates of one rank, and the trial that is forked from one of them."""
+
+    def __init__(self, threads: int, output: IO[bytes] | None = None) -> None:
+        """`threads`: torch's in each trial; `output`: for what trials print."""
+        self._threads, self._output = threads, output
+        self._kept: dict[tuple[str, str], Template] = {}
+        self._named = set[str]()
+        """Workloads whose trials are not forked, as was said once."""
+
+    def prepare(self, workload: str) -> Template:
+        """Return the template of a workload as its files are now; it prepares while this returns."""
+        key = (workload, _version(workload))
+        template = self._kept.pop(key, None)
+        if template is not None and not template.alive:
+            template.close()
+            template = None
+        if template is None:
+            options = {"workload": workload, "threads": self._threads}
+            template = Template(f"{_WORKER}:prepare", options, self._output)
+        self._kept[key] = template  # the one used last is the last
+        while len(self._kept) > _MOST:
+            self._kept.pop(next(iter(self._kept))).close()
+        return template
+
+    def train(
+        self, job: TrialSpec, variables: Mapping[str, str], take: Callable[[Run, Event], None],
+        started: Callable[[Run], object] = lambda run: None,
+    ) -> None:  # fmt: skip
+        """Train a trial as one of its ranks; call `started` with its run, and `take` with what that
+        sends.
+
+        `variables` of the environment describe the rank as torchrun does. Raises `TemplateError`
+        with why the run says nothing about the trial, such as that it was killed.
+        """
+        template = self.prepare(job.workload)
+        before = f"{_WORKER}:start_fork_server" if job.loads_in_processes else ""
+        template.ready()
+        afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
+        if afresh and job.workload not in self._named:
+            self._named.add(job.workload)
+            log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
+        run = template.start(f"{_WORKER}:start", (job, dict(variables), afresh), before)
+        started(run)
+        while (message := run.receive()) is not None:
+            take(run, message)
+
+    def close(self) -> None:
+        """End all templates and the trial that runs."""
+        while self._kept:
+            self._kept.popitem()[1].close()
+
+    def __enter__(self) -> Templates:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _version(workload: str) -> str:
+    """Return the version of a user's files as they are now; '' for a shipped workload, or for
+    files that cannot be read, as each run says."""
+    if is_users(workload):
+        with contextlib.suppress(ConfigError):
+            return code.read(Path(workload)).version
+    return ""
