@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -104,37 +103,26 @@ def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, e
 
 
 # ------------------------------------------------------------------------------------- GPUs without files or nvidia-smi
-DRIVER = """
-#include <stdlib.h>
-int cuInit(unsigned flags) { return atoi(getenv("INIT")); }
-int cuDeviceGetCount(int *count) { *count = getenv("CUDA_VISIBLE_DEVICES") ? 0 : 2; return 0; }
-"""
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="makes a driver of its own")
 @pytest.mark.parametrize(
-    ("smi", "init", "expected"),
+    ("smi", "expected"),
     [
-        (None, 0, ["0", "1"]),  # as in WSL: neither device files nor nvidia-smi
-        ("exit 9", 0, ["0", "1"]),  # a container without NVML
-        ("exit 9", 100, []),  # no device at all
-        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-aa11)'", 0, ["0"]),  # what is kept from us
+        (None, ["0", "1"]),
+        ("exit 9", ["0", "1"]),  # a container without NVML
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-aa11)'", ["0"]),  # what is kept from us
     ],
 )
-def test_gpus_are_counted_by_the_driver_where_nvidia_smi_cannot(tmp_path, monkeypatch, smi, init, expected):
-    (tmp_path / "driver.c").write_text(DRIVER)
-    subprocess.run(["gcc", "-shared", "-o", "libcuda.so.1", "driver.c"], check=True, cwd=tmp_path)
+def test_gpus_are_device_files_where_nvidia_smi_cannot_say(tmp_path, monkeypatch, smi, expected):
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
     if smi is not None:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setattr(machine, "WSL", tmp_path)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("INIT", str(init))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine._cards.cache_clear()
     try:
-        assert machine.gpus() == expected[:1]
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         assert machine.gpus() == expected
     finally:
         machine._cards.cache_clear()
@@ -142,18 +130,12 @@ def test_gpus_are_counted_by_the_driver_where_nvidia_smi_cannot(tmp_path, monkey
 
 def test_signs_of_a_gpu(tmp_path, monkeypatch):
     monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES", raising=False)
-    for name, kind in (("0000:01:00.0", "0x030200"), ("0000:01:00.1", "0x040300")):  # a GPU and its sound
-        (tmp_path / "sys/bus/pci/devices" / name).mkdir(parents=True)
-        (tmp_path / "sys/bus/pci/devices" / name / "vendor").write_text("0x10de\n")
-        (tmp_path / "sys/bus/pci/devices" / name / "class").write_text(f"{kind}\n")
-    assert machine.signs(tmp_path) == ["PCI 0000:01:00.0"]
     (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").touch()
-    assert machine.signs(tmp_path)[0] == "/usr/lib/wsl/lib/libcuda.so.1"
-    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "all")
-    assert machine.signs(tmp_path / "empty") == ["NVIDIA_VISIBLE_DEVICES=all"]
-    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
-    assert machine.signs(tmp_path / "empty") == []
+    assert machine.signs(tmp_path) == ["/usr/lib/wsl/lib/libcuda.so.1"]
+    for request, signs in (("all", ["NVIDIA_VISIBLE_DEVICES=all"]), ("void", [])):
+        monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", request)
+        assert machine.signs(tmp_path / "empty") == signs
 
 
 @pytest.mark.parametrize(
@@ -233,6 +215,7 @@ def test_a_part_of_a_machine(monkeypatch):
         ({"LOCAL_WORLD_SIZE": "16"}, 1),
         ({"OMP_NUM_THREADS": "3"}, None),
         ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, 4),  # torchrun's choice
         ({"MKL_NUM_THREADS": "3"}, None),
         ({"OMP_NUM_THREADS": "8", machine.PART: "8", "LOCAL_WORLD_SIZE": "2"}, 4),  # of --cpus
     ],
@@ -241,25 +224,6 @@ def test_processes_share_the_cores_unless_the_user_has_chosen(monkeypatch, envir
     monkeypatch.setattr(machine, "cores", lambda: 8)
     with mock.patch.dict(os.environ, environment, clear=True):
         assert machine.threads() == expected
-
-
-AS_TORCHRUN = """
-import os, subprocess, sys
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-code = "from tunediff.core import machine; machine.cores = lambda: 8; print(machine.threads())"
-own = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
-subprocess.run(["sh", "-c", f"{sys.executable} -c '{code}'; true"], env={**os.environ, **own}, check=True)
-"""
-
-
-@pytest.mark.training  # in a process of its own
-@pytest.mark.skipif(sys.platform != "linux", reason="needs the environment that another process began with")
-@pytest.mark.parametrize(("chosen", "expected"), [({}, "4"), ({"OMP_NUM_THREADS": "1"}, "None")])
-def test_one_thread_that_torchrun_has_set_is_not_the_users_choice(chosen, expected):
-    environment = {name: value for name, value in os.environ.items() if name != machine.OMP} | chosen
-    command = [sys.executable, "-c", AS_TORCHRUN]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == expected
 
 
 @pytest.mark.training  # in a process of its own

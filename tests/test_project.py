@@ -33,12 +33,9 @@ UPWARD = {
     "tunediff.core.journal -> config",
     "tunediff.core.point -> config",
     "tunediff.core.trial_record -> config",
-    "tunediff.integrations.tracking -> cli",
     "tunediff.profiling.files -> cli",
     "tunediff.report.__main__ -> cli",
     "tunediff.report.summary -> cli",
-    "tunediff.training.judging -> cli",
-    "tunediff.training.read_tracking -> evaluation",
     "tunediff.tuning.cluster -> ",
     "tunediff.tuning.experiment -> cli",
 }

@@ -134,7 +134,7 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
     """
     paths = list[Path]()
     for name in (Path(what).expanduser(), storage / what):
-        if (place := remote.place_of(name)) is not None:
+        if (place := remote.storage_and_run(name)) is not None:
             remote.pull(place[1])
         in_search = name.parent / "trials" / name.name  # NAME/t0003
         paths += [path for path in (name, in_search) if path.exists()]

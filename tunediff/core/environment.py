@@ -82,28 +82,25 @@ def unwritable(folder: Path) -> str | None:
 
 def describe() -> Environment:
     """Return the hardware and versions that a measurement depends on, of this machine."""
-    return {
-        **_described(),
-        "usable_cores": machine.cores(),
-    }  # a later call may use another part of it
+    # A later call may use another part of the machine.
+    return {**_described(), "usable_cores": machine.cores()}
 
 
 @functools.lru_cache(maxsize=1)
 def _described() -> Environment:
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
-    versions = {}
+    versions = dict.fromkeys(packages, "not installed")
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+    cpu, features = _cpu()
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu,
         "cpu_cores": psutil.cpu_count(),
         "usable_cores": machine.cores(),
-        "cpu_features": _cpu_features(),
+        "cpu_features": features,
         "gpus": _gpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "versions": versions,
@@ -117,20 +114,17 @@ def hardware(environment: Mapping[str, Any]) -> str:
     The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does
     not include them.
     """
-    device, features, gpus = (
-        environment.get("device"),
-        _words(environment, "cpu_features"),
-        _words(environment, "gpus"),
-    )
+    device = environment.get("device")
     if device is None:
         return ""
     if device == "cpu":
-        name = environment.get("cpu", "CPU")
+        name, features = environment.get("cpu", "CPU"), _words(environment, "cpu_features")
         available = [[feature for feature in ladder if feature in features] for ladder in _LADDERS]
         details = [ladder[-1] for ladder in available if ladder]
     else:
-        name, lines = device, [[part.strip() for part in line.split(",")] for line in gpus]
-        limits = dict.fromkeys(line[1] for line in lines if line[0] == device and len(line) > 1)
+        name = device
+        cards = [line.split(", ") for line in _words(environment, "gpus")]
+        limits = dict.fromkeys(card[1] for card in cards if card[0] == device and len(card) > 1)
         details = [re.sub(r"\.0+ W$", " W", limit) for limit in limits]
     return f"{name} ({', '.join(details)})" if details else str(name)
 
@@ -148,16 +142,16 @@ def install_command(extra: str) -> str:
 
 
 def differences(
-    there: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None
+    other: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return why measurements from the environment `there` cannot be compared with those made here.
+    """Return why measurements from the environment `other` cannot be compared with those made here.
 
     `device`: "cpu" or "cuda", the kind of device that trains here. `here`: the environment of the
     node that trains; {}: it is not known; None: this machine. Each reason is a text such as `torch
     2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
     here = describe() if here is None else here
-    ours, theirs = _decisive({**here, "device": device}, device), _decisive(there, device)
+    ours, theirs = _decisive({**here, "device": device}, device), _decisive(other, device)
     different = [fact for fact in ours if theirs.get(fact, ours[fact]) != ours[fact]]
     return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in different]
 
@@ -165,16 +159,15 @@ def differences(
 def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
     """Return the facts that must be equal for two measurements to be comparable, by their name in
     messages."""
-    facts = {"CPU": environment.get("cpu"), "CPU cores": environment.get("usable_cores")}
-    if (
-        trained_on := environment.get("device")
-    ) is not None:  # nobody knows of trials that a caller runs
-        facts = {"trained on": "a CPU" if trained_on == "cpu" else "a GPU"} | facts
-    facts |= {"instruction sets": " ".join(_words(environment, "cpu_features"))}
-    facts |= {"GPU": "; ".join(sorted(set(_words(environment, "gpus"))))} if device != "cpu" else {}
-    versions = environment.get("versions")
-    facts |= {"torch": versions.get("torch") if isinstance(versions, dict) else None}
-    facts |= {"tunediff's code": environment.get("code")}
+    versions, facts = environment.get("versions"), dict[str, Any]()
+    if (trained_on := environment.get("device")) is not None:  # unknown where a caller trains
+        facts["trained on"] = "a CPU" if trained_on == "cpu" else "a GPU"
+    facts["CPU"], facts["CPU cores"] = environment.get("cpu"), environment.get("usable_cores")
+    facts["instruction sets"] = " ".join(_words(environment, "cpu_features"))
+    if device != "cpu":
+        facts["GPU"] = "; ".join(sorted(set(_words(environment, "gpus"))))
+    facts["torch"] = versions.get("torch") if isinstance(versions, dict) else None
+    facts["tunediff's code"] = environment.get("code")
     return {fact: str(value or "unknown") for fact, value in facts.items()}
 
 
@@ -185,15 +178,14 @@ def _words(environment: Mapping[str, Any], name: str) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _cpu_name() -> str:
-    match = re.search(r"model name\s*:\s*(.+)", _cpuinfo())
-    return match.group(1).strip() if match else platform.processor() or "unknown"
-
-
-def _cpu_features() -> list[str]:
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)
-    available = set(match.group(1).split()) if match else set()
-    return [feature for ladder in _LADDERS for feature in ladder if feature in available]
+def _cpu() -> tuple[str, list[str]]:
+    """Return the processor's name and those of its instruction sets that matter."""
+    content = _cpuinfo()
+    name = re.search(r"model name\s*:\s*(.+)", content)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", content, re.MULTILINE)
+    available = set(flags.group(1).split()) if flags else set()
+    features = [feature for ladder in _LADDERS for feature in ladder if feature in available]
+    return name.group(1).strip() if name else platform.processor() or "unknown", features
 
 
 def _cpuinfo() -> str:
@@ -206,16 +198,15 @@ def _cpuinfo() -> str:
 def _gpus() -> list[str]:
     """Return name, power limit and memory of each GPU, as nvidia-smi prints them; [] without a
     working driver."""
+    query = ["--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     if (command := machine.nvidia_smi()) is None:
         return []
-    query = [command, "--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(
-            query, capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):  # no driver, or one that hangs
-        return []
-    return [line.strip() for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
+        done = subprocess.run(
+            [command, *query], capture_output=True, text=True, timeout=20, check=True
+        )
+        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return []
 
 
 def _code(package: Path) -> str:

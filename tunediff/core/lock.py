@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import psutil
 
@@ -42,15 +42,15 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         raise ConfigError(f"{option}: {folder} cannot be written: {why}")
     with open(folder / LOCK, "a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(_busy(folder, busy)) from None
+            _lock(lock, folder, busy)
         except OSError as error:
-            why = (
-                f"no file can be locked in {folder.parent} ({error.strerror}): nothing prevents"
-                " that two processes"
+            why = f"no file can be locked in {folder.parent} ({error.strerror})"
+            log.warning(
+                "%s: %s: nothing prevents that two processes run %s at once",
+                option,
+                why,
+                folder.name,
             )
-            log.warning("%s: %s run %s at once", option, why, folder.name)
         lock.truncate(0)
         lock.write(identity(os.getpid()))
         lock.flush()
@@ -59,30 +59,26 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
         finally:
             with contextlib.suppress(OSError):  # the disk may be gone
                 lock.truncate(0)
-            with contextlib.suppress(
-                OSError
-            ):  # a forked process that lives on has the open file, and would keep it
+            # A forked process that lives on has the open file, and would keep the lock.
+            with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def check_free(folder: Path) -> None:
-    """Raise the `ConfigError` of `alone` if another process has the lock; for whoever takes it
-    seconds later."""
-    with (
-        contextlib.suppress(OSError),
-        open(folder / LOCK, "r+") as lock,
-    ):  # without a file nobody has begun
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(_busy(folder)) from None
+    """Raise the `ConfigError` of `alone` if another process has the lock, which is taken
+    later."""
+    with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:  # or nobody has begun
+        _lock(lock, folder, None)
 
 
-def _busy(folder: Path, action: str | None = None) -> str:
-    return (
-        f"{action or f'--resume: {folder.name} is running in another process'}; wait for it, or"
-        " stop it"
-    )
+def _lock(lock: TextIO, folder: Path, busy: str | None) -> None:
+    """Lock an open file. Raises `ConfigError` if it is locked, `OSError` if that is not
+    possible."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        busy = busy or f"--resume: {folder.name} is running in another process"
+        raise ConfigError(f"{busy}; wait for it, or stop it") from None
 
 
 def runner(folder: Path) -> Runner | None:
@@ -112,8 +108,6 @@ def alive(file: Path) -> Runner | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(holder.pid)
         is_same = abs(process.create_time() - holder.created) < 1.0
-        if (
-            is_same and process.status() != psutil.STATUS_ZOMBIE
-        ):  # which has ended, whatever its parent does
+        if is_same and process.status() != psutil.STATUS_ZOMBIE:
             return holder
     return None

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from tunediff.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -24,8 +22,6 @@ log = logging.getLogger(__name__)
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
 OMP = "OMP_NUM_THREADS"
-_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""Set in every process that torchrun starts."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TORCH_DEFAULT_THREADS: int | None = (
     sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
@@ -33,8 +29,8 @@ TORCH_DEFAULT_THREADS: int | None = (
 """Threads of torch when tunediff was imported, as torch counts them by itself; None: torch was not
 imported yet."""
 
-WSL = Path("/usr/lib/wsl/lib")
-"""Folder of the driver's files in Linux under Windows."""
+WSL, DEVICES = Path("/usr/lib/wsl/lib"), Path("/dev")
+"""Folder of the driver's files in Linux under Windows, and of devices."""
 
 
 def cores() -> int:
@@ -55,56 +51,39 @@ def threads() -> int | None:
     it.
 
     The processes that torchrun has started on this machine share them. None: the user has chosen,
-    by OMP_NUM_THREADS or MKL_NUM_THREADS.
+    by OMP_NUM_THREADS or MKL_NUM_THREADS; torchrun itself sets the former to 1.
     """
     chosen = os.environ.get(OMP)
-    by_us = chosen in (None, os.environ.get(PART)) or (chosen == "1" and _torchrun_has_chosen())
+    by_torchrun = chosen == "1" and "TORCHELASTIC_RUN_ID" in os.environ
+    by_us = by_torchrun or chosen in (None, os.environ.get(PART))
     if not by_us or "MKL_NUM_THREADS" in os.environ:
         return None
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _torchrun_has_chosen() -> bool:
-    """Return whether OMP_NUM_THREADS is torchrun's: it gives 1 to several processes if its own
-    environment has none.
-
-    False where that environment cannot be read.
-    """
-    if _OF_TORCHRUN not in os.environ:
-        return False
-    with contextlib.suppress(psutil.Error, OSError):
-        for process in psutil.Process().parents():
-            began_with = process.environ()  # what a process has set later is not in it
-            if _OF_TORCHRUN not in began_with:
-                return OMP not in began_with
-    return False
 
 
 def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+def quota(
+    mounted: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
+) -> float:
     """Return the CPU seconds per second that the cgroups (v1 or v2) of this process allow; inf: no
     limit.
 
-    Inside a container the path in `own` may be that of the host, which does not exist there; then
-    the root is the container's own group.
+    Inside a container the path in `groups` may be that of the host, which does not exist there;
+    then the root is the container's own group.
     """
     allowed = math.inf
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # not Linux
-        return allowed
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mounted / "cpu" if controllers else mounted
-        group = root / path.strip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(root):
-                allowed = min(allowed, _limit(folder))
+    with contextlib.suppress(OSError):  # not Linux
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            root = mounted / "cpu" if controllers else mounted
+            group = root / path.strip("/")
+            above = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+            allowed = min([allowed, *map(_limit, above)])
     return allowed
 
 
@@ -115,9 +94,8 @@ def _limit(group: Path) -> float:
         if (both := group / "cpu.max").exists():
             limit, period = both.read_text().split()
         else:
-            limit, period = (
-                (group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
+            limit = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
         share = int(limit) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return math.inf
@@ -166,8 +144,8 @@ def visible(cards: Sequence[str], chosen: str | None) -> list[str]:
         return [str(index) for index in range(len(cards))]
     devices: list[str] = []
     for word in map(str.strip, chosen.split(",") if cards else ()):
-        alike = word.isdigit() == (devices or [word])[0].isdigit()
-        if not alike or not any(_names(word, index, card) for index, card in enumerate(cards)):
+        same_form = word.isdigit() == (devices or [word])[0].isdigit()
+        if not same_form or not any(_names(word, index, card) for index, card in enumerate(cards)):
             break
         if word in devices:
             return []
@@ -179,64 +157,29 @@ def _names(word: str, index: int, uuid: str) -> bool:
     """Return whether `word` names this GPU, by index or (shortened) UUID, or a part of some GPU."""
     if word.isdigit():
         return int(word) == index
-    return word.startswith("MIG-") or (
-        word.startswith("GPU-") and (not uuid or uuid.startswith(word))
-    )
+    is_uuid = word.startswith("GPU-") and (not uuid or uuid.startswith(word))
+    return is_uuid or word.startswith("MIG-")
 
 
 def nvidia_smi() -> str | None:
     """Return the path of the nvidia-smi command; Windows installs it where its Linux does not
     always look."""
-    return shutil.which(
-        "nvidia-smi", path=os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL)))
-    )
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL)))
+    return shutil.which("nvidia-smi", path=path)
 
 
 @functools.lru_cache(maxsize=1)
 def _cards() -> tuple[str, ...]:
     """List the UUIDs of the GPUs by nvidia-smi, which omits those that a container or a batch
-    system hides.
-
-    If nvidia-smi is missing or fails, return as many GPUs as CUDA's driver counts: WSL and some
-    containers have GPUs without device files.
-    """
+    system hides. Where it is missing or fails, each device file is one, of unknown UUID."""
     if (command := nvidia_smi()) is not None:
-        with contextlib.suppress(
-            OSError, subprocess.SubprocessError
-        ):  # no driver, or one that hangs
+        # Without a driver it fails, and with a broken one it may hang.
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
                 [command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True
             )
             return tuple(re.findall(r"UUID: (GPU-[^)\s]+)", done.stdout))
-    return ("",) * _counted()
-
-
-def _counted() -> int:
-    """Count the GPUs with CUDA's driver in another process: one that has called it cannot fork any
-    more."""
-    environ = {name: value for name, value in os.environ.items() if name != VISIBLE}
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-        ask = [sys.executable, "-S", "-E", "-c", _COUNT, str(WSL)]
-        done = subprocess.run(
-            ask, capture_output=True, text=True, timeout=60, check=True, env=environ
-        )
-        return int(done.stdout)
-    return 0
-
-
-_COUNT = """
-import ctypes, sys
-for path in ("libcuda.so.1", sys.argv[1] + "/libcuda.so.1"):
-    try:
-        cuda, count = ctypes.CDLL(path), ctypes.c_int()
-    except OSError:
-        continue
-    if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
-        break
-else:
-    sys.exit(1)
-print(count.value)
-"""
+    return ("",) * len(list(DEVICES.glob("nvidia[0-9]*")))
 
 
 def unused() -> str:
@@ -246,33 +189,24 @@ def unused() -> str:
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
     return (
-        f"there seems to be an NVIDIA GPU ({', '.join(traces)}), but {smi} and CUDA's driver counts"
-        " none: all runs on the CPU. Start the container with its GPUs, or install the driver;"
+        f"there seems to be an NVIDIA GPU ({', '.join(traces)}), but {smi}:"
+        " all runs on the CPU. Start the container with its GPUs, or install the driver;"
         " --gpus 0 says that it shall be so"
     )
 
 
 def signs(root: Path = Path("/")) -> list[str]:
     """Return the traces of an NVIDIA GPU: devices, a driver, or a request in the environment."""
-    places = (
+    patterns = (
         "dev/nvidia[0-9]*",
         "dev/nvidiactl",
         "proc/driver/nvidia/version",
         "usr/lib/wsl/lib/libcuda.so*",
     )
-    traces = [
-        f"/{path.relative_to(root)}" for place in places for path in sorted(root.glob(place))[:1]
-    ]
-    for device in sorted(root.glob("sys/bus/pci/devices/*")):
-        with contextlib.suppress(OSError):
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-            if vendor == "0x10de" and kind.startswith("0x03"):  # NVIDIA, a display controller
-                traces.append(f"PCI {device.name}")
-    wish = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    return [
-        *traces,
-        *([f"NVIDIA_VISIBLE_DEVICES={wish}"] if wish not in ("", "void", "none") else []),
-    ]
+    traces = [path for pattern in patterns for path in sorted(root.glob(pattern))[:1]]
+    request = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    requested = [] if request in ("", "void", "none") else [f"NVIDIA_VISIBLE_DEVICES={request}"]
+    return [*(f"/{path.relative_to(root)}" for path in traces), *requested]
 
 
 def take(cpus: int | None, count: int | None) -> None:
@@ -291,9 +225,7 @@ def take(cpus: int | None, count: int | None) -> None:
         os.environ[VISIBLE] = ",".join(devices[:count])
 
 
-def _allow(option: str, value: int, least: int, most: int, unit: str) -> None:
-    if not least <= value <= most:
-        raise ConfigError(
-            f"{option}: {value} is not allowed; allowed: {least} to {most}, the {unit} that are"
-            " there"
-        )
+def _allow(option: str, value: int, low: int, high: int, unit: str) -> None:
+    allowed = f"{low} to {high}, the {unit} that are there"
+    if not low <= value <= high:
+        raise ConfigError(f"{option}: {value} is not allowed; allowed: {allowed}")

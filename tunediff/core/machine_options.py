@@ -25,56 +25,47 @@ class MachineOptions(Protocol):
 def check(args: MachineOptions) -> None:
     """Apply the options. Raises `ConfigError` for more than there is."""
     args.address = args.address or os.environ.get("RAY_ADDRESS")
-    if args.address is not None and not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
-        why = (
-            "Ray Client keeps the search away from its cluster's files; run it on a node: ray job"
-            " submit does"
-        )
-        where = f" ({why})" if args.address.startswith("ray://") else ""
-        raise ConfigError(
-            f"--address: {args.address!r} is not allowed{where}; allowed: auto or HOST:PORT"
-        )
-    if args.address not in (None, "auto"):  # Ray would look for it for minutes
+    if args.address is None:
+        if (why := machine.unused()) and args.gpus != 0:
+            log.warning(why)
+        machine.take(args.cpus, args.gpus)
+        return
+    if not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
+        client = "Ray Client keeps the search away from its cluster's files; run it on a node"
+        why = f" ({client}: ray job submit does)" if args.address.startswith("ray://") else ""
+        allowed = "allowed: auto or HOST:PORT"
+        raise ConfigError(f"--address: {args.address!r} is not allowed{why}; {allowed}")
+    if args.address != "auto":  # Ray would look for it for minutes
         host, _, port = args.address.rpartition(":")
         try:
             answers = _speaks_http2(host.strip("[]"), int(port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
         if not answers:
-            raise ConfigError(
-                f"--address: what answers at {args.address} is no head of a Ray cluster"
-            )
-    if args.address is None:
-        if (why := machine.unused()) and args.gpus != 0:
-            log.warning(why)
-        machine.take(args.cpus, args.gpus)
-    elif (
-        option := "--cpus" if args.cpus is not None else "--gpus" if args.gpus is not None else None
-    ) is not None:
-        raise ConfigError(
-            f"{option}: takes a part of this machine; of the cluster at {args.address} Ray gives"
-            " out what is free"
-        )
+            what = f"what answers at {args.address} is no head of a Ray cluster"
+            raise ConfigError(f"--address: {what}")
+    for option, value in (("--cpus", args.cpus), ("--gpus", args.gpus)):
+        if value is not None:
+            theirs = f"of the cluster at {args.address} Ray gives out what is free"
+            raise ConfigError(f"{option}: takes a part of this machine; {theirs}")
 
 
 def _speaks_http2(host: str, port: int) -> bool:
-    """Return whether a server answers as gRPC does, which a head of Ray speaks: HTTP/2 settings
-    after its preface.
+    """Return whether a server answers as gRPC does, which a head of Ray speaks: HTTP/2 settings.
 
     Raises OSError where nobody listens.
     """
     with socket.create_connection((host, port), timeout=10) as connection:
         if os.environ.get("RAY_USE_TLS", "0") != "0":
             return True
-        settings = bytes(
-            [0, 0, 0, 4, 0, 0, 0, 0, 0]
-        )  # an empty frame of type 4 (RFC 9113, 4.1 and 6.5)
+        # The preface and an empty frame of type 4 (RFC 9113, 4.1 and 6.5).
+        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         try:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
             head = connection.recv(4, socket.MSG_WAITALL)
         except (TimeoutError, ConnectionError):
             return False
-        return len(head) == 4 and head[3] == 4
+        return head[3:] == b"\x04"
 
 
 def words(args: MachineOptions) -> list[str]:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,9 +64,9 @@ def local(storage: str | Path) -> Path:
     return folder
 
 
-def place_of(path: Path) -> tuple[Path, Path] | None:
-    """Return the storage folder with an address and the folder of the search, or other run, in it
-    that `path` is in."""
+def storage_and_run(path: Path) -> tuple[Path, Path] | None:
+    """Return the storage folder with an address that `path` is in, and the folder of the search or
+    other run below it; None for any other path."""
     inside = path.absolute()
     for run, storage in zip((inside, *inside.parents), inside.parents, strict=False):
         if (storage / ADDRESS).is_file():
@@ -101,13 +101,13 @@ def check(storage: Path) -> None:
 
 
 def pull(path: Path, heavy: bool = False) -> None:
-    """Fetch what is in the copy of a file or folder and is not here, or has changed there since it
-    was copied.
+    """Fetch what is in the copy of a file or folder and is not here, or has changed at the address
+    since it was copied.
 
     `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises
     `ConfigError`.
     """
-    if (place := place_of(path)) is None:
+    if (place := storage_and_run(path)) is None:
         return
     storage, run = place
     address = str(address_of(storage))
@@ -118,15 +118,16 @@ def pull(path: Path, heavy: bool = False) -> None:
         files = system.find(f"{root}/{inside}", detail=True)
         copied = _Copied(run)
         for name, info in sorted(files.items()):
-            there = storage / name.removeprefix(root).strip("/")
-            wanted = ".." not in there.parts and (heavy or not there.name.endswith(HEAVY))
-            wanted = wanted and not there.name.startswith(".")
-            if wanted and copied.is_newer_there(there, info):
-                there.parent.mkdir(parents=True, exist_ok=True)
-                partial = there.with_name(f".{there.name}.fetched")
+            file = storage / name.removeprefix(root).strip("/")
+            is_heavy = file.name.endswith(HEAVY) and not heavy
+            if is_heavy or file.name.startswith(".") or ".." in file.parts:
+                continue
+            if copied.is_newer_at_address(file, info):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                partial = file.with_name(f".{file.name}.fetched")
                 system.get_file(name, str(partial))
-                partial.replace(there)
-                copied.note(there, info)
+                partial.replace(file)
+                copied.note(file, info)
         copied.save()
     except Exception as error:
         raise ConfigError(f"--storage: {address} cannot be read: {short_error(error)}") from None
@@ -138,37 +139,37 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
     `last`: nothing runs in it any more, so that all files are at rest; `before_file`: called before
     each is copied. Raises what the service and `before_file` raise.
     """
-    if (place := place_of(path)) is None:
+    if (place := storage_and_run(path)) is None:
         return 0
     storage, run = place
     address = str(address_of(storage))
     system, root = connect(address)
-    copied, count, made, continued = _Copied(run), 0, set[str](), set[Path]()
+    copied, count, continued = _Copied(run), 0, set[Path]()
     system.invalidate_cache()
+
+    def target(file: Path) -> str:
+        return f"{root}/{file.relative_to(storage).as_posix()}"
+
     try:
         for file in _files(run, last):
             if copied.is_equal(file):
                 continue
             before_file()
-            target = f"{root}/{file.relative_to(storage).as_posix()}"
             if file.suffix == ".jsonl":  # of two journals the longer one counts
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # `exists` is False for every error of a service
-                    if copied.is_newer_there(file, system.info(target)):
+                # `exists` is False for every error of a service.
+                with contextlib.suppress(FileNotFoundError):
+                    if copied.is_newer_at_address(file, system.info(target(file))):
                         continue
-            before, above = copied.state(file), target.rpartition("/")[0]
-            if above not in made:
-                make_folder(system, address, above)
-                made.add(above)
+            before = copied.state(file)
+            make_folder(system, address, target(file).rpartition("/")[0])
             try:
-                system.put_file(str(file), target)
+                system.put_file(str(file), target(file))
             except FileNotFoundError:
                 if file.exists():
                     raise
                 continue  # it was moved or removed meanwhile
-            copied.note(file, system.info(target), before)
-            # now: a `pull` beside this would fetch the copy over a file that is written again here
+            copied.note(file, system.info(target(file)), before)
+            # Now: a `pull` at this moment would fetch the copy over a file that is written again.
             copied.save()
             count += 1
             if file.name == _JOURNAL:
@@ -179,7 +180,7 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
         for file in copied.gone(HEAVY):
             if file.suffix == ".pt" or not continued.isdisjoint(file.parents):
                 with contextlib.suppress(FileNotFoundError):
-                    system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
+                    system.rm_file(target(file))
                 copied.forget(file)
     finally:
         copied.save()
@@ -200,29 +201,22 @@ def make_folder(system: FileSystem, address: str, path: str) -> None:
         system.makedirs(path, exist_ok=True)
 
 
-def _files(run: Path, last: bool) -> Iterator[Path]:
-    """Yield the files of a run that are copied: journals behind what they tell of, and small before
-    large."""
+def _files(run: Path, last: bool) -> list[Path]:
+    """Return the files of a run that are copied: journals behind what they describe, and small
+    before large."""
     result: list[Path] = []
-    for folder, names, files in os.walk(run):
-        here = Path(folder)
-        names[:] = [
-            name
-            for name in names
-            if not name.startswith(".") and not (here == run and name in _OF_RAY)
-        ]
-        skipped = (*_PASSING, *(() if last else _LATE))
-        result += [
-            here / name for name in files if not name.startswith(".") and name not in skipped
-        ]
-    return iter(
-        sorted(result, key=lambda file: (file.name in _LAST, file.name.endswith(HEAVY), file))
-    )
+    skipped = (*_PASSING, *(() if last else _LATE))
+    for name, folders, files in os.walk(run):
+        of_ray = _OF_RAY if Path(name) == run else ()
+        folders[:] = [one for one in folders if not one.startswith(".") and one not in of_ray]
+        wanted = (one for one in files if not one.startswith(".") and one not in skipped)
+        result += [Path(name) / one for one in wanted]
+    return sorted(result, key=lambda file: (file.name in _LAST, file.name.endswith(HEAVY), file))
 
 
 class _Copied:
-    """What the copy of a run had when it was equal to the files here: by name, size and time here,
-    and a mark there."""
+    """What is equal here and at the address: by name of a file, size and time here, and the mark of
+    its copy."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, run / COPIED
@@ -242,14 +236,14 @@ class _Copied:
     def is_equal(self, file: Path) -> bool:
         return bool(self._entries.get(self._key(file), [None])[0] == self.state(file))
 
-    def is_newer_there(self, file: Path, info: dict[str, Any]) -> bool:
-        """Return whether to fetch a file: it is not here, or it has changed there; the longer
-        journal is the newer."""
-        entry, here = self._entries.get(self._key(file)), self.state(file)
-        if not here or (entry is not None and entry[1] == _mark(info)):
-            return not here
-        unchanged = entry is not None and entry[0] == here
-        return unchanged or file.suffix != ".jsonl" or bool(info["size"] > here[0])
+    def is_newer_at_address(self, file: Path, info: dict[str, Any]) -> bool:
+        """Return whether to fetch a file: it is not here, or it has changed at the address; the
+        longer journal is the newer."""
+        entry, state = self._entries.get(self._key(file)), self.state(file)
+        if not state or (entry is not None and entry[1] == _mark(info)):
+            return not state
+        unchanged = entry is not None and entry[0] == state
+        return unchanged or file.suffix != ".jsonl" or bool(info["size"] > state[0])
 
     def note(self, file: Path, info: dict[str, Any], state: list[int] | None = None) -> None:
         """Note that a file, as it was in `state`, is equal to its copy."""
