@@ -541,7 +541,7 @@ def service(request, monkeypatch, tmp_path):
     server.stop()
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_server_that_is_killed_gets_everything_when_it_is_back(service, caplog):
     address = f"{service.scheme}://bucket/prefix"
     folder, said = remote.local(address).absolute() / "night", []
@@ -568,7 +568,7 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(service, caplog):
     assert [point.flat for point in read_trial(folder / "trials" / "t0000").points] == before
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
     folder = remote.local(f"{service.scheme}://bucket/prefix").absolute() / "night"
     with monkeypatch.context() as there:
@@ -586,7 +586,7 @@ def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
         StorageLock(folder).take()
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_bucket_that_does_not_exist_is_refused(service):
     address = f"{service.scheme}://none/prefix"
     with pytest.raises(ConfigError, match=f"--storage: {address} cannot be written: "):

@@ -268,7 +268,7 @@ def wandb_records(path):
             yield record
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_tracking_process_writes_offline_runs_of_wandb(folder, space, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -301,7 +301,7 @@ def test_tracking_process_writes_offline_runs_of_wandb(folder, space, monkeypatc
     assert values["report._type"] == '"html-file"'
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_a_server_that_never_answers_is_named_once_and_left(folder, space, monkeypatch, caplog):
     pytest.importorskip("wandb")
     said = []
@@ -333,7 +333,7 @@ def mlflow(tmp_path, monkeypatch):
     return pytest.importorskip("mlflow")
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, mlflow):
     assert send_all(folder, "mlflow", {"best_trial": "t0000"})
     finished(folder, space)
@@ -354,6 +354,7 @@ def test_mlflow_store_has_nested_runs_and_equal_points_once(folder, space, mlflo
     assert client.list_artifacts(trial.info.run_id, "images")
 
 
+@pytest.mark.nightly
 def test_mlflow_has_the_knobs_of_a_run_that_was_interrupted_after_its_creation(folder, space, mlflow, monkeypatch):
     """Creating a run and sending its knobs are two requests, and the second one fails once for each run."""
     from tunediff.integrations import mlflow_runs
@@ -377,7 +378,7 @@ def test_mlflow_has_the_knobs_of_a_run_that_was_interrupted_after_its_creation(f
     assert Tracker(changed, mlflow_runs.MlflowRuns(folder), print).sync('{"best_trial": "t0000"}', last=True)
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_mlflow_takes_names_that_it_does_not_allow(folder, space, mlflow):
     metrics = {"recall@5": 0.5, "../loss": 1.0, "a//b": 2.0, "psnr/y": 3.0, "x" * 300: 4.0}
     place = searches.write(folder, space, 1, {"optimizer.lr": 1e-2}, CURVE, found=metrics)
@@ -392,7 +393,7 @@ def test_mlflow_takes_names_that_it_does_not_allow(folder, space, mlflow):
     assert runs["night"].tags["best_5"] == "t0001"
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_trackio_database_has_runs_with_knobs_and_points(folder, space, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     trackio = pytest.importorskip("trackio")

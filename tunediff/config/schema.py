@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -89,82 +89,66 @@ class Schema:
         function that makes a configuration from what `to_dict` returns; a pickle refers to it (here
         `workload.from_dict`, which this module cannot import). Raises `ConfigError`.
         """
-        self.workload, self.own, self.version, self.title = (
-            workload,
-            own,
-            version,
-            title or workload,
-        )
-        self.rebuild = rebuild
+        self.workload, self.own, self.version = workload, own, version
+        self.title, self.rebuild = title or workload, rebuild
         self.type = self._build(own, systems)
         of_systems = {field.name for field in dataclasses.fields(systems)}
-        self.order = sorted(
-            (field.name for field in dataclasses.fields(self.type)), key=of_systems.__contains__
-        )
+        names = (field.name for field in dataclasses.fields(self.type))
+        self.order = sorted(names, key=of_systems.__contains__)
         """Names of the sections and of the knobs beside them, in the order in which they are
         shown."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
-        self.from_dict(
-            dataclasses.asdict(own()), f"{self.title}: Knobs", check=False
-        )  # the defaults
+        defaults = dataclasses.asdict(own())
+        self.from_dict(defaults, f"{self.title}: Knobs", check=False)
         self._check_spaces()
 
     def _build(self, own: type, systems: type) -> Any:
         where = f"{self.title}: Knobs"
         content = fields_of(own, where) | {"schema": self}
-        above = typing.get_type_hints(systems)
+        sections = typing.get_type_hints(systems)
         for name, hint in content["__annotations__"].items():
-            taken = name in ("workload", "knobs", "schema", "sections")
-            refuse(taken, f"{where}: {name}: is a name that tunediff needs; choose another")
-            own_type, needed = unwrap(hint)[0], above.get(name, object)
-            why = (
-                "every workload has a section of this name; rename the knob, or make it a subclass"
-                " of that section"
-            )
-            refuse(
-                name in above and not (inspect.isclass(own_type) and issubclass(own_type, needed)),
-                f"{where}: {name}: {why}",
-            )
+            reserved = name in ("workload", "knobs", "schema", "sections")
+            refuse(reserved, f"{where}: {name}: is a name that tunediff needs; choose another")
+            kind = unwrap(hint)[0]
+            if name in sections and not (
+                inspect.isclass(kind) and issubclass(kind, sections[name])
+            ):
+                why = "every workload has a section of this name; rename the knob, or make it a"
+                raise ConfigError(f"{where}: {name}: {why} subclass of that section")
         return made_section("Config", systems, content)
 
     def _check_spaces(self) -> None:
         """Raise `ConfigError` if a default lies outside the space of its knob: the baseline is the
         first trial."""
         for knob in self.knobs.values():
-            space, place = knob.space or {}, f"{self.title}: Knobs: {knob.name}"
+            space, default = knob.space or {}, knob.default
+            where = f"{self.title}: Knobs: {knob.name}"
             if "choice" in space:
-                default = (
-                    list(knob.default) if isinstance(knob.default, tuple) else knob.default
-                )  # as in a file
-                inside = default in space["choice"]
+                as_in_a_file = list(default) if isinstance(default, tuple) else default
+                outside = f"{where}: its default {default!r} is not among"
                 refuse(
-                    not inside,
-                    f"{place}: its default {knob.default!r} is not among"
-                    f" Choice{tuple(space['choice'])}",
+                    as_in_a_file not in space["choice"],
+                    f"{outside} Choice{tuple(space['choice'])}",
                 )
             elif space:
-                refuse(
-                    knob.kind not in ("int", "float"),
-                    f"{place}: a Range needs a number; use Choice(…)",
-                )
                 low, high = space.get("low"), space.get("high")
-                between = f"Range({low!r}, {high!r})"
-                numbers = isinstance(low, int | float) and isinstance(high, int | float)
-                refuse(not numbers, f"{place}: {between} is not allowed; allowed: two numbers")
-                refuse(
-                    knob.default is None,
-                    f"{place}: a Range needs a default that is a number, not None",
-                )
-                outside = not low <= knob.default <= high
-                refuse(outside, f"{place}: its default {knob.default!r} lies outside {between}")
+                space_text = f"Range({low!r}, {high!r})"
+                is_number = knob.kind in ("int", "float")
+                refuse(not is_number, f"{where}: a Range needs a number; use Choice(…)")
+                if not (isinstance(low, int | float) and isinstance(high, int | float)):
+                    why = "is not allowed; allowed: two numbers"
+                    raise ConfigError(f"{where}: {space_text} {why}")
+                why = "a Range needs a default that is a number, not None"
+                refuse(default is None, f"{where}: {why}")
+                outside = f"its default {default!r} lies outside {space_text}"
+                refuse(not low <= default <= high, f"{where}: {outside}")
 
     @functools.cached_property
     def _all(self) -> tuple[Knob, ...]:
-        return tuple(
-            sorted(
-                knobs_of(self.type), key=lambda knob: self.order.index(knob.name.partition(".")[0])
-            )
-        )
+        def position(knob: Knob) -> int:
+            return self.order.index(knob.name.partition(".")[0])
+
+        return tuple(sorted(knobs_of(self.type), key=position))
 
     @functools.cached_property
     def knobs(self) -> dict[str, Knob]:
@@ -211,10 +195,8 @@ class Schema:
             return f"{where}: {name}: no such knob: {gone}"
         hint = nearest(name, self.knobs)
         if hint.startswith("allowed:"):  # too many to list
-            hint = (
-                "sections:"
-                f" {', '.join(dict.fromkeys(knob.partition('.')[0] for knob in self.knobs))}"
-            )
+            sections = dict.fromkeys(knob.partition(".")[0] for knob in self.knobs)
+            hint = f"sections: {', '.join(sections)}"
         return f"{where}: {name}: no such knob; {hint}"
 
     def default(self) -> Any:
@@ -255,32 +237,28 @@ class Schema:
         # timesteps.history.
         if len(path) > 2 and path[1] in self.members.get(f"{path[0]}.name", {}):
             path.pop(1)
-        name, value = ".".join(path), detail.get("input")
+        key, value = ".".join(path), detail.get("input")
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            if key in self.knobs and (member := self.knobs[key].member):
+                of = f"belongs to {member[0]} = {member[1]}, which is not chosen here"
+                return f"{where}: {key}: {of}"
+            return self._unknown(key, where)
+        name = key
         if detail["type"].startswith("union_tag"):  # an unknown member
             name += ".name"
             value = value.get("name") if isinstance(value, Mapping) else value
         while name not in self.knobs and "." in name:  # an element of a tuple
             name = name.rpartition(".")[0]
-        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            key = ".".join(path)
-            if key in self.knobs and (member := self.knobs[key].member):
-                return (
-                    f"{where}: {key}: belongs to {member[0]} = {member[1]}, which is not chosen"
-                    " here"
-                )
-            return self._unknown(key, where)
         if name not in self.knobs:
             return f"{where}: {name}: {value!r}: {detail['msg']}"
+        refusal = f"{where}: {name}: {value!r} is not allowed"
         if gone := removed.reason(name, value):
-            return f"{where}: {name}: {value!r} is not allowed: {gone}"
+            return f"{refusal}: {gone}"
         knob = self.knobs[name]
-        return (
-            f"{where}: {name}: {value!r} is not allowed; allowed: {knob.allowed}{knob.hint(value)}"
-        )
+        return f"{refusal}; allowed: {knob.allowed}{knob.hint(value)}"
 
 
-# ---- what is
-# done with one
+# ---- what is done with one
 C = TypeVar("C", bound=Configuration)
 
 
@@ -288,14 +266,12 @@ def check_rules(config: Configuration, where: str) -> None:
     """Check the rules that join several knobs. Raises `ConfigError` that names the knobs and their
     values."""
     for part in config.sections():
-        if hasattr(part, "check"):
-            try:
-                part.check(config)
-            except Refusal as refusal:
-                value = flat(config)[refusal.knob]
-                raise ConfigError(
-                    f"{where}: {refusal.knob}: {value!r} is not allowed: {refusal.why}"
-                ) from None
+        try:
+            getattr(part, "check", lambda config: None)(config)
+        except Refusal as refusal:
+            value = flat(config)[refusal.knob]
+            why = f"{refusal.knob}: {value!r} is not allowed: {refusal.why}"
+            raise ConfigError(f"{where}: {why}") from None
 
 
 def not_effective(config: Configuration, device: str) -> dict[str, str]:
@@ -309,19 +285,18 @@ _STANDS_FOR = {"compile.mode": "default"}
 """The value as which a knob acts where its own value has no effect, if that is not its default."""
 
 
-def neutral(config: C, names: Iterable[str]) -> C:
+def neutral(config: C, names: Collection[str]) -> C:
     """Return the configuration with each of these knobs at a fixed value: switches off, others at
     their default.
 
     The result is equal for configurations that differ only in knobs without effect
     (`not_effective`).
     """
-    knobs, now = config.schema.knobs, flat(config)
-    values = {
-        name: _STANDS_FOR.get(name, False if isinstance(now[name], bool) else knobs[name].default)
-        for name in names
-        if name in now
-    }
+    values: Values = {}
+    for name, value in flat(config).items():
+        if name in names:
+            default = False if isinstance(value, bool) else config.schema.knobs[name].default
+            values[name] = _STANDS_FOR.get(name, default)
     return override(config, values, check=False) if values else config
 
 
@@ -335,10 +310,11 @@ def nest(values: Mapping[str, Any]) -> Lines:
     """Return nested sections: {"loader.workers": 2} → {"loader": {"workers": 2}}."""
     nested: Lines = {}
     for name, value in values.items():
-        *sections, leaf = name.split(".")
-        functools.reduce(lambda inner, key: inner.setdefault(key, {}), sections, nested)[leaf] = (
-            value
-        )
+        *sections, knob = name.split(".")
+        inner = nested
+        for name_of_section in sections:
+            inner = inner.setdefault(name_of_section, {})
+        inner[knob] = value
     return nested
 
 
@@ -359,15 +335,12 @@ def flatten(
     """
     flat: Values = {}
     for key, value in nested.items():
-        name = f"{prefix}{key}"
-        inner = (
-            flatten(value, where, f"{name}.", is_section) if is_section(value) else {name: value}
-        )
+        inner = {f"{prefix}{key}": value}
+        if is_section(value):
+            inner = flatten(value, where, f"{prefix}{key}.", is_section)
         for twice in inner.keys() & flat.keys():
-            both = f"{flat[twice]!r} and {inner[twice]!r}"
-            raise ConfigError(
-                f"{where}: {twice}: is given twice, {both}; allowed: once, nested or dotted"
-            )
+            both = f"is given twice, {flat[twice]!r} and {inner[twice]!r}"
+            raise ConfigError(f"{where}: {twice}: {both}; allowed: once, nested or dotted")
         flat |= inner
     return flat
 
@@ -386,9 +359,8 @@ def flat(config: Configuration) -> Values:
 def fingerprint(config: Configuration) -> str:
     """Return 12 hex digits that are equal exactly for equal configurations of equal workloads."""
     schema = config.schema
-    name = (
-        Path(schema.workload).name if schema.version else schema.workload
-    )  # a copy of the file counts as equal
+    # A copy of a user's file counts as equal.
+    name = Path(schema.workload).name if schema.version else schema.workload
     content = json.dumps([schema.version, {**to_dict(config), "workload": name}], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -400,18 +372,20 @@ def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> V
     `override(base, …)` with the result gives the configuration again. So defaults that come with
     another union member (`timesteps.name`) are not included.
     """
-    ours, theirs = flat(of) if isinstance(of, Configuration) else of, flat(base)
-    members = base.schema.members
+    values, base_values = flat(of) if isinstance(of, Configuration) else of, flat(base)
     chosen = {
-        name: ours[name]
-        for name in members
-        if ours.get(name) in members[name] and ours[name] != theirs[name]
+        name: values[name]
+        for name, members in base.schema.members.items()
+        if values.get(name) in members and values[name] != base_values[name]
     }
-    theirs = flat(override(base, chosen, check=False)) | {name: theirs[name] for name in chosen}
+    with_members = flat(override(base, chosen, check=False))
+    expected = with_members | {name: base_values[name] for name in chosen}
     changed = {
-        name: value for name, value in ours.items() if name not in theirs or theirs[name] != value
+        name: value
+        for name, value in values.items()
+        if name not in expected or expected[name] != value
     }
-    if Path(str(changed.get("workload", ""))).name == Path(theirs["workload"]).name:
+    if Path(str(changed.get("workload", ""))).name == Path(base_values["workload"]).name:
         del changed["workload"]  # the same file in another folder, such as a search's copy
     return changed
 
@@ -426,19 +400,16 @@ def override(
     result. Raises `ConfigError` that names `where`, the knob, the value and the allowed values.
     """
     schema = config.schema
-    values_now = flatten(schema.to_dict(config))
+    now = flatten(schema.to_dict(config))
     for name, value in values.items():
-        if schema.knob(name, where).name in schema.members and values_now[name] != value:
-            prefix, kept = (
-                name.removesuffix("name"),
-                schema.kept_knobs(name, values_now[name], value),
-            )
-            values_now = {
+        if schema.knob(name, where).name in schema.members and now[name] != value:
+            kept, section = schema.kept_knobs(name, now[name], value), name.removesuffix("name")
+            now = {
                 other: old
-                for other, old in values_now.items()
-                if not other.startswith(prefix) or other in kept
+                for other, old in now.items()
+                if not other.startswith(section) or other in kept
             }
-    changed: C = schema.from_dict(nest({**values_now, **values}), where, check)
+    changed: C = schema.from_dict(nest({**now, **values}), where, check)
     return changed
 
 
@@ -450,14 +421,14 @@ def with_absolute_paths(config: C) -> C:
 
 def with_relative_paths(config: C) -> C:
     """Return the configuration with files inside the current folder as relative, portable paths."""
-    current = Path.cwd()
     return _with_paths(
-        config, lambda path: path.relative_to(current) if path.is_relative_to(current) else path
+        config,
+        lambda path: path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path,
     )
 
 
 def _with_paths(config: C, change: Callable[[Path], Path]) -> C:
-    now, schema = flat(config), config.schema
-    named = {name for name, knob in schema.knobs.items() if knob.file and now.get(name) is not None}
-    changed = {name: str(change(Path(now[name]))) for name in named}
+    now, knobs = flat(config), config.schema.knobs.values()
+    paths = {knob.name: now[knob.name] for knob in knobs if knob.file and now.get(knob.name)}
+    changed = {name: str(change(Path(path))) for name, path in paths.items()}
     return override(config, changed, check=False) if changed else config

@@ -45,41 +45,28 @@ class Loader:
     def check(self, config: Systems) -> None:
         mode = config.compile.mode
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
-            raise Refusal(
-                "loader.accumulation",
-                f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate",
-            )
+            why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
+            raise Refusal("loader.accumulation", why)
         parts, name = config.parallel.parts
         if self.batch_size % (passes := parts * self.accumulation):
-            raise Refusal(
-                "loader.batch_size",
-                f"must be a multiple of {name} × loader.accumulation = {passes}",
-            )
+            why = f"must be a multiple of {name} × loader.accumulation = {passes}"
+            raise Refusal("loader.batch_size", why)
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
+        of_processes = ("prefetch_factor", "persistent_workers")
+        of_copies = ("pin_memory", "non_blocking")
         if self.resident:
-            names = (
-                "workers",
-                "prefetch_factor",
-                "persistent_workers",
-                "pin_memory",
-                "non_blocking",
-                "transfer",
-            )
-            yield from (
-                (f"loader.{name}", "loader.resident keeps all samples on the device")
-                for name in names
-            )
+            why = "loader.resident keeps all samples on the device"
+            for name in ("workers", *of_processes, *of_copies, "transfer"):
+                yield f"loader.{name}", why
             return
         if self.workers == 0:
-            for name in ("prefetch_factor", "persistent_workers"):
+            for name in of_processes:
                 yield f"loader.{name}", "there are no loader processes (loader.workers = 0)"
         if self.non_blocking and not self.pin_memory:
-            yield (
-                "loader.non_blocking",
-                "only copies from page-locked memory go on by themselves (loader.pin_memory)",
-            )
-        for name in ("pin_memory", "non_blocking"):
+            why = "only copies from page-locked memory go on by themselves (loader.pin_memory)"
+            yield "loader.non_blocking", why
+        for name in of_copies:
             if device != "cuda" and getattr(self, name):
                 yield f"loader.{name}", "nothing is copied to a GPU"
 
@@ -101,11 +88,13 @@ class Precision:
     on a CPU."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
-        if device != "cuda" and self.matmul == "high":
+        if device == "cuda":
+            return
+        if self.matmul == "high":
             yield "precision.matmul", "TF32 is a format of NVIDIA GPUs"
-        if device != "cuda" and self.conv_tf32:
+        if self.conv_tf32:
             yield "precision.conv_tf32", "TF32 is a format of NVIDIA GPUs"
-        if device != "cuda" and self.cudnn_benchmark:
+        if self.cudnn_benchmark:
             yield "precision.cudnn_benchmark", "cuDNN is for NVIDIA GPUs"
 
 
@@ -226,57 +215,42 @@ class Parallel:
         return self.workers, "parallel.workers"
 
     def check(self, config: Systems) -> None:
-        if self.strategy == "single" and self.workers > 1:
-            raise Refusal(
-                "parallel.strategy", f"single is one process, and parallel.workers = {self.workers}"
-            )
+        compiled_whole = config.compile.active and config.compile.scope == "model"
+        if self.workers > 1:
+            if self.strategy == "single":
+                why = f"single is one process, and parallel.workers = {self.workers}"
+                raise Refusal("parallel.strategy", why)
+            if self.strategy == "ddp" and compiled_whole and self.bucket_mib < 1:
+                why = "compiled as a whole, the network is cut into as many graphs; at least 1"
+                raise Refusal("parallel.bucket_mib", why)
+            if self.strategy == "fsdp" and config.memory.channels_last is True:
+                why = "parallel.strategy = fsdp divides weights in their usual order only"
+                raise Refusal("memory.channels_last", why)
+            if self.strategy == "pipeline":
+                self._check_pipeline(config, compiled_whole)
         if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
-            raise Refusal(
-                "parallel.static_graph",
-                "passes of an accumulation that average nothing are another graph",
-            )
-        whole = config.compile.active and config.compile.scope == "model"
-        if self.strategy == "ddp" and self.workers > 1 and whole and self.bucket_mib < 1:
-            raise Refusal(
-                "parallel.bucket_mib",
-                "compiled as a whole, the network is cut into as many graphs; at least 1",
-            )
-        if self.strategy == "fsdp" and self.workers > 1 and config.memory.channels_last is True:
-            raise Refusal(
-                "memory.channels_last",
-                "parallel.strategy = fsdp divides weights in their usual order only",
-            )
+            why = "passes of an accumulation that average nothing are another graph"
+            raise Refusal("parallel.static_graph", why)
         if self.together and config.compile.active:
-            raise Refusal(
-                "compile.mode",
-                f"{_COPIES}, and each copy would be compiled again; use none, or ddp",
-            )
+            why = f"{_COPIES}, and each copy would be compiled again; use none, or ddp"
+            raise Refusal("compile.mode", why)
         if self.together and config.memory.checkpoint > 0:
-            raise Refusal(
-                "memory.checkpoint",
-                f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp",
-            )
-        if self.strategy == "pipeline" and self.workers > 1:
-            self._check_pipeline(config)
+            why = f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp"
+            raise Refusal("memory.checkpoint", why)
 
-    def _check_pipeline(self, config: Systems) -> None:
+    def _check_pipeline(self, config: Systems, compiled_whole: bool) -> None:
         piped = "parallel.strategy = pipeline"
         if self.schedule == "1f1b" and self.microbatches < self.workers:
-            stages = (
-                f"parallel.schedule = 1f1b needs one for each of parallel.workers = {self.workers}"
-            )
-            raise Refusal("parallel.microbatches", f"{stages} at least")
+            needs = f"one for each of parallel.workers = {self.workers} at least"
+            raise Refusal("parallel.microbatches", f"parallel.schedule = 1f1b needs {needs}")
         if config.precision.amp == "fp16":
-            raise Refusal(
-                "precision.amp", f"stages of {piped} would find loss scales of their own; use bf16"
-            )
-        if config.compile.active and config.compile.scope == "model":
+            why = f"stages of {piped} would find loss scales of their own; use bf16"
+            raise Refusal("precision.amp", why)
+        if compiled_whole:
             raise Refusal("compile.scope", f"{piped} never runs the model as a whole; use blocks")
         if config.compile.mode in CUDA_GRAPHS:
-            raise Refusal(
-                "compile.mode",
-                f"{piped} has several passes under way, which CUDA graphs cannot; use default",
-            )
+            why = f"{piped} has several passes under way, which CUDA graphs cannot; use default"
+            raise Refusal("compile.mode", why)
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         changed = [name for name, value in vars(Parallel()).items() if getattr(self, name) != value]
@@ -291,9 +265,13 @@ class Parallel:
 
 
 _ONLY_OF = {
-    "gradients": ("ddp", "fsdp"), "bucket_mib": ("ddp",), "static_graph": ("ddp",), "reshard": ("fsdp",),
-    "microbatches": ("pipeline",), "schedule": ("pipeline",),
-}  # fmt: skip
+    "gradients": ("ddp", "fsdp"),
+    "bucket_mib": ("ddp",),
+    "static_graph": ("ddp",),
+    "reshard": ("fsdp",),
+    "microbatches": ("pipeline",),
+    "schedule": ("pipeline",),
+}
 """Knobs of `Parallel` that only some strategies have, with these strategies."""
 
 
