@@ -40,10 +40,7 @@ UPWARD = {
     "tunediff.tuning.experiment -> cli",
 }
 """Imports against the order that are left, to be removed; also those inside functions or for types only."""
-CIRCLES = [
-    {"tunediff.training.read_tracking", "tunediff.training.session"},
-    {"tunediff.tuning.cluster", "tunediff.tuning.worker"},
-]
+CIRCLES = [{"tunediff.tuning.cluster", "tunediff.tuning.worker"}]
 """Modules that import each other, to be parted."""
 
 
