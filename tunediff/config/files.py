@@ -143,7 +143,7 @@ def dump(
 def missing_equals_hint(words: Sequence[str]) -> str:
     """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; ''
     otherwise."""
-    for name, value in itertools.pairwise(words):
+    for name, value in itertools.pairwise(word.strip("=") for word in words if word != "="):
         is_knob = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and Path(name).suffix not in FILES
         if is_knob and "=" not in value and ("." in name or value[:1] in "-[0123456789"):
             return f"; did you mean {name}={value}?"
