@@ -69,7 +69,7 @@ def write_all(results: Results) -> Written:
     return written
 
 
-def study(results: Results, table: study_table.Table) -> Written:
+def study(results: Results, table: study_table.StudyTable) -> Written:
     """Write the table and the figure of a study and return their paths by file name."""
     about, title = measured_on(results), table.study.title or results.folder.name
     lines = [*([about + ".", ""] if about else []), table.markdown()]

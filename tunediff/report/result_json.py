@@ -33,7 +33,7 @@ from tunediff.report.search_result import (
     ParetoResult,
     SearchResult,
 )
-from tunediff.report.study_table import Table
+from tunediff.report.study_table import StudyTable
 from tunediff.report.words import with_sd
 
 EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "difference_high")
@@ -42,7 +42,7 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 def search(
     evidence: Evidence,
     costs_and_files: Mapping[str, Any],
-    studied: Table | None = None,
+    studied: StudyTable | None = None,
     longer: Sequence[Comparison] = (),
 ) -> SearchResult:
     """Return the result of a search.

@@ -15,13 +15,13 @@ from tunediff.analysis import is_number
 from tunediff.core import colors
 from tunediff.core.text import knob_value, number
 from tunediff.report import style
-from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, Table
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, StudyTable
 from tunediff.report.words import fitted, short
 
 MARKERS = "osD^v<>h"
 
 
-def figure(table: Table, subtitle: str) -> Figure:
+def figure(table: StudyTable, subtitle: str) -> Figure:
     """Return the study's figure; `subtitle`: hardware and budget. Raises `ValueError` if the study
     has no figure."""
     study = table.study
@@ -42,14 +42,14 @@ def figure(table: Table, subtitle: str) -> Figure:
     return drawn
 
 
-def _scaled(table: Table, row: Row | None, name: str) -> float | None:
+def _scaled(table: StudyTable, row: Row | None, name: str) -> float | None:
     """Return a value in the unit that the figure shows; None if it is unknown."""
     value = row.value(name) if row is not None else None
     return float(value) * table.study.quantity(name).scale if is_number(value) else None
 
 
 # ---- lines
-def _lines(table: Table, x: str) -> Figure:
+def _lines(table: StudyTable, x: str) -> Figure:
     """Draw one panel per y with one line per combination of the other knobs that vary.
 
     If x is a measured quantity, the last of these knobs varies along each line, and the points are
@@ -114,7 +114,7 @@ Series = Mapping[str, tuple[Sequence[float | None], Sequence[str]]]
 meaning."""
 
 
-def _bars(table: Table) -> Figure:
+def _bars(table: StudyTable) -> Figure:
     """Draw one bar per configuration in one panel per y; if all y are seconds, stack them in one
     panel."""
     study, ys, rows = table.study, table.study.y, table.rows
@@ -143,7 +143,7 @@ def _bars(table: Table) -> Figure:
     return figure
 
 
-def _bar_names(table: Table) -> list[str]:
+def _bar_names(table: StudyTable) -> list[str]:
     """Name configurations by their varied knobs, without sections where that is unambiguous."""
     leaves, names = [knob.rpartition(".")[2] for knob in table.varied], list[str]()
     for row in table.rows:
@@ -156,7 +156,7 @@ def _bar_names(table: Table) -> list[str]:
     return names
 
 
-def _ladder(table: Table, y: str) -> Figure:
+def _ladder(table: StudyTable, y: str) -> Figure:
     """Draw every rung with those before it and alone; the bars are labelled with percent of the
     base."""
     together: list[Row | None] = [row for row in table.rows if row.place != "alone"]
@@ -179,7 +179,7 @@ def _ladder(table: Table, y: str) -> Figure:
     return figure
 
 
-def _operations(table: Table) -> Figure:
+def _operations(table: StudyTable) -> Figure:
     """Draw the longest operations of every configuration, by their self time in one step."""
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
@@ -206,7 +206,7 @@ def _height_in(bars: float) -> float:
     return 1.6 + 0.42 * max(2.0, bars)
 
 
-def _ending(table: Table, row: Row, words: str | None) -> str:
+def _ending(table: StudyTable, row: Row, words: str | None) -> str:
     """Return the label of a bar: its value, or the row's status if it has none, and its marks."""
     return f"{row.status if words is None else words} {table.marks(row)}".strip()
 

@@ -87,7 +87,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class StudyTable:
     """The table of a study."""
 
     study: Study
@@ -185,7 +185,7 @@ def shown(study: Study, column: str, value: object) -> str:
     return number(float(value) * study.quantity(column).scale if is_number(value) else value)
 
 
-def table(results: Results) -> Table:
+def table(results: Results) -> StudyTable:
     """Return the table of a search with a `study:` section. Raises `ConfigError` if it has none."""
     space = results.space
     if space.study is None:
@@ -212,7 +212,7 @@ def table(results: Results) -> Table:
         derived = _derived(row, rows, base, before)
         compared.append(dataclasses.replace(row, values=row.values | derived))
     varied = [name for name in names if len({repr(row.config.get(name)) for row in rows}) > 1]
-    return Table(space.study, compared, varied)
+    return StudyTable(space.study, compared, varied)
 
 
 # ---- rows

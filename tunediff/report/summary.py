@@ -25,14 +25,14 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def _result(
-    evidence: Evidence, studied: study_table.Table | None, longer: Sequence[Comparison]
+    evidence: Evidence, studied: study_table.StudyTable | None, longer: Sequence[Comparison]
 ) -> dict[str, Any]:
     folder = evidence.results.folder
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
     return values(evidence, sessions.all_spent_s(folder), confirming, studied, longer)
 
 
-def _studied(evidence: Evidence) -> study_table.Table | None:
+def _studied(evidence: Evidence) -> study_table.StudyTable | None:
     return study_table.table(evidence.results) if evidence.results.space.study is not None else None
 
 
@@ -107,7 +107,7 @@ def values(
     evidence: Evidence,
     wall_s: float,
     confirming: Sequence[Results] = (),
-    studied: study_table.Table | None = None,
+    studied: study_table.StudyTable | None = None,
     longer: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """Return the result of a search as typed values by name: see `result_json.search`.
