@@ -84,7 +84,12 @@ def test_what_is_asked(given, a, b):
     )
     base = cfg.override(cfg.baseline("digits"), {"seed": 500})  # seeds that no search has used
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
-    assert (found.budget_s, found.most, found.within, found.compile_charged) == (120, 5, pytest.approx(0.02), False)
+    assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (
+        120,
+        5,
+        pytest.approx(0.02),
+        False,
+    )
     assert found.limits.of(1).setup_charged
     assert (found.runs, found.over) == ([], False)
 
@@ -92,7 +97,7 @@ def test_what_is_asked(given, a, b):
 def test_without_options():
     found = asked("digits", "optimizer.lr=2e-3")
     assert found.names == ("digits", "digits optimizer.lr=2e-3")
-    assert (found.budget_s, found.most, found.within, found.compile_charged) == (60, 12, None, True)
+    assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (60, 12, None, True)
     assert not found.limits.of(1).setup_charged
 
 

@@ -14,11 +14,11 @@ Rules:
   prior of scale √½ on the effect (J. N. Rouder et al., Psychon. Bull. Rev. 16 (2009), 225–237) against 20; as it is the
   density ratio of a maximal invariant it may be looked at any time (A. Hendriksen, R. de Heide, P. Grünwald, Bayesian
   Anal. 16 (2021), 961–989). The prior is 200 normal ones, so that each factor is a closed form and the mixture exact.
-- Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.candidates` chooses, until
+- Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.finalists` chooses, until
   `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
   `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
 - Reruns: searches of 18 to 40 trials, the baseline twice among them, without and with the reruns that
-  `tuning.reruns.next_rerun` chooses; these replace trials. "one": one configuration is better, and drawn before the
+  `tuning.repeats.next_repeat` chooses; these replace trials. "one": one configuration is better, and drawn before the
   reruns; "tenth": each is with one chance in ten, so that what is not drawn any more may have been one. Any that is
   better may be named.
 
@@ -56,7 +56,7 @@ from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning.reruns import next_rerun
+from tunediff.tuning.repeats import next_repeat
 
 MOST = 12
 FIRST = 3
@@ -236,7 +236,7 @@ def finalists(
     for trial, one in zip(trials, off, strict=True):
         trial.reach(math.exp(SD * one))
     results = Results(Path("believe"), space, list(trials))
-    return results, [trials[trial.number] for trial in noise.candidates(results, of)]
+    return results, [trials[trial.number] for trial in noise.finalists(results, of)]
 
 
 def confirm(values: Numbers) -> tuple[Look, Numbers]:
@@ -263,7 +263,9 @@ def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers)
         ]
         changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
         groups.append(
-            Group(changed, Outcome([*runs], results.metric, results.falls, len(runs)), one)
+            Group(
+                changed, Outcome([*runs], results.metric, results.lower_is_better, len(runs)), one
+            )
         )
     compared_ = Comparison(results, results.metric, groups, test.ratios)
     winner = Confirmation(results, compared_, test).winner
@@ -382,7 +384,7 @@ def raced(
     begun: list[dict[str, Any]] = []
     while (
         len(begun) < reruns
-        and (point := next_rerun(dataclasses.replace(results), begun)) is not None
+        and (point := next_repeat(dataclasses.replace(results), begun)) is not None
     ):
         first = next(
             trial.number
@@ -412,7 +414,7 @@ def confirmed(
             off[1:] = GAIN * (rng.random(len(off) - 1) < 0.1)
         results = raced(source, off, trials, reruns, rng)
         for of, rows in records.items():
-            again = noise.candidates(results, of)
+            again = noise.finalists(results, of)
             better = [bool(off[trial.number - 1]) for trial in again]
             values = np.exp(
                 SD

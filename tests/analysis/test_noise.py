@@ -28,7 +28,7 @@ def test_the_noise_is_the_standard_deviation_of_logarithms(tmp_path):
     found = read(tmp_path / "night", repeats=(2.4, 1.9))
     told = noise.measured(found)
     assert told.sd == pytest.approx(statistics.stdev(map(math.log, (2.0, 2.4, 1.9))))
-    assert (told.freedom, told.runs, told.configurations, told.ratios, told.rough) == (2, 3, 1, True, True)
+    assert (told.freedom, told.runs, told.configurations, told.ratios, told.is_rough) == (2, 3, 1, True, True)
 
 
 def test_all_that_ran_twice_is_pooled_that_which_failed_is_not(tmp_path):
@@ -57,7 +57,7 @@ def test_all_that_ran_twice_is_pooled_that_which_failed_is_not(tmp_path):
 
 @pytest.mark.parametrize(("freedom", "limit"), [(1, 4.352), (2, 2.667), (9, 1.956)])
 def test_the_limit_is_a_quantile_of_a_difference_of_two_runs(freedom, limit):
-    told = Noise(sd=0.1, freedom=freedom, runs=9, configurations=1, ratios=False, falls=True)
+    told = Noise(sd=0.1, freedom=freedom, runs=9, configurations=1, ratios=False, lower_is_better=True)
     assert told.limit == pytest.approx(0.1 * limit, abs=1e-4)
     assert told.limit == pytest.approx(stats.t.ppf(0.9, freedom) * math.sqrt(2) * 0.1)
 
@@ -65,7 +65,7 @@ def test_the_limit_is_a_quantile_of_a_difference_of_two_runs(freedom, limit):
 @pytest.mark.parametrize("freedom", range(1, 20))
 def test_an_estimate_is_rough_that_may_be_half_of_the_truth(freedom):
     upper = math.sqrt(freedom / stats.chi2.ppf(0.025, freedom))
-    assert Noise(0.1, freedom, 9, 1, True, True).rough == (upper > 2)
+    assert Noise(0.1, freedom, 9, 1, True, True).is_rough == (upper > 2)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path)
     found = read(tmp_path / "night", repeats=(1.0,), others=(1.2,), status="nan", curve=())
     assert named(outcome.trial for outcome in found.ranked) == ["t0002", "t0001"], "the baseline has failed once"
     assert found.baseline_of(found.trials[2]) is found.trials[1]
-    assert noise.candidates(found, 3) == [found.trials[2]], "nor is it a finalist"
+    assert noise.finalists(found, 3) == [found.trials[2]], "nor is it a finalist"
 
 
 def test_report_compares_with_the_runs_of_a_baseline_whose_first_run_failed(tmp_path):
@@ -294,16 +294,16 @@ def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):
     ],
 )
 def test_finalists_are_the_leader_and_what_lies_within_its_noise(tmp_path, repeats, of, chosen):
-    assert named(noise.candidates(read(tmp_path / "night", repeats=repeats), of)) == chosen
+    assert named(noise.finalists(read(tmp_path / "night", repeats=repeats), of)) == chosen
 
 
 def test_one_configuration_is_one_finalist_and_the_baseline_is_none(tmp_path):
     found = read(tmp_path / "night", others=(1.2, 1.0, 1.3))
     write(found.folder, found.space, 7, {"loader.batch_size": 64}, ((20.0, 4000, 1.1),))  # what t0003 ran
-    assert named(noise.candidates(analysis.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
+    assert named(noise.finalists(analysis.read(found.folder), 3)) == ["t0003", "t0002", "t0004"]
     behind = read(tmp_path / "other", others=(2.4, 9.0))
     assert behind.leader is behind.baseline
-    assert named(noise.candidates(behind, 3)) == ["t0002"], "the leader of those that differ from the baseline"
+    assert named(noise.finalists(behind, 3)) == ["t0002"], "the leader of those that differ from the baseline"
 
 
 # ------------------------------------------------------------------------------------------------------- what it is not
@@ -328,5 +328,5 @@ def test_a_repeat_says_nothing_about_knobs(tmp_path):
 
 
 def test_two_values_differ_in_either_direction():
-    rough = Noise(sd=0.1, freedom=2, runs=3, configurations=1, ratios=True, falls=True)
+    rough = Noise(sd=0.1, freedom=2, runs=3, configurations=1, ratios=True, lower_is_better=True)
     assert [rough.differ(*pair) for pair in ((1.0, 2.0), (2.0, 1.0), (1.0, 1.05))] == [True, True, False]

@@ -15,7 +15,7 @@ from tunediff.analysis.statistics import FAILS
 from tunediff.core.trial_record import STATUSES, End, TrialRecord
 from tunediff.report import live_table, summary
 from tunediff.report.headline import headline
-from tunediff.tuning.reruns import next_rerun
+from tunediff.tuning.repeats import next_repeat
 
 LUCKY = {"precision.amp": "bf16"}
 """It reaches 0.1 once; the baseline reaches 1.0 and all others about 0.9."""
@@ -45,10 +45,10 @@ def test_luck_whose_reruns_diverge_is_neither_best_nor_better_nor_a_finalist(luc
     assert (block["best_trial"], block["best_failures"]) == ("t0005", 0)
     assert told.better(lucky.trials[2]) is False
     assert told.speedup(lucky.trials[2]) == "it failed on 2 of 3 seeds"
-    assert [trial.name for trial in noise.candidates(lucky, 3)] == ["t0005", "t0006"]
+    assert [trial.name for trial in noise.finalists(lucky, 3)] == ["t0005", "t0006"]
     assert "t0002" not in block["within_noise_of_best"]
     first = lucky.trials[2].drawn
-    assert next_rerun(lucky, [{**first, "seed": 1}]) == {**lucky.trials[5].drawn, "seed": 1}, "it leads no more"
+    assert next_repeat(lucky, [{**first, "seed": 1}]) == {**lucky.trials[5].drawn, "seed": 1}, "it leads no more"
 
 
 def test_failures_stand_where_the_value_stands(lucky, tmp_path):
@@ -77,7 +77,7 @@ def test_what_fails_is_the_best_where_everything_fails_and_says_so(tmp_path):
     assert words in block["headline"]
     lines = summary.lines(evidence.read(found))[1].splitlines()
     assert next(line for line in lines if line.startswith("best_value: ")).endswith(words)
-    assert noise.candidates(found, 3) == []
+    assert noise.finalists(found, 3) == []
     assert block["nothing_to_confirm"] is None, "without confirm: nothing is said of it"
 
 

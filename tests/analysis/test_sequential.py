@@ -146,7 +146,7 @@ def test_a_rival_that_failed_does_not_make_the_test_of_the_others_more_lenient()
 
 @pytest.mark.parametrize("b", [[0.89, 0.90], [0.90, 0.91]])
 def test_equal_differences_on_two_seeds_do_not_show_that_there_is_no_noise(b):
-    test = look(np.array([[0.90, 0.91], b]), 2, lower_is_better=False, ratios=False, within=0.01)
+    test = look(np.array([[0.90, 0.91], b]), 2, lower_is_better=False, ratios=False, margin=0.01)
     (difference,) = test.differences
     assert (difference.verdict, test.state) == (SAME, "spent")
     assert difference.low < -0.01 < 0.01 < difference.high

@@ -95,17 +95,17 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
     """Student's t with the deviation of a single pair, as soon as that is known."""
     a, b = 2 + np.random.default_rng(1).normal(size=(2, rounds)) / 50
     found = pairs.read(made({"A": list(a), "B": list(b)}, pairs=most))
-    assert found.rough == (rounds < 9)
-    assert ("rough" in " ".join(report.sentences(found))) == (found.rough and found.over)
-    assert (found.one_run_tells is None) == found.rough or most == 100
-    if found.one_run_tells is not None:
-        assert found.look.differences[0].resolution < found.one_run_tells
+    assert found.noise_is_rough == (rounds < 9)
+    assert ("rough" in " ".join(report.sentences(found))) == (found.noise_is_rough and found.over)
+    assert (found.one_run_detects is None) == found.noise_is_rough or most == 100
+    if found.one_run_detects is not None:
+        assert found.look.differences[0].resolution < found.one_run_detects
         sd = np.log(b / a).std(ddof=1)
-        assert found.one_run_tells == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
+        assert found.one_run_detects == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
         single = r"With one run each, only differences above [\d.]+.% are significant; B was ahead in "
         assert not found.over or re.match(single, report.sentences(found)[-1])
         printed = "\n".join(compare_run.lines(found.folder))
-        assert f"one_run_each_tells: {text.number(found.one_run_tells)}\n" in printed
+        assert f"one_run_each_tells: {text.number(found.one_run_detects)}\n" in printed
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -63,7 +63,7 @@ def test_the_sentence_says_which_of_the_two_it_is(parts, said):
 @pytest.mark.parametrize(("at_samples", "within"), [((2.0, 1.9), True), ((1.9, 2.0), True), ((2.0, 1.5), False)])
 def test_a_gap_at_equal_samples_within_the_noise_has_no_share(at_samples, within):
     """Two runs differ by up to 3.08·√2·5 % = 22 % by chance."""
-    scatter = noise.Noise(0.05, 1, 2, 1, ratios=True, falls=True)
+    scatter = noise.Noise(0.05, 1, 2, 1, ratios=True, lower_is_better=True)
     sentence = explain(Why(20, (2.0, 1.0), (100, 200), 100, at_samples), "FD", "x", "images", scatter=scatter)
     assert ("the difference at equal images is within the noise of one run" in sentence) == within
     assert ("%" in sentence) == (not within)

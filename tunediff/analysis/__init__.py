@@ -29,15 +29,10 @@ from tunediff.search_space import SearchSpace
 
 RATE = "samples_per_s"
 """The objective of a search for speed: there is no curve, and no model is evaluated."""
-_OF_POINTS = (
-    "train_s",
-    "device_s",
-    "samples",
-    RATE,
-    "step_s",
-    "data_wait_share",
-    "peak_memory_mib",
-)
+_COSTS = ("energy_wh", "price")
+_COLUMNS = ("trial", "status", "failures", "disturbed")
+_OF_POINTS = ("train_s", "device_s", "samples", RATE, "step_s", "data_wait_share")
+_MEASURED = (*_OF_POINTS, "peak_memory_mib")
 
 
 @dataclasses.dataclass
@@ -48,6 +43,7 @@ class Results:
     space: SearchSpace
     trials: list[TrialRecord]
 
+    # ---- the objective
     @property
     def metric(self) -> str:
         """Return the name of the objective, as evaluations use it."""
@@ -60,11 +56,10 @@ class Results:
 
     @property
     def label(self) -> str:
-        """Return the label of the objective that its measurements give: FID only where it is
+        """Return the label of the objective as the evaluations give it: FID only where it is
         one."""
-        labels = (
-            point["label"] for trial in self.trials for point in trial.points if "label" in point
-        )
+        points = (point for trial in self.trials for point in trial.points)
+        labels = (point["label"] for point in points if "label" in point)
         return self.metric if self.by_rate else next(labels, self.space.label)
 
     @property
@@ -83,10 +78,12 @@ class Results:
         return self.space.budget.clock
 
     @property
-    def falls(self) -> bool:
-        """Return whether a smaller value is better: the one place that decides on the objective's
-        direction."""
+    def lower_is_better(self) -> bool:
         return self.space.mode == "min"
+
+    def loss(self, value: float) -> float:
+        """Return a value of the objective with the sign for which smaller is better."""
+        return value if self.lower_is_better else -value
 
     @functools.cached_property
     def ratios(self) -> bool:
@@ -96,26 +93,66 @@ class Results:
         Others are compared by their differences: a zero or negative value has no ratio, and the
         ratio of two accuracies depends on whether one counts the right or the wrong answers.
         """
+        if self.by_rate:
+            return True
         values = (point.get(self.metric) for trial in self.trials for point in trial.points)
-        return self.by_rate or (
-            self.falls and not any(value <= 0 for value in values if is_number(value))
-        )
+        return self.lower_is_better and all(value > 0 for value in values if is_number(value))
+
+    def versus(self, value: float | None, base: float | None) -> float | None:
+        """Return the ratio of two values, or their difference without `ratios`; None if one is
+        missing."""
+        if value is None or base is None:
+            return None
+        if self.ratios:
+            return value / base if base else None
+        return value - base
+
+    @property
+    def versus_heading(self) -> str:
+        """Return the heading of a column of `versus_baseline`."""
+        return "× baseline" if self.ratios else "vs. baseline"
 
     @property
     def judged(self) -> list[str]:
         """Return the names of the quantities that evaluations measured besides the objective."""
-        names = (
-            name
-            for name in self.space.workload.quantities
-            if name != self.metric and name[:5] != "step_"
-        )
-        return [
-            name for name in names if any(last(trial, name) is not None for trial in self.trials)
-        ]
+        names = [name for name in self.space.workload.quantities if not name.startswith("step_")]
+        return [name for name in names if name != self.metric and self._has(name)]
 
-    def loss(self, value: float) -> float:
-        """Return a value of the objective with the sign for which smaller is better."""
-        return value if self.falls else -value
+    def quantity(self, name: str) -> Quantity:
+        """Return the quantity of that name: label and unit of a measured number."""
+        return quantities(self.space.workload).get(name, Quantity(name))
+
+    def _has(self, name: str) -> bool:
+        return any(last(trial, name) is not None for trial in self.trials)
+
+    # ---- configurations
+    def changed(self, trial: TrialRecord) -> Values:
+        """Return the knobs of a trial that differ from the baseline and that it read; the seed is
+        none."""
+        changed, why = self.space.changed(trial.config), trial.not_effective
+        return {
+            name: value
+            for name, value in changed.items()
+            if name != "seed" and why.get(name) != NEVER_READ
+        }
+
+    def configuration_key(self, trial: TrialRecord) -> str:
+        """Return a text that is equal for configurations that train equally, on any seed."""
+        if (key := self._keys.get(trial.name)) is None:  # a thousand of them take a second
+            knobs = {name: value for name, value in trial.effective.items() if name != "seed"}
+            key = self._keys[trial.name] = json.dumps(knobs, sort_keys=True, default=str)
+        return key
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, str]:
+        return {}
+
+    def is_baseline(self, trial: TrialRecord) -> bool:
+        """Return whether a trial trains as the baseline does, on any seed."""
+        if not self.changed(trial):
+            return True
+        base = self.baseline
+        return base is not None and self.configuration_key(trial) == self.configuration_key(base)
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -128,30 +165,20 @@ class Results:
         In a search with one seed, its first run that ended ok; if none did, its first run.
         """
         if self.space.seeds > 1:
-            return self._with_seed(trial.config["seed"])
-        if (base := self.baseline) is None:
-            return None
-        return self.outcome_of(base).trial
-
-    def quantity(self, name: str) -> Quantity:
-        """Return the quantity of that name: label and unit of a measured number."""
-        return quantities(self.space.workload).get(name, Quantity(name))
+            return self._with_seed(trial.seed)
+        return self.outcome_of(self.baseline).trial if self.baseline is not None else None
 
     def _with_seed(self, seed: int) -> TrialRecord | None:
         fingerprint = cfg.fingerprint(dataclasses.replace(self.space.baseline, seed=seed))
         return next((trial for trial in self.trials if trial.fingerprint == fingerprint), None)
 
-    def changed(self, trial: TrialRecord) -> Values:
-        """Return the knobs of a trial that differ from the baseline and that it read, as
-        `knob=value` words."""
-        changed, why = self.space.changed(trial.config), trial.not_effective
-        return {name: value for name, value in changed.items() if why.get(name) != NEVER_READ}
-
     @functools.cached_property
     def outcomes(self) -> list[Outcome]:
         """Return what every configuration has shown, in the order of their first trials."""
-        groups = by_configuration(self.trials)
-        return [Outcome(runs, self.metric, self.falls, self.space.seeds) for runs in groups]
+        return [self._outcome(runs) for runs in by_configuration(self.trials)]
+
+    def _outcome(self, runs: list[TrialRecord]) -> Outcome:
+        return Outcome(runs, self.metric, self.lower_is_better, self.space.seeds)
 
     @functools.cached_property
     def _outcome_by_name(self) -> dict[str, Outcome]:
@@ -160,8 +187,7 @@ class Results:
     def outcome_of(self, trial: TrialRecord) -> Outcome:
         """Return what the configuration of a trial has shown in all its runs; of an unknown trial,
         in this one."""
-        alone = Outcome([trial], self.metric, self.falls, self.space.seeds)
-        return self._outcome_by_name.get(trial.name, alone)
+        return self._outcome_by_name.get(trial.name) or self._outcome([trial])
 
     @property
     def ranked(self) -> list[Outcome]:
@@ -175,52 +201,31 @@ class Results:
         be best."""
         return next((outcome.trial for outcome in self.ranked), None)
 
-    def versus(self, value: float | None, base: float | None) -> float | None:
-        """Return the ratio of two values, or their difference without `ratios`; None if one is
-        missing."""
-        if value is None or base is None:
-            return None
-        return value - base if not self.ratios else value / base if base else None
-
-    @property
-    def versus_heading(self) -> str:
-        """Return the heading of a column of `versus_baseline`."""
-        return "× baseline" if self.ratios else "vs. baseline"
-
+    # ---- comparisons of one run with the baseline's, without regard to noise
     def versus_baseline(self, trial: TrialRecord) -> float | None:
         """Return how the objective compares with the baseline's of the same seed: see `versus`."""
         baseline = self.baseline_of(trial)
-        return self.versus(
-            trial.value(self.metric), baseline.value(self.metric) if baseline is not None else None
-        )
+        of_base = baseline.value(self.metric) if baseline is not None else None
+        return self.versus(trial.value(self.metric), of_base)
 
     def time_to_target_speedup(self, trial: TrialRecord) -> float | None:
         """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
-        throughputs.
-
-        By this one pair of runs, without regard to noise; `evidence` says what is significant.
-        """
-        baseline = self.baseline_of(trial)
-        if (
-            baseline is None
-            or baseline.value(self.metric) is None
-            or trial.value(self.metric) is None
-        ):
-            return None
+        throughputs."""
         if self.by_rate:
             return self.versus_baseline(trial)
+        baseline = self.baseline_of(trial)
+        if baseline is None or None in (baseline.value(self.metric), trial.value(self.metric)):
+            return None
         curves = (
-            [(s, self.loss(v)) for s, v in curve(run, self.metric)] for run in (baseline, trial)
+            [(seconds, self.loss(value)) for seconds, value in curve(run, self.metric)]
+            for run in (baseline, trial)
         )
         return reach.time_to_target_speedup(*curves)
 
     def at_first(self, trial: TrialRecord) -> bool:
         """Return whether a trial is as good at its first evaluation as the baseline at its last."""
-        ratio, base, line = (
-            self.time_to_target_speedup(trial),
-            self.baseline_of(trial),
-            curve(trial, self.metric),
-        )
+        ratio, base = self.time_to_target_speedup(trial), self.baseline_of(trial)
+        line = curve(trial, self.metric)
         if ratio is None or self.by_rate or base is None or not line:
             return False
         return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
@@ -233,18 +238,17 @@ class Results:
             return "the baseline has not begun"
         if baseline.value(self.metric) is not None:
             return ""
-        ended = (
-            f"ended as {baseline.status}"
-            if baseline.status != "ok"
-            else f"ended without {self.metric}"
-        )
-        return f"the baseline {baseline.name} {ended if baseline.finished else 'is not finished'}"
+        if not baseline.finished:
+            return f"the baseline {baseline.name} is not finished"
+        ended = baseline.status != "ok"
+        how = f"as {baseline.status}" if ended else f"without {self.metric}"
+        return f"the baseline {baseline.name} ended {how}"
 
+    # ---- what was spent
     def seconds(self) -> dict[str, float]:
         """Return the seconds of the workers by part, over all trials."""
-        parts = dict.fromkeys(
-            ("train", "data_wait", "compile", "evaluation", "checkpoint", "setup"), 0.0
-        )
+        names = ("train", "data_wait", "compile", "evaluation", "checkpoint", "setup")
+        parts = dict.fromkeys(names, 0.0)
         for trial in self.trials:
             for part, value in seconds_of(trial).items():
                 parts[part] = parts.get(part, 0.0) + value
@@ -253,20 +257,17 @@ class Results:
     def used(self) -> dict[str, float | None]:
         """Return what all trainings used together: device_s, energy_wh and price; None: measured
         nowhere."""
-        spent = {
-            name: [last(trial, name) for trial in self.trials] for name in ("energy_wh", "price")
-        }
-        spent["device_s"] = [device_s(trial) for trial in self.trials]
-        measured = {
-            name: [value for value in values if value is not None] for name, values in spent.items()
-        }
-        used = {name: sum(values) if values else None for name, values in measured.items()}
+        used: dict[str, float | None] = {}
+        for name in _COSTS:
+            spent = [value for trial in self.trials if (value := last(trial, name)) is not None]
+            used[name] = sum(spent) if spent else None
+        used["device_s"] = sum(map(device_s, self.trials)) if self.trials else None
         if (rate := self.space.budget.price_per_device_hour) and used["device_s"] is not None:
-            used["price"] = (
-                used["device_s"] / 3600 * rate
-            )  # the prices of points lack what failed after them
+            # The prices of points lack what failed after them
+            used["price"] = used["device_s"] / 3600 * rate
         return used
 
+    # ---- tables
     def table(self, more: Collection[str] = ()) -> pd.DataFrame:
         """Return one row per trial: status, objective, rates, and every knob by its dotted name.
 
@@ -274,45 +275,29 @@ class Results:
         the name of another column, of this table or of those `more` that the caller adds, is in the
         column `knobs.NAME`.
         """
-        rows, judged = [], self.judged
-        costs = [
-            name
-            for name in ("energy_wh", "price")
-            if any(last(trial, name) is not None for trial in self.trials)
-        ]
+        if not self.trials:  # whoever waits for the first trial selects columns
+            names = (*_COLUMNS, self.metric, "versus_baseline", *_MEASURED, "reason")
+            return pd.DataFrame({name: [] for name in names})
+        measured = [*_MEASURED, *filter(self._has, _COSTS), *self.judged]
+        rows = []
         for trial in self.trials:
-            reached = {
+            cells = {
                 "trial": trial.name,
                 "status": trial.status or "running",
                 "failures": len(self.outcome_of(trial).failures),
                 "disturbed": disturbed(trial),
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
+                **{name: last(trial, name) for name in measured},
+                "reason": trial.remarks,
             }
-            measured = {name: last(trial, name) for name in (*_OF_POINTS, *costs, *judged)}
-            cells = {**reached, **measured, "reason": trial.remarks}
             rows.append(cells | knob_columns(trial.config, {*cells, *more}))
-        # Columns also before the first trial begins: whoever waits for it selects some.
-        columns = [
-            "trial",
-            "status",
-            "failures",
-            "disturbed",
-            self.metric,
-            "versus_baseline",
-            *_OF_POINTS,
-            "reason",
-        ]
-        return pd.DataFrame(rows or {name: [] for name in columns})
+        return pd.DataFrame(rows)
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial."""
-        lines = [
-            {"trial": trial.name, **point.flat} for trial in self.trials for point in trial.points
-        ]
-        return pd.DataFrame(
-            [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-        )
+        rows = [{"trial": t.name, **point.flat} for t in self.trials for point in t.points]
+        return pd.DataFrame(rows).drop(columns="seconds", errors="ignore")
 
 
 def read(folder: Path) -> Results:
@@ -335,11 +320,8 @@ def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float,
     """Return (seconds in the budget's unit, or `along`; value) of every evaluation that has a
     value."""
     along = along or trial.along
-    return [
-        (float(p[along]), float(p[metric]))
-        for p in trial.points
-        if p.get(metric) is not None and along in p
-    ]
+    points = [p for p in trial.points if p.get(metric) is not None and along in p]
+    return [(float(point[along]), float(point[metric])) for point in points]
 
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
@@ -351,10 +333,10 @@ def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
 def device_s(trial: TrialRecord) -> float:
     """Return the device-seconds of a training, also of one that failed."""
     measured = last(trial, "device_s") or 0.0
-    # What it trained after its last point, on its devices; without a measurement all of it
-    before = (
-        (last(trial, "seconds") or {"train": last(trial, "train_s") or 0.0}) if measured else {}
-    )
+    # Add what it trained after its last point, on its devices; without a measurement, all of it
+    before: Mapping[str, float] = {}
+    if measured:
+        before = last(trial, "seconds") or {"train": last(trial, "train_s") or 0.0}
     seconds = seconds_of(trial)
     after = sum(seconds.get(part, 0.0) - before.get(part, 0.0) for part in ("train", "data_wait"))
     return float(measured + max(0.0, after) * trial.config.get("parallel.workers", 1))

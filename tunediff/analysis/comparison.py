@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tunediff.analysis import Results, knob_columns, last
-from tunediff.analysis.outcome import Outcome, without_seed
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.statistics import (
     BASELINE,
     BETTER,
@@ -51,8 +51,8 @@ class Group:
 
     @property
     def knobs(self) -> dict[str, object]:
-        """Return the drawn knobs without the seed."""
-        return without_seed(self.runs[0].drawn)
+        """Return the drawn knobs."""
+        return self.runs[0].knobs
 
     @property
     def runs(self) -> list[TrialRecord]:
@@ -70,8 +70,8 @@ class Group:
 
     @property
     def fails(self) -> bool:
-        """Return whether it fails on a seed; the baseline, with which all are compared, is left as
-        it is."""
+        """Return whether it fails on a seed. The baseline, with which all are compared, never
+        counts as failing."""
         return bool(self.changed and self.outcome.failures)
 
     def values(self, metric: str) -> list[float]:
@@ -82,15 +82,17 @@ class Group:
     def curve(self, metric: str) -> list[CurveMean]:
         """Return the mean over the runs that ended ok, at every evaluation that all of them
         have."""
+        by_index: dict[int, list[tuple[float, float]]] = {}
+        for trial in self.done:
+            for point in trial.points:
+                if point.get(metric) is not None:
+                    by_index.setdefault(point.index, []).append((point[trial.along], point[metric]))
         means = []
-        for index in sorted({point["index"] for trial in self.done for point in trial.points}):
-            same = [
-                point for trial in self.done for point in trial.points if point["index"] == index
-            ]
-            values = [point[metric] for point in same if point.get(metric) is not None]
-            if len(values) == len(self.done):
-                seconds = float(np.mean([point[self.done[0].along] for point in same]))
-                means.append(CurveMean(seconds, float(np.mean(values)), sd(values) or 0.0))
+        for _, measured in sorted(by_index.items()):
+            if len(measured) == len(self.done):
+                seconds, values = zip(*measured, strict=True)
+                mean_s, mean_value = float(np.mean(seconds)), float(np.mean(values))
+                means.append(CurveMean(mean_s, mean_value, sd(values) or 0.0))
         return means
 
 
@@ -107,24 +109,25 @@ class Comparison:
     @property
     def values(self) -> NDArray[np.float64]:
         """Return the values at the end [groups, seeds], seeds in ascending order; NaN: missing."""
-        seeds = sorted({trial.config["seed"] for group in self.groups for trial in group.runs})
+        seeds = sorted({trial.seed for group in self.groups for trial in group.runs})
         values = np.full((len(self.groups), len(seeds)), np.nan)
         for row, group in enumerate(self.groups):
             for trial in group.done:
-                values[row, seeds.index(trial.config["seed"])] = trial.value(self.metric)
+                values[row, seeds.index(trial.seed)] = trial.value(self.metric)
         return values
 
-    def judged(self, against: Sequence[Difference], ratios: bool) -> Comparison:
-        """Return the comparison with the differences of all configurations from the baseline.
+    def judged(self, differences: Sequence[Difference], ratios: bool) -> Comparison:
+        """Return the comparison with the differences of all rivals from the baseline.
 
         What fails on a seed has none: the runs that survived are no sample of what it reaches.
         """
-        differences = [Difference(verdict=BASELINE), *against]
         groups = [
             dataclasses.replace(
                 group, difference=Difference(verdict=FAILS) if group.fails else difference
             )
-            for group, difference in zip(self.groups, differences, strict=True)
+            for group, difference in zip(
+                self.groups, [Difference(verdict=BASELINE), *differences], strict=True
+            )
         ]
         return dataclasses.replace(self, groups=groups, ratios=ratios)
 
@@ -143,13 +146,9 @@ class Comparison:
     @property
     def resolutions(self) -> list[float]:
         """Return the smallest differences from the baseline that would be significant, of every
-        tested configuration.
-
-        A ratio − 1, or in units of the metric. They differ as the noise of configurations does.
-        """
-        return [
-            least for group in self.others if (least := group.difference.resolution) is not None
-        ]
+        tested rival: a ratio − 1, or in units of the metric."""
+        resolutions = (rival.difference.resolution for rival in self.rivals)
+        return [resolution for resolution in resolutions if resolution is not None]
 
     @property
     def effect(self) -> str:
@@ -161,7 +160,7 @@ class Comparison:
         return self.groups[0] if self.groups and not self.groups[0].changed else None
 
     @property
-    def others(self) -> list[Group]:
+    def rivals(self) -> list[Group]:
         """Return all configurations except the baseline."""
         return [group for group in self.groups if group.changed]
 
@@ -182,28 +181,26 @@ class Comparison:
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:
-            values, rate = group.values(metric), mean(_rates(group))
+            values, rate, difference = group.values(metric), mean(_rates(group)), group.difference
             cells: dict[str, object] = {
                 "runs": len(group.runs),
                 "finished": len(group.done),
                 "failures": len(group.outcome.failures),
                 f"{metric}_mean": mean(values),
                 f"{metric}_sd": sd(values),
-                effect: group.difference.estimate,
-                f"{effect}_low": group.difference.low,
-                f"{effect}_high": group.difference.high,
-                "p": group.difference.p,
-                "p_holm": group.difference.p_holm,
-                "verdict": group.difference.verdict,
+                effect: difference.estimate,
+                f"{effect}_low": difference.low,
+                f"{effect}_high": difference.high,
+                "p": difference.p,
+                "p_holm": difference.p_holm,
+                "verdict": difference.verdict,
                 **speedup_values(self.speedup(group)),
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
             for name in self.results.judged:
-                cells |= {
-                    f"{name}_mean": mean(group.values(name)),
-                    f"{name}_sd": sd(group.values(name)),
-                }
+                others = group.values(name)
+                cells |= {f"{name}_mean": mean(others), f"{name}_sd": sd(others)}
             columns = knob_columns(group.knobs, {"configuration", *cells})
             rows.append({"configuration": group.name, **columns, **cells})
         return pd.DataFrame(rows)
@@ -226,22 +223,17 @@ class Comparison:
             return f"it {note}"
         if group.difference.verdict != BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        trials = [
-            trial for trial in group.done if self.results.time_to_target_speedup(trial) is not None
-        ]
-        ratios = [self.results.time_to_target_speedup(trial) or 1.0 for trial in trials]
-        speedup = estimate(ratios, ratios=True)
-        if (
-            speedup is None
-            or speedup.low is None
-            or speedup.low <= 1
-            or is_wide(speedup.low, speedup.high)
-        ):
+        ratios, bounded = list[float](), False
+        for trial in group.done:
+            if (ratio := self.results.time_to_target_speedup(trial)) is not None:
+                ratios.append(ratio or 1.0)
+                bounded = bounded or self.results.at_first(trial)
+        mean_ratio = estimate(ratios, ratios=True)
+        low = mean_ratio.low if mean_ratio is not None else None
+        if mean_ratio is None or low is None or low <= 1 or is_wide(low, mean_ratio.high):
             return f"the curves of {len(ratios)} seeds leave it open"
-        at_least = any(map(self.results.at_first, trials))
-        return dataclasses.replace(
-            speedup, at_least=at_least, high=None if at_least else speedup.high
-        )
+        high = None if bounded else mean_ratio.high
+        return dataclasses.replace(mean_ratio, at_least=bounded, high=high)
 
 
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
@@ -254,15 +246,16 @@ def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
     It is either `speedup` with the ends of its interval (None for one pair of runs), or
     `speedup_at_least` alone.
     """
-    values: tuple[float | None, ...] = (None, None, None, None)
-    if isinstance(speedup, Estimate):
-        bound = speedup.bound
-        values = (
-            (speedup.mean, speedup.low, speedup.high, None)
-            if bound is None
-            else (None, None, None, bound)
-        )
-    return dict(zip(SPEEDUP, values, strict=True))
+    values: dict[str, float | None] = dict.fromkeys(SPEEDUP)
+    if isinstance(speedup, Estimate) and speedup.bound is not None:
+        values["speedup_at_least"] = speedup.bound
+    elif isinstance(speedup, Estimate):
+        values |= {
+            "speedup": speedup.mean,
+            "speedup_low": speedup.low,
+            "speedup_high": speedup.high,
+        }
+    return values
 
 
 def compare(results: Results, metric: str | None = None) -> Comparison:
@@ -274,21 +267,19 @@ def compare(results: Results, metric: str | None = None) -> Comparison:
     metric = metric or results.metric
     groups = []
     for outcome in results.outcomes:
-        changed = results.space.changed(without_seed(outcome.runs[0].drawn))
+        changed = results.space.changed(outcome.runs[0].knobs)
         groups.append(Group(changed, dataclasses.replace(outcome, metric=metric), Difference()))
-    groups.sort(
-        key=lambda group: bool(group.changed)
-    )  # the baseline changes nothing; the others keep their order
+    groups.sort(key=lambda group: bool(group.changed))  # the baseline first
     compared = Comparison(results, metric, groups)
     if compared.baseline is None:
         return compared
     values = compared.values
     values[[group.fails for group in groups]] = np.nan  # the tests of the others count without them
-    return compared.judged(*differences(values, results.falls, results.ratios))
+    return compared.judged(*differences(values, results.lower_is_better, results.ratios))
 
 
 def _rates(group: Group) -> list[float]:
-    """Samples per training second of every run that ended ok."""
+    """Return the samples per training second of every run that ended ok."""
     return [
         last(trial, "samples") / seconds
         for trial in group.done

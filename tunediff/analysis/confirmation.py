@@ -32,17 +32,17 @@ from tunediff.analysis.statistics import BETTER, LEVEL, mean, sd
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
 
-
-def folder_name(number: int) -> str:
-    """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2,
-    …"""
-    return "confirm" if number == 1 else f"confirm-{number}"
-
-
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
 """Share of the error that the first confirmation of a search spends, and that each further one
 spends of what the one before it had: together no more than all of it. Halves would leave the first
 one less than 92 % of chances to find 2 sd of a run in one of three finalists."""
+
+
+# ---- folders
+def folder_name(number: int) -> str:
+    """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2,
+    …"""
+    return "confirm" if number == 1 else f"confirm-{number}"
 
 
 def level(folder: Path) -> float:
@@ -58,43 +58,67 @@ def folder_within(folder: Path) -> str:
     return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 
 
+def folders(search: Path) -> list[Path]:
+    """Return the folders of the confirming runs of a search, in the order in which they were
+    made."""
+    numbered = (search / folder_name(number) for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
+
+
+def of_finalists(search: Path, trials: object) -> Path | None:
+    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever
+    order; else None."""
+
+    def unordered(points: Any) -> list[str]:
+        return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
+
+    for path in folders(search):
+        if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == unordered(trials):
+            return path
+    return None
+
+
+# ---- finalists
 def content(
     results: Results, of: int, seeds: int, final: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the search file of the confirming runs: baseline and finalists, one seed after the
     other.
 
-    The caller adds `base:` and the first seed.
-
-    `final`: knobs of `evaluation.` for one more evaluation of every finished run, by the full
-    protocol.
+    The caller adds `base:` and the first seed. `final`: knobs of `evaluation.` for one more
+    evaluation of every finished run, by the full protocol.
     """
     names = {dimension.name for dimension in results.space.dimensions} - {"seed"}
-    tried = [
+    finalists = [
         {
             name: value
             for name, value in results.space.changed(trial.config).items()
             if name in names
         }
-        for trial in noise.candidates(results, of)
+        for trial in noise.finalists(results, of)
     ]
-    budget = results.space.budget
-    limits = {key: value for key, value in budget.lines.items() if key not in ("trials", "total")}
-    once = {"seeds": seeds, "alone": True, "trials_per_gpu": 1, "final": final, "trials": tried}
-    return {"objective": results.metric, "budget": limits, **once}
+    budget = results.space.budget.lines
+    return {
+        "objective": results.metric,
+        "budget": {key: budget[key] for key in budget if key not in ("trials", "total")},
+        "seeds": seeds,
+        "alone": True,
+        "trials_per_gpu": 1,
+        "final": final,
+        "trials": finalists,
+    }
 
 
 def nothing_to_confirm(results: Results) -> str:
     """Return why a search with `confirm:` has no finalist; '' if it has one, or has no
     `confirm:`."""
-    if results.space.confirm is None or noise.candidates(results, 1):
+    if results.space.confirm is None or noise.finalists(results, 1):
         return ""
-    others = [
-        outcome for outcome in results.ranked if not noise.is_baseline(results, outcome.trial)
-    ]
-    if others:
-        return "every configuration but the baseline failed on a seed"
-    return "only the baseline finished" if results.ranked else "no trial finished"
+    if not (ranked := results.ranked):
+        return "no trial finished"
+    if all(results.is_baseline(outcome.trial) for outcome in ranked):
+        return "only the baseline finished"
+    return "every configuration but the baseline failed on a seed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +128,7 @@ class Confirmation:
     search: Results
     compared: Comparison
     look: Look
-    """The sequential test of the rounds so far, with the groups except the baseline in their
-    order."""
+    """The sequential test of the rounds so far; its differences are in the order of the rivals."""
     others: Sequence[Confirmation] = ()
     """The other confirmations of the search, of other finalists."""
 
@@ -136,25 +159,28 @@ class Confirmation:
         return self.look.over and not self._rivals_failed
 
     @property
+    def settled(self) -> bool:
+        """Return whether these runs have ended and leave the baseline as it is, unless there is a
+        `winner`."""
+        done = self.compared.baseline is not None and bool(self.compared.baseline.done)
+        return done and (self.look.over or self._rivals_failed)
+
+    @property
     def baseline_failure(self) -> TrialRecord | None:
         """Return the first run of the baseline that failed."""
-        return next(
-            filter(
-                failed, self.compared.baseline.runs if self.compared.baseline is not None else ()
-            ),
-            None,
-        )
+        runs = self.compared.baseline.runs if self.compared.baseline is not None else []
+        return next(filter(failed, runs), None)
 
     @property
     def _rivals_failed(self) -> bool:
-        failures = [any(map(failed, group.runs)) for group in self.compared.others]
+        failures = [any(map(failed, rival.runs)) for rival in self.compared.rivals]
         return bool(failures) and all(failures)
 
     @property
     def primary(self) -> Group | None:
         """Return the search's leader among the finalists, whose mean is unbiased: it was chosen
         before."""
-        return next(iter(self.compared.others), None)
+        return next(iter(self.compared.rivals), None)
 
     @property
     def winner(self) -> Group | None:
@@ -164,44 +190,33 @@ class Confirmation:
         That is the search's leader if it is; then another one only if it is significantly better
         than the leader too.
         """
-        better = [group for group in self.compared.others if group.difference.verdict == BETTER]
-        best, primary = self._best(better), self.primary
-        return primary if primary in better and not self._beyond(best, primary) else best
+        better = [rival for rival in self.compared.rivals if rival.difference.verdict == BETTER]
+        if not better:
+            return None
 
-    def _beyond(self, group: Group | None, other: Group | None) -> bool:
-        """Return whether `group` is significantly better than `other`, tested as a finalist and the
-        baseline are."""
-        if group is None or other is None or group is other:
+        def loss(rival: Group) -> float:
+            return self.search.loss(float(np.mean(self.values(rival))))
+
+        best, primary = min(better, key=loss), self.primary
+        return primary if primary in better and not self._beats(best, primary) else best
+
+    def _beats(self, rival: Group, primary: Group | None) -> bool:
+        """Return whether a rival is significantly better than the search's leader, tested as a
+        finalist and the baseline are."""
+        if primary is None or rival is primary:
             return False
-        rows = [self.compared.groups.index(entry) for entry in (other, group)]
-        share, falls = (
-            level(self.compared.results.folder) / len(self.compared.others),
-            self.search.falls,
-        )
-        test = look(
-            self.compared.values[rows], self.look.most, falls, self.search.ratios, level=share
-        )
+        compared, search = self.compared, self.search
+        rows = [compared.groups.index(group) for group in (primary, rival)]
+        share = level(compared.results.folder) / len(compared.rivals)
+        values, most = compared.values[rows], self.look.max_rounds
+        test = look(values, most, search.lower_is_better, search.ratios, level=share)
         return test.differences[0].verdict == BETTER
 
     @property
     def leader(self) -> Group | None:
         """Return the winner; without one, the finalist that was ahead in the search if it ran at
         all."""
-        return self.winner or next((group for group in self.compared.others if group.done), None)
-
-    @property
-    def settled(self) -> bool:
-        """Return whether these runs have ended and leave the baseline as it is, unless there is a
-        `winner`."""
-        done = self.compared.baseline is not None and bool(self.compared.baseline.done)
-        return done and (self.look.over or self._rivals_failed)
-
-    def _best(self, groups: list[Group]) -> Group | None:
-        return min(
-            groups,
-            key=lambda group: self.search.loss(float(np.mean(self.values(group)))),
-            default=None,
-        )
+        return self.winner or next((rival for rival in self.compared.rivals if rival.done), None)
 
     def values(self, group: Group) -> list[float]:
         """Return the deciding values of all runs that have one, in the order of the seeds."""
@@ -210,21 +225,20 @@ class Confirmation:
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
         """Return (value in the search, values of the confirming runs) of a finalist, in the
         search's protocol."""
-        ends, chosen = group.values(self.search.metric), self.trial(group)
-        value = self.search.outcome_of(chosen).value if chosen is not None else None
-        return (value, ends) if ends and value is not None else None
+        confirmed, trial = group.values(self.search.metric), self.trial(group)
+        value = self.search.outcome_of(trial).value if trial is not None else None
+        return (value, confirmed) if confirmed and value is not None else None
 
     def trial(self, group: Group) -> TrialRecord | None:
-        """Return the trial of the search that had this configuration, on its own seed."""
+        """Return the trial of the search that had this configuration, on the search's seed."""
+        knobs = _knobs(group.runs[0])
         trials = (outcome.trial for outcome in self.search.ranked)
-        return next((trial for trial in trials if _knobs(trial) == _knobs(group.runs[0])), None)
+        return next((trial for trial in trials if _knobs(trial) == knobs), None)
 
     def of(self, trial: TrialRecord) -> Group | None:
         """Return the confirming runs of a trial's configuration, which may be the baseline."""
-        return next(
-            (group for group in self.compared.groups if _knobs(group.runs[0]) == _knobs(trial)),
-            None,
-        )
+        knobs, groups = _knobs(trial), self.compared.groups
+        return next((group for group in groups if _knobs(group.runs[0]) == knobs), None)
 
     def table(self) -> pd.DataFrame:
         """Return one row per configuration: mean, sd, difference and speed-up with intervals,
@@ -252,14 +266,15 @@ def _compare(runs: Results) -> Comparison:
 
 def confirm(search: Results, runs: Results) -> Confirmation:
     """Test what `runs`, the results of the confirming folder, say about `search`."""
-    compared = _compare(runs)
+    compared, rounds = _compare(runs), runs.space.seeds
     if compared.baseline is None:
-        return Confirmation(search, compared, Look([], 0, runs.space.seeds, "open", search.ratios))
+        return Confirmation(search, compared, Look([], 0, rounds, "open", search.ratios))
     values = compared.values
     for row, group in enumerate(compared.groups):
         if group.changed and any(map(failed, group.runs)):
             values[row] = math.nan  # it is out, and the others' rounds count without it
-    test = look(values, runs.space.seeds, search.falls, search.ratios, level=level(runs.folder))
+    lower, share = search.lower_is_better, level(runs.folder)
+    test = look(values, rounds, lower, search.ratios, level=share)
     return Confirmation(search, compared.judged(test.differences, test.ratios), test)
 
 
@@ -270,43 +285,18 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
     `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like);
     `read` reads one.
     """
-    places = sorted(runs.folder.glob("*x/search.yaml"), key=lambda path: int(path.parent.name[:-1]))
-    compared = [_compare(read(place.parent)) for place in places]
+    paths = [path.parent for path in runs.folder.glob("*x/search.yaml")]
+    paths.sort(key=lambda path: int(path.name.removesuffix("x")))
+    compared = [_compare(read(path)) for path in paths]
     return [comparison for comparison in compared if any(group.done for group in comparison.groups)]
-
-
-def folders(search: Path) -> list[Path]:
-    """Return the folders of the confirming runs of a search, in the order in which they were
-    made."""
-    numbered = (search / folder_name(number) for number in itertools.count(1))
-    return list(itertools.takewhile(Path.exists, numbered))
-
-
-def of_finalists(search: Path, trials: object) -> Path | None:
-    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever
-    order; else None."""
-
-    def unordered(points: Any) -> list[str]:
-        return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
-
-    wanted = unordered(trials)
-    same = (
-        path
-        for path in folders(search)
-        if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == wanted
-    )
-    return next(same, None)
 
 
 def latest(results: Results) -> Path | None:
     """Return the folder of the confirming runs of the present finalists, else of the newest; None:
     there are none."""
-    settings = results.space.confirm
-    present = (
-        content(results, settings.of, settings.seeds, {})["trials"]
-        if settings is not None
-        else None
-    )
+    settings, present = results.space.confirm, None
+    if settings is not None:
+        present = content(results, settings.of, settings.seeds, {})["trials"]
     return of_finalists(results.folder, present) or next(reversed(folders(results.folder)), None)
 
 
@@ -320,33 +310,25 @@ def read(results: Results) -> Confirmation | None:
 def counting(
     results: Results, runs: Results, read: Callable[[Path], Results]
 ) -> Confirmation | None:
-    """Return the confirmation of a search that counts, and beside it the others; None if there is
-    none yet.
+    """Return the confirmation of a search that counts, with the others as its `others`; None if
+    there is none yet.
 
     A configuration that was confirmed stays so, whatever other finalists show later. So it is the
     first that has a winner, beginning with `runs`, those of the present finalists, else `runs`.
     `read` reads a folder's results.
     """
-    present = (
-        confirm(results, runs) if runs.trials else None
-    )  # `budget: total` may leave no time for them
-    if present is not None and not runs.ranked and not present.over:
-        present = None  # the first runs are under way: they change nothing yet
-    every = [*([] if present is None else [present]), *_others(results, runs.folder, read)]
-    chosen = next((one for one in every if one.winner is not None), present)
-    return (
-        None
-        if chosen is None
-        else replace(chosen, others=[one for one in every if one is not chosen])
-    )
-
-
-def _others(results: Results, chosen: Path, read: Callable[[Path], Results]) -> list[Confirmation]:
-    """Return the confirmations of a search except the one in the folder `chosen`; `read` reads a
-    folder's results."""
-    confirmations = []
+    confirmations = list[Confirmation]()
+    if runs.trials:  # `budget: total` may leave no time for them
+        present = confirm(results, runs)
+        if runs.ranked or present.over:  # else the first runs are under way and change nothing yet
+            confirmations.append(present)
+    counted = len(confirmations)
     for folder in folders(results.folder):
         with contextlib.suppress(ConfigError):  # it is damaged
-            if folder != chosen and (runs := read(folder)).trials:
-                confirmations.append(confirm(results, runs))
-    return confirmations
+            if folder != runs.folder and (other := read(folder)).trials:
+                confirmations.append(confirm(results, other))
+    default = confirmations[0] if counted else None
+    chosen = next((one for one in confirmations if one.winner is not None), default)
+    if chosen is None:
+        return None
+    return replace(chosen, others=[one for one in confirmations if one is not chosen])

@@ -17,7 +17,7 @@ from tunediff.analysis import Results, confirmation, noise
 from tunediff.analysis.comparison import ITSELF, Comparison, Group, compare, speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.noise import Noise
-from tunediff.analysis.outcome import Outcome, without_seed
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
@@ -34,7 +34,6 @@ class Evidence:
     results: Results
     confirmation: Confirmation | None = None
     """Its confirming runs, if there are any."""
-
     judged: Comparison | None = None
     """The sequential test of these runs, if they are confirming runs themselves."""
 
@@ -46,8 +45,10 @@ class Evidence:
     @functools.cached_property
     def noise(self) -> Noise | None:
         """Return the noise of one run; None: not known, or every configuration has several runs."""
+        if self.compared is not None:
+            return None
         confirming = self.confirmation.compared.results if self.confirmation is not None else None
-        return noise.measured(self.results, confirming) if self.compared is None else None
+        return noise.measured(self.results, confirming)
 
     @functools.cached_property
     def best(self) -> TrialRecord | None:
@@ -58,34 +59,29 @@ class Evidence:
         run each cannot show that; it returns the trial that is ahead, whether it is `better` or
         not. What fails on a seed is best only if everything does. None: no trial has a result.
         """
-        if self.confirmation is not None and self.confirmation.winner is not None:
-            return self.confirmation.trial(self.confirmation.winner) or self._leader
-        better = (
-            []
-            if self.compared is None
-            else [g for g in self.compared.others if g.difference.verdict == BETTER]
-        )
-        if better:
-            return min(
-                better, key=lambda group: self.results.loss(group.difference.estimate or 0.0)
-            ).done[0]
-        stays = (
-            self.confirmation is not None and self.confirmation.settled
-        )  # the baseline ran on the new seeds as well
-        if self.compared is not None and self.baseline is not None:
-            stays = not self.outcome(self.baseline).failures
-        return self.baseline if stays and self.baseline is not None else self._leader
+        confirmed, compared, baseline = self.confirmation, self.compared, self.baseline
+        if confirmed is not None and confirmed.winner is not None:
+            return confirmed.trial(confirmed.winner) or self._leader
+        if compared is not None:
+            better = [rival for rival in compared.rivals if rival.difference.verdict == BETTER]
+            if better:
+                loss = self.results.loss
+                return min(better, key=lambda rival: loss(rival.difference.estimate or 0.0)).done[0]
+            baseline_stays = baseline is not None and not self.outcome(baseline).failures
+        else:
+            baseline_stays = confirmed is not None and confirmed.settled
+        return baseline if baseline_stays and baseline is not None else self._leader
 
     @property
     def _leader(self) -> TrialRecord | None:
         """Return the trial that is ahead among those that have not failed on new seeds, if there
         are such."""
         trials = [outcome.trial for outcome in self.results.ranked]
-        confirmed = self.confirmation.of if self.confirmation is not None else lambda _: None
-        stable = (
-            trial for trial in trials if (group := confirmed(trial)) is None or not group.fails
-        )
-        return next(stable, next(iter(trials), None))
+        for trial in trials:
+            group = self.confirmation.of(trial) if self.confirmation is not None else None
+            if group is None or not group.fails:
+                return trial
+        return trials[0] if trials else None
 
     @property
     def set_aside(self) -> list[Outcome]:
@@ -93,20 +89,21 @@ class Evidence:
         some seeds."""
         if self.best is None:
             return []
-        best, results = self.outcome(self.best), self.results
+        best = self.outcome(self.best)
         return [
-            outcome for outcome in results.ranked
+            outcome
+            for outcome in self.results.ranked
             if outcome.failures and outcome is not best and outcome.rank[-1] < best.rank[-1]
-        ]  # fmt: skip
+        ]
 
     @property
     def winner(self) -> TrialRecord | None:
         """Return the best trial if runs on several seeds show that it is better than the baseline;
         else None."""
-        several = self.compared is not None or (
-            self.confirmation is not None and self.confirmation.winner is not None
-        )
-        return self.best if several and self.best is not None and self.better(self.best) else None
+        confirmed = self.confirmation is not None and self.confirmation.winner is not None
+        several_seeds = self.compared is not None or confirmed
+        shown = several_seeds and self.best is not None and self.better(self.best)
+        return self.best if shown else None
 
     @property
     def near(self) -> list[TrialRecord]:
@@ -118,9 +115,7 @@ class Evidence:
     def baseline(self) -> TrialRecord | None:
         """Return the first run of the baseline with a result."""
         trials = (outcome.trial for outcome in self.results.outcomes if outcome.values)
-        return next(
-            (trial for trial in trials if not without_seed(self.results.changed(trial))), None
-        )
+        return next((trial for trial in trials if not self.results.changed(trial)), None)
 
     @property
     def baseline_of_best(self) -> TrialRecord | None:
@@ -130,20 +125,13 @@ class Evidence:
             return self.best or self.results.baseline
         return self.results.baseline_of(self.best) or self.results.baseline
 
-    @functools.cached_property
-    def _baseline_by_name(self) -> dict[str, bool]:
-        """Return the cache of `is_baseline`."""
-        return {}
-
     def outcome(self, trial: TrialRecord) -> Outcome:
         """Return what the configuration of a trial has shown in all its runs of the search."""
         return self.results.outcome_of(trial)
 
     def is_baseline(self, trial: TrialRecord) -> bool:
         """Return whether a trial is a run of the baseline, on any seed."""
-        if trial.name not in self._baseline_by_name:  # a thousand configurations take a second
-            self._baseline_by_name[trial.name] = noise.is_baseline(self.results, trial)
-        return self._baseline_by_name[trial.name]
+        return self.results.is_baseline(trial)
 
     def better(self, trial: TrialRecord) -> bool | None:
         """Return whether a trial beats the baseline by more than the noise, and fails on no seed.
@@ -156,17 +144,19 @@ class Evidence:
             return group.difference.verdict == BETTER
         if self.outcome(trial).failures:
             return False
-        runs = (self.baseline, trial)
-        base, mine = (self.outcome(run).value if run is not None else None for run in runs)
-        if self.noise is None or base is None or mine is None:
+        of_base = self.outcome(self.baseline).value if self.baseline is not None else None
+        value = self.outcome(trial).value
+        if self.noise is None or of_base is None or value is None:
             return None
-        return not self.noise.within(base, mine)
+        return not self.noise.within(of_base, value)
 
     def _runs(self, trial: TrialRecord) -> Group | None:
         """Return the runs of a trial's configuration on several seeds; None if they are too few for
         a test."""
-        confirmed = self.confirmation.of(trial) if self.confirmation is not None else None
-        group = self.compared.of(trial) if self.compared is not None else confirmed
+        if self.compared is not None:
+            group: Group | None = self.compared.of(trial)
+        else:
+            group = self.confirmation.of(trial) if self.confirmation is not None else None
         return group if group is not None and group.difference.verdict != TOO_FEW else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
@@ -196,14 +186,10 @@ class Evidence:
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """Return when a trial reaches the final value of the baseline of its seed; None: not
         determined."""
+        if self.results.by_rate or isinstance(self.speedup(trial), str):
+            return None
         ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
-        if (
-            isinstance(self.speedup(trial), str)
-            or self.results.by_rate
-            or base is None
-            or not ratio
-            or ratio <= 1
-        ):
+        if base is None or not ratio or ratio <= 1:
             return None
         return float(base.points[-1][base.along]) / ratio
 
@@ -214,25 +200,20 @@ class Evidence:
         In a search with one seed also `within_noise_of_best`: True also for the best, empty if the
         noise is not known.
         """
-        added = ("speedup_at_least", "speedup")
+        added, trials = ("speedup_at_least", "speedup"), self.results.trials
         frame = self.results.table((*added, NEAR))
         if frame.empty:
             return frame
-        ended = [
-            self.speedup(trial) if trial.status == "ok" else "" for trial in self.results.trials
-        ]
-        place = list(frame.columns).index("versus_baseline") + 1
+        column = list(frame.columns).index("versus_baseline") + 1
+        speedups = [self.speedup(trial) if trial.status == "ok" else "" for trial in trials]
         for name in added:
-            frame.insert(place, name, [speedup_values(speedup)[name] for speedup in ended])
+            frame.insert(column, name, [speedup_values(speedup)[name] for speedup in speedups])
         if self.compared is None:
             measured = self.results.ranked if self.noise is not None else []
             ranked = {outcome.trial.name for outcome in measured}
             near = {trial.name for trial in [*self.near, *filter(None, [self.best])]}
-            marks = [
-                trial.name in near if trial.name in ranked else None
-                for trial in self.results.trials
-            ]
-            frame.insert(place, NEAR, pd.Series(marks, dtype=object))
+            marks = [trial.name in near if trial.name in ranked else None for trial in trials]
+            frame.insert(column, NEAR, pd.Series(marks, dtype=object))
         return frame
 
 

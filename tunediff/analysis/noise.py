@@ -8,7 +8,6 @@ takes new seeds.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 
@@ -16,7 +15,6 @@ import numpy as np
 from scipy import special
 
 from tunediff.analysis import RATE, Results, curve
-from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
 from tunediff.core.trial_record import TrialRecord
 
@@ -36,8 +34,7 @@ class Noise:
     runs: int
     configurations: int
     ratios: bool
-    falls: bool
-    """Whether a smaller value is better."""
+    lower_is_better: bool
     least: float | None = None
     """Standard deviation of the configuration with the least noise, where configurations measurably
     differ in it."""
@@ -46,7 +43,7 @@ class Noise:
     largest_freedom: int = 0
 
     @property
-    def rough(self) -> bool:
+    def is_rough(self) -> bool:
         """Return whether the standard deviation is known only to a factor of two: see
         `ROUGH_FREEDOM`."""
         return self.freedom < ROUGH_FREEDOM
@@ -55,11 +52,9 @@ class Noise:
     def limit(self) -> float:
         """Return the difference that runs of two equal configurations exceed once in ten times:
         t·√2·sd."""
-        sd, freedom = (
-            (self.sd, self.freedom)
-            if self.largest is None
-            else (self.largest, self.largest_freedom)
-        )
+        sd, freedom = self.sd, self.freedom
+        if self.largest is not None:
+            sd, freedom = self.largest, self.largest_freedom
         return quantile(CONFIDENCE, freedom) * math.sqrt(2) * sd
 
     def differ(self, first: float, second: float) -> bool:
@@ -74,7 +69,7 @@ class Noise:
         if self.ratios and min(value, best) <= 0:
             return value == best
         behind = math.log(value / best) if self.ratios else value - best
-        return (behind if self.falls else -behind) <= self.limit
+        return (behind if self.lower_is_better else -behind) <= self.limit
 
 
 def measured(
@@ -85,24 +80,25 @@ def measured(
     `metric`: the objective by default, or `RATE`.
     """
     metric = metric or results.metric
-    sets = [runs for runs in (results, confirming) if runs is not None]
-    groups = [_unselected(part, outcome.runs, metric) for part in sets for outcome in part.outcomes]
-    ratios = (results.ratios or metric == RATE) and all(
-        value > 0 for values in groups for value in values
-    )
-    return pooled(groups, ratios, results.falls and metric != RATE)
+    searches = [results] if confirming is None else [results, confirming]
+    groups = [
+        _unselected(search, outcome.runs, metric)
+        for search in searches
+        for outcome in search.outcomes
+    ]
+    positive = all(value > 0 for values in groups for value in values)
+    ratios = (results.ratios or metric == RATE) and positive
+    return pooled(groups, ratios, results.lower_is_better and metric != RATE)
 
 
-def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Noise | None:
+def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: bool) -> Noise | None:
     """Return the noise of one run from the values of configurations; None: none ran more than once.
 
-    `ratios`: whether to compare logarithms, of positive values; `falls`: whether a smaller value is
-    better. It is at least that of rounding: accuracies of a small test set are often equal by
-    chance.
+    `ratios`: whether to compare logarithms, of positive values. The noise is at least that of
+    rounding: accuracies of a small test set are often equal by chance.
     """
-    rounding = value_step(np.array([value for values in groups for value in values])) / math.sqrt(
-        12
-    )
+    everything = np.array([value for values in groups for value in values])
+    rounding = value_step(everything) / math.sqrt(12)
     variances, freedoms = list[float](), list[int]()
     for values in groups:
         if len(values) > 1:
@@ -114,7 +110,7 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, falls: bool) -> Nois
         return None
     freedom = sum(freedoms)
     sd = math.sqrt(float(np.dot(variances, freedoms)) / freedom)
-    noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, falls)
+    noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, lower_is_better)
     if not differ_in_variance(variances, freedoms):
         return noise
     most = int(np.argmax(variances))
@@ -139,14 +135,12 @@ def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> b
 def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> list[float]:
     """Return the values of a configuration, one for each seed.
 
-    Without the first one if a search has run the configuration again because it was good: the
-    spread of such runs would be a third too large, since the first is partly the luckiest.
+    Without the first one if a search has repeated the configuration because it was good: the spread
+    of such runs would be a third too large, since the first is partly the luckiest.
     """
-    values = {
-        trial.config["seed"]: value for trial in runs if (value := trial.value(metric)) is not None
-    }
-    chosen = results.space.seeds == 1 and len(values) > 1 and without_seed(results.changed(runs[0]))
-    return list(values.values())[1 if chosen else 0 :]
+    values = {run.seed: value for run in runs if (value := run.value(metric)) is not None}
+    selected = any(run.role == "repeat" for run in runs) and bool(results.changed(runs[0]))
+    return list(values.values())[selected and len(values) > 1 :]
 
 
 UNMOVED = 0.01
@@ -161,15 +155,9 @@ def unmoved(results: Results) -> int:
     It moved in a trial if its last value differs from its first by more than the noise, and over
     all trials if the mean of these differences is larger than the noise of such a mean.
     """
-    ends = [
-        line
-        for trial in results.trials
-        if trial.status == "ok" and len(line := curve(trial, results.metric)) > 1
-    ]
-    if results.by_rate or not ends:
-        return 0
-    pairs = [(line[0][1], line[-1][1]) for line in ends]
-    if not all(math.isfinite(value) for pair in pairs for value in pair):
+    curves = [curve(trial, results.metric) for trial in results.trials if trial.status == "ok"]
+    pairs = [(line[0][1], line[-1][1]) for line in curves if len(line) > 1]
+    if results.by_rate or not pairs:
         return 0
     # The limit: the noise of a run, or a small share of the first value
     noise, ratios = measured(results), results.ratios
@@ -178,9 +166,8 @@ def unmoved(results: Results) -> int:
     if noise is not None and noise.ratios == ratios:
         limit = max(limit, noise.limit)
     mean = abs(sum(moves)) / len(moves)
-    return (
-        len(moves) if max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves)) else 0
-    )
+    still = max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves))
+    return len(moves) if still else 0
 
 
 def within_best(
@@ -193,47 +180,36 @@ def within_best(
         return []
     return [
         trial
-        for trial, own in stable(results)
-        if trial.name != best.name and noise.within(own, value)
+        for trial, other in stable(results)
+        if trial.name != best.name and noise.within(other, value)
     ]
 
 
 def stable(results: Results) -> list[tuple[TrialRecord, float]]:
-    """Return the configurations that fail on no seed, each as its trial and its value, the best
-    first."""
+    """Return trial and value of every configuration that fails on no seed, the best first."""
     outcomes = [outcome for outcome in results.ranked if not outcome.failures]
     return [(outcome.trial, value) for outcome in outcomes if (value := outcome.value) is not None]
 
 
-def candidates(results: Results, of: int) -> list[TrialRecord]:
-    """Return the trials that may be better than the baseline and fail on no seed: the leader, and
-    what is within its noise.
+def finalists(results: Results, most: int) -> list[TrialRecord]:
+    """Return the trials that may be better than the baseline and fail on no seed.
 
     The first is the best that differs from the baseline. The next best follow, as long as they
-    differ from each other and are behind the first by no more than the noise; at most `of`. Without
-    a known noise, the best `of`. Only runs of the search itself count, so that confirming runs do
-    not change what is confirmed.
+    differ from each other and are behind the first by no more than the noise; at most `most`.
+    Without a known noise, the best `most`. Only runs of the search itself count, so that confirming
+    runs do not change what is confirmed.
     """
-    noise, chosen, seen = measured(results), list[tuple[TrialRecord, float]](), set[str]()
+    noise, best = measured(results), math.nan
+    chosen = dict[str, TrialRecord]()
     for trial, value in stable(results):
-        if is_baseline(results, trial) or _configuration(trial) in seen:
+        key = results.configuration_key(trial)
+        if key in chosen or results.is_baseline(trial):
             continue
-        if len(chosen) == of or (
-            chosen and noise is not None and not noise.within(value, chosen[0][1])
-        ):
+        if not chosen:
+            best = value
+        elif noise is not None and not noise.within(value, best):
             break
-        chosen.append((trial, value))
-        seen.add(_configuration(trial))
-    return [trial for trial, _ in chosen]
-
-
-def _configuration(trial: TrialRecord) -> str:
-    """Return a text that is equal for equal configurations; knobs without effect do not count."""
-    return json.dumps(without_seed(trial.effective), sort_keys=True, default=str)
-
-
-def is_baseline(results: Results, trial: TrialRecord) -> bool:
-    """Return whether a trial's configuration amounts to the baseline's, on any seed."""
-    base = results.baseline
-    same = base is not None and _configuration(trial) == _configuration(base)
-    return same or not without_seed(results.changed(trial))
+        if len(chosen) == most:
+            break
+        chosen[key] = trial
+    return list(chosen.values())

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from tunediff.analysis.statistics import mean
 from tunediff.core.trial_record import TrialRecord
@@ -21,16 +20,6 @@ def failed(trial: TrialRecord) -> bool:
     return trial.status not in (None, "ok", "pruned", "skipped")
 
 
-def configuration_failed(trial: TrialRecord) -> bool:
-    """Return whether a trial failed, and not because a process died or others held the memory."""
-    return failed(trial) and not (trial.end is not None and trial.end.external_cause)
-
-
-def without_seed(values: Mapping[str, Any]) -> dict[str, object]:
-    """Return the knobs without the seed: equal for all runs of a configuration."""
-    return {name: value for name, value in values.items() if name != "seed"}
-
-
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """All runs of one configuration."""
@@ -39,10 +28,9 @@ class Outcome:
     """In the order of their numbers, finished or not; at least one."""
     metric: str
     """The quantity that the values are of."""
-    falls: bool
-    """Whether a smaller value is better."""
+    lower_is_better: bool
     seeds: int = 1
-    """Runs that every configuration of the search should have; further ones repeat what leads."""
+    """Runs that every configuration of the search should have."""
 
     @functools.cached_property
     def done(self) -> list[TrialRecord]:
@@ -51,8 +39,8 @@ class Outcome:
 
     @functools.cached_property
     def failures(self) -> list[TrialRecord]:
-        """Return the runs that this configuration has made fail; see `configuration_failed`."""
-        return [run for run in self.runs if configuration_failed(run)]
+        """Return the runs that failed because of this configuration."""
+        return [run for run in self.runs if failed(run) and not run.external_cause]
 
     @functools.cached_property
     def values(self) -> list[float]:
@@ -68,17 +56,17 @@ class Outcome:
     def trial(self) -> TrialRecord:
         """Return the run that stands for the configuration: the first with a value, else the
         first."""
-        return next(iter(self.done), self.runs[0])
+        return self.done[0] if self.done else self.runs[0]
 
     @property
     def samples(self) -> list[TrialRecord]:
-        """Return the runs that say what its knobs do; reruns of what leads only show how lucky it
-        was."""
-        return [run for run in self.runs if self.seeds > 1 or "seed" not in run.drawn]
+        """Return the runs that show the effect of knobs: repeats of what leads only show how lucky
+        it was."""
+        return [run for run in self.runs if run.role != "repeat"]
 
     @property
     def failure_note(self) -> str:
-        """Return `failed on 2 of 3 seeds`, as it stands beside the value; '' without a failure."""
+        """Return `failed on 2 of 3 seeds`, to be shown with the value; '' without a failure."""
         return failure_note(len(self.failures), len(self.done))
 
     @property
@@ -88,10 +76,11 @@ class Outcome:
         What fails on no seed comes before what does; then what lacks the fewest planned runs; then
         the better mean.
         """
-        share_failed = len(self.failures) / (len(self.failures) + len(self.done) or 1)
-        missing = max(0, self.seeds - len(self.done) - len(self.failures))
+        failures, done = len(self.failures), len(self.done)
+        missing = max(0, self.seeds - done - failures)
         value = mean(self.values) or 0.0
-        return share_failed, missing, value if self.falls else -value
+        loss = value if self.lower_is_better else -value
+        return failures / (failures + done or 1), missing, loss
 
 
 def failure_note(failures: int, values: int) -> str:
@@ -103,6 +92,5 @@ def by_configuration(trials: Iterable[TrialRecord]) -> list[list[TrialRecord]]:
     """Return trials in groups that differ only in the seed, in the order of their first ones."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        key = json.dumps(without_seed(trial.drawn), sort_keys=True)
-        groups.setdefault(key, []).append(trial)
+        groups.setdefault(json.dumps(trial.knobs, sort_keys=True), []).append(trial)
     return list(groups.values())

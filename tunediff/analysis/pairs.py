@@ -34,8 +34,7 @@ class Pairs:
     configs: tuple[Any, Any]
     budget_s: float
     """Budget of a run, in seconds of `budget_unit`."""
-    most: int
-    """The most pairs that may run."""
+    max_pairs: int
     within: float | None
     """The difference that does not matter, as a share of A's value where values fall; None: not
     given."""
@@ -49,7 +48,7 @@ class Pairs:
     def limits(self) -> SearchBudget:
         """Return the budget of every run."""
         return SearchBudget(
-            self.budget_s, 2 * self.most, compile_charged=self.compile_charged,
+            self.budget_s, 2 * self.max_pairs, compile_charged=self.compile_charged,
             setup_charged=self.setup_charged, unit=self.budget_unit,
         )  # fmt: skip
 
@@ -65,19 +64,20 @@ class Pairs:
     @property
     def label(self) -> str:
         """Return its label, as the measurements give it."""
-        labels = (
-            point["label"]
-            for pair in self.runs
-            for run in pair
-            if run
-            for point in run.points
-            if "label" in point
-        )
-        return str(next(labels, self.metric.label))
+        points = (point for run in self._begun for point in run.points)
+        return str(next((p["label"] for p in points if "label" in p), self.metric.label))
 
     @property
     def unit(self) -> str:
         return cfg.of(self.configs[0]).unit
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric.mode == "min"
+
+    @property
+    def _begun(self) -> list[TrialRecord]:
+        return [run for pair in self.runs for run in pair if run is not None]
 
     @property
     def values(self) -> Any:
@@ -92,19 +92,16 @@ class Pairs:
     @property
     def look(self) -> Look:
         """Return the sequential test of the pairs so far."""
-        values, within, falls = self.values, self.within, self.metric.mode == "min"
-        if (
-            within is not None and falls and bool((values <= 0).any())
-        ):  # compared by differences: see `look`
-            within *= abs(float(np.nanmean(values[0])))
-        return look(values, self.most, falls, falls, within)
+        values, margin, lower = self.values, self.within, self.lower_is_better
+        # Values that are not positive are compared by differences, see `look`
+        if margin is not None and lower and bool((values <= 0).any()):
+            margin *= abs(float(np.nanmean(values[0])))
+        return look(values, self.max_pairs, lower, ratios=lower, margin=margin)
 
     @property
     def failure(self) -> TrialRecord | None:
         """Return the first run that ended without a result, which ends the comparison."""
-        return next(
-            (run for pair in self.runs for run in pair if run is not None and failed(run)), None
-        )
+        return next(filter(failed, self._begun), None)
 
     @property
     def over(self) -> bool:
@@ -126,68 +123,56 @@ class Pairs:
         return verdict if verdict in (BETTER, WORSE) else "no significant difference"
 
     @property
-    def one_run_tells(self) -> float | None:
+    def one_run_detects(self) -> float | None:
         """Return the smallest significant difference of one run each: a ratio − 1, or in units;
-        None while `rough`.
+        None while `noise_is_rough`.
 
         It is Student's bound for the noise of these pairs. That of `resolution` also allows for
         every look: None as long as it is so much wider that several pairs would seem to detect less
         than one run each.
         """
         test, difference = self.look, self.look.differences[0]
-        if difference.sd is None or difference.resolution is None or self.rough:
+        if difference.sd is None or difference.resolution is None or self.noise_is_rough:
             return None
-        wide = quantile(0.975, test.rounds - 1)
-        least = (
-            float(np.expm1(wide * np.log1p(difference.sd))) if test.ratios else wide * difference.sd
-        )
+        bound = quantile(0.975, test.rounds - 1)
+        least = bound * (float(np.log1p(difference.sd)) if test.ratios else difference.sd)
+        least = float(np.expm1(least)) if test.ratios else least
         return least if least > difference.resolution else None
 
     @property
-    def rough(self) -> bool:
+    def noise_is_rough(self) -> bool:
         """Return whether the noise, and so `resolution`, is known only to a factor of two, because
         of few pairs."""
         return self.look.rounds - 1 < ROUGH_FREEDOM
 
     @property
-    def ahead(self) -> int:
+    def pairs_won(self) -> int:
         """Return in how many pairs B was better."""
-        complete = self.values[:, np.isfinite(self.values).all(axis=0)]
-        return int(
-            (complete[1] < complete[0]).sum()
-            if self.metric.mode == "min"
-            else (complete[1] > complete[0]).sum()
-        )
+        a, b = self.values[:, np.isfinite(self.values).all(axis=0)]
+        return int((b < a if self.lower_is_better else b > a).sum())
 
     @property
     def trained_s(self) -> float:
         """Return the training seconds of all runs."""
-        return sum(
-            run.points[-1].train_s
-            for pair in self.runs
-            for run in pair
-            if run is not None and run.points
-        )
+        return sum(run.points[-1].train_s for run in self._begun if run.points)
 
     @property
     def setup_s(self) -> tuple[float | None, float | None]:
         """Return the median seconds that the runs of A and of B spend before their first batch."""
-        a, b = (
-            [run.points[-1].before_first_batch_s for run in runs if run is not None and run.points]
-            for runs in (zip(*self.runs, strict=True) if self.runs else ((), ()))
-        )
-        seconds = [[one for one in side if one is not None] for side in (a, b)]
-        a_s, b_s = (statistics.median(side) if side else None for side in seconds)
-        return a_s, b_s
+
+        def median(side: int) -> float | None:
+            ended = [run for pair in self.runs if (run := pair[side]) is not None and run.points]
+            setups = [run.points[-1].before_first_batch_s for run in ended]
+            seconds = [setup for setup in setups if setup is not None]
+            return statistics.median(seconds) if seconds else None
+
+        return median(0), median(1)
 
     @property
     def changed(self) -> Values:
         """Return the knobs in which B differs from A, if both belong to one workload."""
-        return {
-            name: value
-            for name, value in cfg.differences(self.configs[1], self.configs[0]).items()
-            if name != "seed"
-        }
+        changed = cfg.differences(self.configs[1], self.configs[0])
+        return {name: value for name, value in changed.items() if name != "seed"}
 
 
 def read(folder: Path) -> Pairs:

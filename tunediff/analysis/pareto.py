@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from tunediff.analysis import RATE, Results, last
-from tunediff.analysis.outcome import Outcome, without_seed
+from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
@@ -42,25 +42,21 @@ def pareto(results: Results) -> list[dict[str, Any]]:
     """
     if (cost := results.space.cost) is None:
         return []
-    configurations = [
-        (outcome, without_seed(results.changed(outcome.trial))) for outcome in _comparable(results)
-    ]
-    bases = (
-        outcome for outcome in results.ranked if not without_seed(results.changed(outcome.trial))
-    )
+    bases = (outcome for outcome in results.ranked if not results.changed(outcome.trial))
     of_base = next((outcome.value for outcome in bases), None)
-    rows: list[dict[str, Any]] = [
-        {
+    rows: list[dict[str, Any]] = []
+    for outcome in _comparable(results):
+        if (price := _mean(outcome.done, lambda run: run.value(cost))) is None:
+            continue
+        row = {
             "trial": outcome.trial.name,
-            "configuration": changed,
+            "configuration": results.changed(outcome.trial),
             "value": outcome.value,
             "failures": len(outcome.failures),
             "cost": price,
             "versus_baseline": results.versus(outcome.value, of_base),
         }
-        for outcome, changed in configurations
-        if (price := _mean(outcome.done, lambda run: run.value(cost))) is not None
-    ]
+        rows.append(row)
     on_front = front([(results.loss(row["value"]), row["cost"]) for row in rows])
     return [row for row, on in zip(rows, on_front, strict=True) if on]
 
@@ -94,18 +90,14 @@ def trade_offs(results: Results) -> pd.DataFrame:
 
     A second objective of the search is included. `trial`: its first run.
     """
-    signs = {RATE: -1.0, "peak_memory_mib": 1.0} | (
-        {results.space.cost: 1.0} if results.space.cost is not None else {}
-    )
+    signs = {RATE: -1.0, "peak_memory_mib": 1.0}
+    if results.space.cost is not None:
+        signs[results.space.cost] = 1.0
     signs.pop(results.metric, None)
-    rows = [
-        [
-            outcome.trial.name,
-            outcome.value,
-            *(_mean(outcome.done, _quantity(name)) for name in signs),
-        ]
-        for outcome in _comparable(results)
-    ]
+    rows = []
+    for outcome in _comparable(results):
+        others = (_mean(outcome.done, _quantity(name)) for name in signs)
+        rows.append([outcome.trial.name, outcome.value, *others])
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
     for name, sign in signs.items():
         measured = frame[name].notna()

@@ -2,7 +2,7 @@
 rates.
 
 A test after every pair of runs that stops when p falls below 5 % is wrong far more often than in 5
-% of all cases. Here the error is spent over the looks, α·(rounds / most)^power until each (K. K. G.
+% of all cases. Here the error is spent over the looks, α·(rounds / max_rounds)^power until each (K. K. G.
 Lan, D. L. DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74 (1987),
 149–154): little on the first, whose estimate of the noise is worth little. A round is a block: all
 configurations on one seed, which decides initial weights, order of the data and everything drawn.
@@ -26,14 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.analysis.statistics import (
-    BETTER,
     LEVEL,
-    SAME,
-    WORSE,
     Difference,
-    back_from,
+    Scale,
     paired_sds,
     value_step,
+    verdict,
 )
 from tunediff.search_space.model import FIRST_VERDICT
 
@@ -74,7 +72,7 @@ class Look:
     and looks at once."""
     rounds: int
     """Rounds that count: those that the baseline and all remaining rivals have completed."""
-    most: int
+    max_rounds: int
     state: State
     """`open`: more rounds are needed; `decided`: one rival is better, or all are worse; `equal`: no
     difference is larger than the given one; `hopeless`: more rounds would show only a difference
@@ -88,106 +86,101 @@ class Look:
         return self.state != "open"
 
 
-def first_look(most: int) -> int:
+def first_look(max_rounds: int) -> int:
     """Return the number of rounds before the first look."""
-    return max(2, min(FIRST, most))
+    return max(2, min(FIRST, max_rounds))
 
 
 @functools.lru_cache(maxsize=64)
-def bounds(level: float, most: int, power: int) -> tuple[float, ...]:
-    """Return for 1 to `most` rounds how large |t| of a rival's differences must be for it to
+def bounds(level: float, max_rounds: int, power: int) -> tuple[float, ...]:
+    """Return for 1 to `max_rounds` rounds how large |t| of a rival's differences must be for it to
     differ.
 
     A rival that equals the baseline exceeds its bound at any look with probability `level`. The
     bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
     error that is due until then. A look whose share is less than a path has no bound.
     """
-    paths, rounds = max(DRAWN // most, DRAWN // 60), np.arange(1, most + 1)
-    drawn = np.random.default_rng(0).standard_normal((paths, most))
+    paths, rounds = max(DRAWN // max_rounds, DRAWN // 60), np.arange(1, max_rounds + 1)
+    drawn = np.random.default_rng(0).standard_normal((paths, max_rounds))
     means = drawn.cumsum(axis=1) / rounds
     squares = (drawn**2).cumsum(axis=1) - rounds * means**2
     with np.errstate(divide="ignore", invalid="ignore"):  # after one round the error is 0/0
         t = np.abs(means) / np.sqrt(squares / (rounds - 1) / rounds)
-    limits, going, spent = [math.inf] * most, np.ones(paths, bool), 0
-    for place in range(first_look(most) - 1, most):
-        due = int(paths * level * ((place + 1) / most) ** power) - spent
+    limits, remaining, spent = [math.inf] * max_rounds, np.ones(paths, bool), 0
+    for i in range(first_look(max_rounds) - 1, max_rounds):
+        due = int(paths * level * ((i + 1) / max_rounds) ** power) - spent
         if due > 0:
-            limits[place] = float(np.partition(t[going, place], -due)[-due])
-            spent, going = spent + due, going & (t[:, place] < limits[place])
+            limits[i] = float(np.partition(t[remaining, i], -due)[-due])
+            spent, remaining = spent + due, remaining & (t[:, i] < limits[i])
     return tuple(limits)
 
 
 def look(
-    values: Values, most: int, lower_is_better: bool = True, ratios: bool = True,
-    within: float | None = None, level: float = LEVEL,
-) -> Look:  # fmt: skip
+    values: Values,
+    max_rounds: int,
+    lower_is_better: bool = True,
+    ratios: bool = True,
+    margin: float | None = None,
+    level: float = LEVEL,
+) -> Look:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
     is missing.
 
-    `most`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are allowed
-    and all values are positive: noise and effects of distances and rates are proportional.
-    `within`: a difference that does not matter, a ratio − 1 or in units. A rival that lacks a seed
+    `max_rounds`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are
+    allowed and all values are positive: noise and effects of distances and rates are proportional.
+    `margin`: a difference that does not matter, a ratio − 1 or in units. A rival that lacks a seed
     before the last one is out. `level`: probability of any wrong verdict.
     """
     # Complete rounds of the baseline and of the rivals that are still in
-    ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
-    y = (np.log(values) if ratios else values)[:, np.isfinite(values[0])][:, :most]
-    inside = np.asarray(np.isfinite(y[:, :-1]).all(axis=1))
-    z = y[inside][:, np.isfinite(y[inside]).all(axis=0)]
-    rounds, (back, share) = z.shape[1], back_from(ratios)
-    off = np.full(len(values), np.nan)
+    scale = Scale.of(values, ratios)
+    y = scale.to_model(values)[:, np.isfinite(values[0])][:, :max_rounds]
+    remaining = np.asarray(np.isfinite(y[:, :-1]).all(axis=1))
+    z = y[remaining][:, np.isfinite(y[remaining]).all(axis=0)]
+    rounds, rivals = z.shape[1], len(z) - 1
+    offsets = np.full(len(values), np.nan)
     if rounds:
-        off[inside] = z.mean(axis=1) - z[0].mean()
-    differences = [
-        Difference(back(offset) if math.isfinite(offset) else None) for offset in off[1:]
-    ]
-    if len(z) < 2 or rounds < first_look(most):
-        out = len(values) > len(z) == 1  # all rivals are out, rather than not yet begun
-        return Look(differences, rounds, most, "decided" if out else "open", ratios)
+        offsets[remaining] = z.mean(axis=1) - z[0].mean()
+    differences = [scale.difference(offset) for offset in offsets[1:]]
+
+    def result(state: State) -> Look:
+        return Look(differences, rounds, max_rounds, state, scale.ratios)
+
+    if rivals < 1 or rounds < first_look(max_rounds):
+        all_out = len(values) > len(z) == 1  # rather than not yet begun
+        return result("decided" if all_out else "open")
+    last_look = rounds >= max_rounds
+    plan = LATE if rivals > 1 and max_rounds <= FEW else EARLY
+    limits = bounds(level / rivals, max_rounds, plan.power)
+    if math.isinf(limits[rounds - 1]):
+        return result("spent" if last_look else "open")
 
     # Intervals and verdicts
-    plan = LATE if len(z) > 2 and most <= FEW else EARLY
-    reach = bounds(level / (len(z) - 1), most, plan.power)
-    if math.isinf(reach[rounds - 1]):
-        return Look(differences, rounds, most, "spent" if rounds >= most else "open", ratios)
-    sds = paired_sds(z, value_step(values), ratios)
+    sds = paired_sds(z, value_step(values), scale.ratios)
     errors = sds / math.sqrt(rounds)
-    halves, places = reach[rounds - 1] * errors, np.flatnonzero(inside[1:])
-    for place, sd, half in zip(places, sds, halves, strict=True):
-        offset = off[1:][place]
-        verdict = (
-            SAME if abs(offset) <= half else BETTER if (offset < 0) == lower_is_better else WORSE
+    halves = limits[rounds - 1] * errors
+    for i, sd, half in zip(np.flatnonzero(remaining[1:]), sds, halves, strict=True):
+        offset = float(offsets[1 + i])
+        differences[i] = dataclasses.replace(
+            scale.difference(offset, half),
+            verdict=verdict(offset, abs(offset) > half, lower_is_better),
+            sd=scale.size(sd),
+            resolution=scale.size(half),
         )
-        differences[place] = Difference(
-            back(offset), back(offset - half), back(offset + half),
-            verdict=verdict, sd=share(sd), resolution=share(half),
-        )  # fmt: skip
-    gains = (-off if lower_is_better else off)[1:][inside[1:]]
-    margin = None if within is None else math.log1p(within) if ratios else within
-    # What would be significant at the last look with this noise, less what the gain may be too
-    # small by now
-    needed = (reach[-1] * math.sqrt(rounds / most) - plan.allowance) * errors
-    return Look(
-        differences, rounds, most, _state(gains, halves, needed, margin, rounds >= most), ratios
-    )
 
-
-def _state(
-    gains: Values, halves: Values, needed: Values, margin: float | None, spent: bool
-) -> State:
-    """Return whether more rounds are needed, or why not; all arrays have one entry for each rival.
-
-    `gains`: by how much each rival is better than the baseline; `halves`: half the width of their
-    intervals; `needed`: gains above which the last look may be significant; `spent`: whether this
-    is the last look.
-    """
+    # Whether to go on. With one rival, the gain of whichever of the two is ahead counts: stopping
+    # for that never makes a false winner.
+    gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
     if (gains > halves).any() or (gains < -halves).all():
-        return "decided"
-    if margin is not None and bool((np.abs(gains) + halves <= margin).all()):
-        return "equal"
-    if spent:
-        return "spent"
-    # With one rival, the gain of whichever of the two is ahead. Stopping for that never makes a
-    # false winner. Equal where nothing differs at all: without noise and without a difference, more
-    # rounds bring nothing.
-    return "hopeless" if ((np.abs(gains) if len(gains) == 1 else gains) <= needed).all() else "open"
+        return result("decided")
+    if margin is not None:
+        model_margin = math.log1p(margin) if scale.ratios else margin
+        if (np.abs(gains) + halves <= model_margin).all():
+            return result("equal")
+    if last_look:
+        return result("spent")
+    # What would be significant at the last look with this noise, less what the gain may be too
+    # small by now. It is equal where nothing differs at all: without noise and without a
+    # difference, more rounds bring nothing.
+    needed = (limits[-1] * math.sqrt(rounds / max_rounds) - plan.allowance) * errors
+    possible = np.abs(gains) if rivals == 1 else gains
+    return result("hopeless" if (possible <= needed).all() else "open")

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 
 from tunediff.analysis import RATE, Results, last, seconds_of
-from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
@@ -39,12 +38,8 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
     its budget: the same seconds would leave fewer for steps, and longer ones would start schedules
     late.
     """
-    if (
-        trial.status == "ok"
-        and trial.points
-        and compile_s(trial)
-        and not results.space.budget.compile_charged
-    ):
+    free = compile_s(trial) and not results.space.budget.compile_charged
+    if free and trial.status == "ok" and trial.points:
         return "--samples", trial.points[-1].samples
     return "--budget", text.format_exact(trial.budget_s or results.space.budget.per_trial_s)
 
@@ -92,20 +87,19 @@ class Compiled:
 
 def compiled(results: Results) -> list[Compiled]:
     """Return the configurations under torch.compile, by first trial; rates are means over runs."""
-    alike: dict[str, list[list[TrialRecord]]] = {}
-    for runs in (outcome.runs for outcome in results.outcomes):
-        if "parallel.workers" in runs[0].config:
-            same = {
-                name: v
-                for name, v in without_seed(runs[0].config).items()
-                if not name.startswith("compile.")
-            }
-            alike.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(runs)
-    lines = []
-    for group in alike.values():
+    # Configurations that differ in nothing but compilation
+    groups: dict[str, list[list[TrialRecord]]] = {}
+    for outcome in results.outcomes:
+        config = outcome.runs[0].config
+        if "parallel.workers" in config:
+            others = {k: config[k] for k in config if k != "seed" and not k.startswith("compile.")}
+            key = json.dumps(others, sort_keys=True, default=str)
+            groups.setdefault(key, []).append(outcome.runs)
+    rows = []
+    for group in groups.values():
         plain = next((runs for runs in group if not _compiles(runs[0])), None)
-        lines += [_compiled(runs, plain) for runs in group if _compiles(runs[0])]
-    return lines
+        rows += [_compiled(runs, plain) for runs in group if _compiles(runs[0])]
+    return rows
 
 
 def _compiles(trial: TrialRecord) -> bool:
@@ -115,33 +109,23 @@ def _compiles(trial: TrialRecord) -> bool:
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
     """Return the row of a compiled configuration; `plain`: runs of the same one without
     compilation."""
-    name, mode, fast, cost = (
-        runs[0].name,
-        runs[0].config["compile.mode"],
-        _mean(runs, rate),
-        _mean(runs, compile_s),
-    )
-    budget_s = runs[0].budget_s or 0.0
-    graphs = {
-        to: last(runs[0], of)
-        for to, of in (("graphs", "compiled_graphs"), 2 * ("expected_graphs",))
-    }
-    if plain is None:  # nothing to compare with
-        return Compiled(name, mode, budget_s, None, None, cost, fast, **graphs)
-    slow = _mean(plain, rate)
+    first, fast, cost = runs[0], _mean(runs, rate), _mean(runs, compile_s)
+    slow = _mean(plain, rate) if plain is not None else None
     ratio = fast / slow if fast and slow else None
-    paid = break_even(cost, fast, ratio)
+    samples, break_even_s = break_even(cost, fast, ratio) or (None, None)
     return Compiled(
-        name,
-        mode,
-        budget_s,
-        plain[0].name,
-        slow,
-        cost,
-        fast,
-        ratio,
-        *(paid or (None, None)),
-        **graphs,
+        trial=first.name,
+        mode=first.config["compile.mode"],
+        budget_s=first.budget_s or 0.0,
+        uncompiled=plain[0].name if plain is not None else None,
+        uncompiled_samples_per_s=slow,
+        compile_s=cost,
+        samples_per_s=fast,
+        versus_uncompiled=ratio,
+        samples_to_break_even=samples,
+        break_even_s=break_even_s,
+        graphs=last(first, "compiled_graphs"),
+        expected_graphs=last(first, "expected_graphs"),
     )
 
 
@@ -184,9 +168,7 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
 
 
 def _mean(runs: list[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
-    counted = [trial for trial in runs if trial.status == "ok"] or [
-        trial for trial in runs if not trial.finished
-    ]
-    return mean(
-        [value for trial in counted if trial.points and (value := quantity(trial)) is not None]
-    )
+    counted = [trial for trial in runs if trial.status == "ok"]
+    counted = counted or [trial for trial in runs if not trial.finished]
+    values = [quantity(trial) for trial in counted if trial.points]
+    return mean([value for value in values if value is not None])

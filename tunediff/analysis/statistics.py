@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,6 @@ ROUGH_FREEDOM = 8
 sd·√(freedom/χ²), reaches beyond twice its value."""
 WIDEST = 10.0
 """Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
-
-
-def back_from(ratios: bool) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return what makes estimates of differences, and sizes, of a model that is one of logarithms
-    for `ratios`."""
-    if not ratios:
-        return float, float
-    return lambda offset: math.exp(min(offset, 700.0)), lambda size: math.expm1(min(size, 700.0))
 
 
 def is_wide(low: float | None, high: float | None) -> bool:
@@ -117,39 +109,93 @@ class Difference:
     a ratio − 1 or in units."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """The scale on which values are compared: logarithms if differences are ratios.
+
+    Noise and effects of distances and rates are proportional to them, so they are compared by
+    ratios where all values are positive.
+    """
+
+    ratios: bool
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], ratios: bool) -> Scale:
+        """Return the scale of values, NaN for missing ones; `ratios`: whether these are allowed."""
+        return cls(ratios and bool((values[np.isfinite(values)] > 0).all()))
+
+    def to_model(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.log(values) if self.ratios else values
+
+    def back(self, offset: float) -> float:
+        """Return a difference on this scale as a ratio, or as it is."""
+        return math.exp(min(offset, 700.0)) if self.ratios else float(offset)
+
+    def size(self, offset: float) -> float:
+        """Return the size of a difference as a ratio − 1, or in units."""
+        return math.expm1(min(offset, 700.0)) if self.ratios else float(offset)
+
+    def difference(self, offset: float, half: float | None = None) -> Difference:
+        """Return a difference on this scale, with an interval of ± `half`; NaN: not known."""
+        if not math.isfinite(offset):
+            return Difference()
+        if half is None:
+            return Difference(self.back(offset))
+        return Difference(self.back(offset), self.back(offset - half), self.back(offset + half))
+
+
+def verdict(offset: float, significant: bool, lower_is_better: bool) -> str:
+    """Return what a difference from the baseline shows."""
+    if not significant:
+        return SAME
+    return BETTER if (offset < 0) == lower_is_better else WORSE
+
+
 def differences(
     values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
 ) -> tuple[list[Difference], bool]:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
     is missing.
 
-    Returns one `Difference` per row but the first; and whether estimates are ratios. They are if
-    `ratios` are allowed and all values are positive: the model is then one of logarithms, since
-    noise and effects of distances and rates are proportional.
+    Returns one `Difference` per row but the first; and whether estimates are ratios, which they are
+    if `ratios` are allowed and all values are positive.
 
     Configurations may differ in noise, so each is compared by a paired t-test of its own, over the
     seeds that it shares with the baseline. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979),
     65–70.
     """
-    ratios = ratios and bool((values[np.isfinite(values)] > 0).all())
-    y, step = np.log(values) if ratios else values, value_step(values)
+    scale, step = Scale.of(values, ratios), value_step(values)
+    y = scale.to_model(values)
 
-    # One test per configuration: difference, its standard error, degrees of freedom
-    tested: list[tuple[float, float, int] | None] = []
+    # One test per rival: difference, its standard error, degrees of freedom, p-value
+    tests: list[tuple[float, float, int]] = []
+    p_values: list[float | None] = []
     for row in y[1:]:
         pair = np.stack([y[0], row])[:, np.isfinite(y[0]) & np.isfinite(row)]
-        seeds = pair.shape[1]
-        error = (
-            float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds) if seeds > 1 else math.nan
+        seeds, error = pair.shape[1], math.nan
+        if seeds > 1:
+            error = float(paired_sds(pair, step, scale.ratios)[0]) / math.sqrt(seeds)
+        offset = float((pair[1] - pair[0]).mean()) if seeds else math.nan
+        tests.append((offset, error, seeds - 1))
+        p_values.append(_p_value(offset, error, seeds - 1) if seeds > 1 else None)
+
+    # Holm's correction and verdicts; a difference must exceed the quantile of its first step
+    first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in p_values))
+    results = []
+    for (offset, error, freedom), p, p_holm in zip(tests, p_values, holm(p_values), strict=True):
+        if p is None or p_holm is None:
+            results.append(scale.difference(offset))
+            continue
+        result = dataclasses.replace(
+            scale.difference(offset, quantile(1 - LEVEL / 2, freedom) * error),
+            p=p,
+            p_holm=p_holm,
+            verdict=verdict(offset, p_holm < LEVEL, lower_is_better),
+            sd=scale.size(error * math.sqrt(freedom + 1)),
+            resolution=scale.size(quantile(first, freedom) * error),
         )
-        tested.append((float((pair[1] - pair[0]).mean()), error, seeds - 1) if seeds else None)
-    # Holm's correction and verdicts
-    raw = [None if test is None or not test[2] else _p_value(*test) for test in tested]
-    first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in raw))
-    judged = zip(tested, raw, holm(raw), strict=True)
-    return [
-        _judged(test, p, p_holm, first, ratios, lower_is_better) for test, p, p_holm in judged
-    ], ratios
+        results.append(result)
+    return results, scale.ratios
 
 
 def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.float64]:
@@ -184,28 +230,6 @@ def value_step(values: NDArray[np.float64]) -> float:
         if np.abs(off - counts * step).max() <= tolerance:
             return step
     return 0.0
-
-
-def _judged(
-    test: tuple[float, float, int] | None, p: float | None, p_holm: float | None, first: float, ratios: bool,
-    lower_is_better: bool,
-) -> Difference:  # fmt: skip
-    """Return the result of a test (difference, its standard error, degrees of freedom).
-
-    `first`: the probability whose quantile a difference must exceed in Holm's first step.
-    """
-    if test is None:
-        return Difference()
-    back, share = back_from(ratios)
-    offset, error, freedom = test
-    if p is None or p_holm is None:
-        return Difference(back(offset))
-    half = quantile(1 - LEVEL / 2, freedom) * error
-    verdict = SAME if p_holm >= LEVEL else BETTER if (offset < 0) == lower_is_better else WORSE
-    sd, resolution = share(error * math.sqrt(freedom + 1)), share(quantile(first, freedom) * error)
-    return Difference(
-        back(offset), back(offset - half), back(offset + half), p, p_holm, verdict, sd, resolution
-    )
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:

@@ -167,7 +167,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
         if dashboard is not None:
             say(dashboard)
         budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
-        say(f"at most {comparison.most} pairs × 2 × {budget}; results {folder}")
+        say(f"at most {comparison.max_pairs} pairs × 2 × {budget}; results {folder}")
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(sessions.noted(folder, options.command()))
@@ -180,6 +180,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
         make = functools.partial(
             TrialSpec.of,
             folder,
+            role="side",
             budget=comparison.limits,
             metric=comparison.metric.name,
             mode=comparison.metric.mode,
@@ -190,7 +191,10 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
             )
         )
         rounds.run(
-            folder, rounds.Rounds(candidates, comparison.most, make, over), slots.pool, listeners
+            folder,
+            rounds.Rounds(candidates, comparison.max_pairs, make, over),
+            slots.pool,
+            listeners,
         )
 
 

@@ -19,7 +19,14 @@ from tunediff.core import environment
 from tunediff.core.clock import UnitName
 from tunediff.core.files import naming_file
 from tunediff.core.point import Point
-from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, events, read_trials
+from tunediff.core.trial_record import (
+    CHECKPOINT,
+    JOURNAL,
+    End,
+    Role,
+    events,
+    read_trials,
+)
 
 
 class Journal:
@@ -37,13 +44,24 @@ class Journal:
         budget_s: float | None,
         number: int = 0,
         unit: UnitName = "wall",
+        role: Role = "draw",
     ) -> None:
         """Write that an attempt begins; `budget_s`: training seconds of this trial."""
-        self.write(
-            "start", format=cfg.FORMAT, name=self.folder.name, number=number, config=cfg.flat(config), drawn=drawn,
-            budget_s=budget_s, unit=unit, fingerprint=cfg.fingerprint(config), environment=environment.describe(),
-            pid=os.getpid(),
-        )  # fmt: skip
+        content = {
+            "format": cfg.FORMAT,
+            "name": self.folder.name,
+            "number": number,
+            "role": role,
+            "config": (knobs := cfg.flat(config)),
+            "seed": knobs.get("seed"),
+            "drawn": drawn,
+            "budget_s": budget_s,
+            "unit": unit,
+            "fingerprint": cfg.fingerprint(config),
+            "environment": environment.describe(),
+            "pid": os.getpid(),
+        }
+        self.write("start", **content)
 
     def point(self, point: Point) -> bool:
         """Write an evaluation. Return False if this measurement (index and steps) is in the journal
@@ -95,26 +113,20 @@ class Journal:
         with naming_file(self.path), open(self.path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                line = (
-                    line if file.read(1) == b"\n" else "\n" + line
-                )  # a kill cut the last line: end it
+                if file.read(1) != b"\n":  # a kill cut the last line: end it
+                    line = "\n" + line
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
 
 def repeat_lost(experiment: Path, points: Sequence[Values] | None = None) -> None:
-    """Let trials run again, under their names, that have failed for a reason outside of them; see
-    `End.external_cause`.
+    """Let trials run again, under their names, that have failed for a reason outside of them.
 
     `points`: only trials of these drawn knobs; None: all of them.
     """
     for trial in read_trials(experiment):
-        if (
-            trial.end is not None
-            and trial.end.external_cause
-            and (points is None or trial.drawn in points)
-        ):
+        if trial.external_cause and (points is None or trial.drawn in points):
             Journal(experiment / "trials" / trial.name).restarted(trial.reason)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -129,29 +130,30 @@ class Point:
     @functools.cached_property
     def flat(self) -> dict[str, Any]:
         """Return all known values by flat name. The result is cached; do not change it."""
-        own = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in _NESTED
-        }
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        known = {name: v for name, v in fields.items() if name not in _NESTED and v is not None}
         steps = {f"step_{name}_s": seconds for name, seconds in self.phases_s.items()}
-        values = {name: value for name, value in own.items() if value is not None}
-        return {**values, **steps, "seconds": self.seconds, **self.metrics}
+        return {**known, **steps, "seconds": self.seconds, **self.metrics}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Point:
-        """Return the point of flat values. Raises `TypeError` without index, training seconds,
-        samples or steps."""
-        fields = {field.name for field in dataclasses.fields(cls)} - {"phases_s", "metrics"}
-        own = {name: value for name, value in flat.items() if name in fields}
-        rest = {name: value for name, value in flat.items() if name not in fields}
-        phases = {
-            name[5:-2]: value for name, value in rest.items() if re.fullmatch(r"step_\w+_s", name)
-        }
-        returned = {
-            name: value for name, value in rest.items() if not re.fullmatch(r"step_\w+_s", name)
-        }
-        return cls(**own, phases_s=phases, metrics=returned)
+        """Return the point of flat values, as a journal has them.
+
+        Numbers that are NaN or infinite are left out: whoever reads a point gets finite numbers or
+        none. Raises `TypeError` without index, training seconds, samples or steps.
+        """
+        fields: dict[str, Any] = {}
+        phases, metrics = dict[str, float](), dict[str, Any]()
+        for name, value in flat.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                continue
+            if name in cls.__dataclass_fields__ and name not in ("phases_s", "metrics"):
+                fields[name] = value
+            elif phase := _PHASE.fullmatch(name):
+                phases[phase[1]] = value
+            else:
+                metrics[name] = value
+        return cls(**fields, phases_s=phases, metrics=metrics)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value by its flat name."""
@@ -165,6 +167,7 @@ class Point:
 
 
 _NESTED = ("phases_s", "seconds", "metrics")
+_PHASE = re.compile(r"step_(\w+)_s")
 _STEP = {
     "data_wait": ("waiting for data", "waiting for its samples"),
     "host_to_device": ("copy to device", "copying its samples to the device and scaling them"),

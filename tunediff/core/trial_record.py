@@ -3,7 +3,7 @@
 The journal in the experiment folder is the truth that `--resume`, the report and the export read.
 `journal.py` writes it, one JSON line per event:
 
-- `start`: an attempt begins, with configuration, drawn knobs, budget and environment.
+- `start`: an attempt begins, with configuration, seed, role, drawn knobs, budget and environment.
 - `worker`: device and threads of the worker that trains the trial.
 - `about`: data and model.
 - `restarted`: the training begins at its first step although an earlier attempt had come
@@ -23,7 +23,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values, recorded
@@ -41,6 +41,12 @@ COUNTED = (*STATUSES, "unfinished")
 """What results count trials by."""
 NEVER_READ = "train(trial) never reads it"
 """Why a knob of a user's workload has no effect."""
+Role = Literal["draw", "repeat", "confirm", "side"]
+"""Why a run exists. `draw`: the search file lists its configuration, or the search has drawn it;
+`repeat`: a configuration of the search on another seed, for the noise or because it leads;
+`confirm`: a finalist or the baseline on a seed that had no part in choosing it; `side`: one side of
+a comparison. A run is a configuration, a seed and a role."""
+ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
@@ -72,30 +78,29 @@ class End:
     peak: dict[str, float] = dataclasses.field(default_factory=dict)
     """Peak memory in MiB, by the field names of `Point`."""
     memory: dict[str, float] = dataclasses.field(default_factory=dict)
-    """For a trial that ran out of memory, MiB of that memory at that moment: `total_mib`,
-    `demand_mib` (what the trial held and asked for), `others_mib` (what other processes held) and,
-    where trials share a GPU, `share_mib` (an equal share of it). Empty: not known."""
+    """For a trial that ran out of memory, MiB at that moment: `total_mib`, `demand_mib` (what the
+    trial held and asked for), `others_mib` (what other processes held) and, where trials share a
+    GPU, `share_mib` (an equal share of it). Empty: not known."""
     process_died: bool = False
-    """Whether it ended because a process of the trial died, which need not be its configuration's
-    fault."""
+    """Whether a process of the trial died, which need not be its configuration's fault."""
 
     @classmethod
     def of(cls, line: Line) -> End:
         """Return the end that a journal's line describes; keys of newer versions are ignored."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in line.items() if name in names})
+        return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
 
     @property
     def line(self) -> Line:
-        """Return the values for a journal: `process_died` only where it is true, which earlier
-        versions cannot read."""
-        return {
-            name: value for name, value in vars(self).items() if name != "process_died" or value
-        }
+        """Return the values for a journal. Earlier versions cannot read `process_died`, so it is
+        written only where it is true."""
+        values = dict(vars(self))
+        if not self.process_died:
+            del values["process_died"]
+        return values
 
     @property
     def crowded_out(self) -> bool:
-        """Return whether it ran out of memory because of other processes, not of its configuration.
+        """Return whether it ran out of memory because of other processes.
 
         That is assumed if they held over a quarter of the memory and over half of what the trial
         held and asked for. A trial that shares its GPU must also have asked for no more than its
@@ -104,16 +109,12 @@ class End:
         total, demand, others = (
             self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib")
         )
-        return (
-            others > 0.25 * total
-            and others > 0.5 * demand
-            and demand <= self.memory.get("share_mib", math.inf)
-        )
+        fits = demand <= self.memory.get("share_mib", math.inf)
+        return others > 0.25 * total and others > 0.5 * demand and fits
 
     @property
     def external_cause(self) -> bool:
-        """Return whether it failed because a process died or others held the memory: that says
-        nothing about its configuration."""
+        """Return whether the failure says nothing about the configuration."""
         return self.process_died or self.crowded_out
 
     @property
@@ -122,14 +123,13 @@ class End:
         if not self.crowded_out:
             return self
         others, total = (f"{self.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
-        return dataclasses.replace(
-            self, reason=f"{self.reason}; other processes held {others} of {total} MiB"
-        )
+        held = f"other processes held {others} of {total} MiB"
+        return dataclasses.replace(self, reason=f"{self.reason}; {held}")
 
 
 @dataclasses.dataclass
 class TrialRecord:
-    """One trial, as its journal describes it."""
+    """One run, as its journal describes it."""
 
     name: str
     """`t0007`: the trial's number in the search."""
@@ -137,12 +137,12 @@ class TrialRecord:
     config: Values
     """Every knob by dotted name, and the workload."""
     drawn: Values
-    """The knobs that the search chose, by dotted name."""
+    """What the search chose, by dotted name: knobs, and the seed of a run on a seed of its own."""
     fingerprint: str
     budget_s: float | None = None
-    unit: UnitName = (
-        "wall"  # unit of the search's budgets; `budget_s` are training seconds of this trial
-    )
+    """Training seconds of this trial."""
+    unit: UnitName = "wall"
+    """Unit of the search's budgets."""
     attempts: int = 0
     points: list[Point] = dataclasses.field(default_factory=list)
     """All evaluations, in order."""
@@ -158,6 +158,16 @@ class TrialRecord:
     """Unix time of the last line of the journal."""
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
+    role: Role = "draw"
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def knobs(self) -> Values:
+        """Return the drawn knobs without the seed: equal for all runs of a configuration."""
+        return {name: value for name, value in self.drawn.items() if name != "seed"}
 
     @property
     def status(self) -> str | None:
@@ -172,15 +182,20 @@ class TrialRecord:
     @property
     def remarks(self) -> str:
         """Return the reason for which it ended and the reasons of its restarts, as one line."""
-        restarts = [
+        restarts = (
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
-        ]
-        return "; ".join([*([self.reason] if self.reason else []), *restarts])
+        )
+        return "; ".join(filter(None, [self.reason, *restarts]))
 
     @property
     def finished(self) -> bool:
         """Return whether it will not be run again."""
         return self.end is not None
+
+    @property
+    def external_cause(self) -> bool:
+        """Return whether it failed for a reason outside of its configuration."""
+        return self.end is not None and self.end.external_cause
 
     @property
     def configuration(self) -> Any:
@@ -195,8 +210,8 @@ class TrialRecord:
 
     @property
     def effective(self) -> Values:
-        """Return `config` with knobs without effect at fixed values: equal for trials that trained
-        alike.
+        """Return `config` with knobs without effect at fixed values: equal for trials that train
+        equally.
 
         If the workload does not exist any more or the knobs are not valid, return `config`
         unchanged.
@@ -207,12 +222,11 @@ class TrialRecord:
             return dict(self.config)
 
     def value(self, metric: str) -> float | None:
-        """Return the metric at the end of the budget; None unless the trial ended ok with a finite
-        value."""
+        """Return the metric at the end of the budget; None unless the trial ended ok with one."""
         if self.status != "ok" or not self.points:
             return None
         value = self.points[-1].get(metric)
-        return float(value) if value is not None and math.isfinite(value) else None
+        return None if value is None else float(value)
 
 
 # ---- reading
@@ -257,22 +271,20 @@ def read_trial(folder: Path) -> TrialRecord | None:
     Raises `ConfigError` for complete lines that are not a journal's; incomplete lines are skipped.
     """
     try:
+        # NFS caches the status of a path, but not that of an open file
         with open(folder / JOURNAL, "rb") as file:
-            status = os.fstat(
-                file.fileno()
-            )  # NFS caches the status of a path, but not that of an open file
+            status = os.fstat(file.fileno())
     except OSError:
         return None
     try:
         record = _read_trial(folder, status.st_mtime_ns, status.st_size)
     except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder / JOURNAL}: is damaged: {type(error).__name__}: {error}"
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{folder / JOURNAL}: is damaged: {why}") from None
     return record and dataclasses.replace(record, points=list(record.points))
 
 
-@functools.lru_cache(maxsize=512)  # 12 KiB each, in every process
+@functools.lru_cache(maxsize=512)  # 12 KiB for each entry, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """Read a journal. It only grows, so that time and size in the cache key make each state read
     once."""
@@ -281,40 +293,31 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     final: Line = {}
     for event in events(folder):
         kind, when = event.pop("event"), event.pop("time")
-        # Times and attempts
-        if record is not None:
-            record.last_written = when
         if kind == "start":
             cfg.check_format(event.get("format", cfg.FORMAT), f"{folder / JOURNAL}: format")
             if record is None:
-                fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
-                own, unit = {field: event[field] for field in fields}, event.get("unit", "wall")
-                record = TrialRecord(**own, unit=unit, started=when, last_written=when)
-                # The folder of the search, with its copy of the workload, may have moved
-                record.config["workload"] = recorded.trained_by(
-                    str(record.config.get("workload")), folder
-                )
-            if (
-                "device" not in record.environment
-            ):  # else the workers that it names may still train the trial
+                record = _begun(event, when, folder)
+            # Once a worker has been named, it may still train the trial
+            if "device" not in record.environment:
                 record.environment = event.get("environment", {})
             record.attempts += 1
             # A training by `tunediff train` goes on after an end such as `oom`.
             record.end, record.ended = None, 0.0
-        elif record is None:
+        if record is None:
             continue  # a line before the first start belongs to no trial
+        record.last_written = when
         # Worker and environment
-        elif kind == "worker":
-            where = {"device": event["device"], "threads": event["threads"]}
-            record.environment |= event.get("environment", {}) | where
+        if kind == "worker":
+            worker = {"device": event["device"], "threads": event["threads"]}
+            record.environment |= event.get("environment", {}) | worker
             record.not_effective = event.get("not_effective", {})
+        elif kind == "unread":
+            record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
         # Evaluations: a resumed trial may measure a point again, and training continued from the
         # later line.
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
-        elif kind == "unread":
-            record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
         elif kind == "restarted":
             points, final = {}, {}
             record.end, record.ended = None, 0.0
@@ -329,13 +332,45 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     return record
 
 
+def _begun(start: Line, when: float, folder: Path) -> TrialRecord:
+    """Return the record that the first `start` line of a journal begins."""
+    fields = ("name", "number", "config", "drawn", "fingerprint", "budget_s")
+    record = TrialRecord(
+        **{field: start[field] for field in fields},
+        unit=start.get("unit", "wall"),
+        started=when,
+        role=start["role"] if "role" in start else _role_by_drawn(start["drawn"], folder),
+    )
+    # The folder of the search, with its copy of the workload, may have moved
+    workload = str(record.config.get("workload"))
+    record.config["workload"] = recorded.trained_by(workload, folder)
+    return record
+
+
+def _role_by_drawn(drawn: Values, folder: Path) -> Role:
+    """Return the role of a run whose journal, of an earlier version, does not say it."""
+    search = folder.parent.parent
+    if "side" in drawn:
+        return "side"
+    if (search.parent / "search.yaml").is_file():
+        return "confirm"
+    return "repeat" if "seed" in drawn and not _has_several_seeds(search) else "draw"
+
+
+@functools.lru_cache(maxsize=64)
+def _has_several_seeds(search: Path) -> bool:
+    """Return whether the file of a search runs every configuration on several seeds."""
+    file = search / "search.yaml"
+    return file.is_file() and "seeds" in cfg.read_yaml(file)
+
+
 def _with_final(points: list[Point], final: Line) -> list[Point]:
     """Return the points with the final evaluation, which belongs to the last, unless training has
     continued since."""
     if not points or points[-1].steps != final.get("steps"):
         return points
     values = {f"final_{key}": value for key, value in final.items() if key != "steps"}
-    return [*points[:-1], dataclasses.replace(points[-1], metrics=points[-1].metrics | values)]
+    return [*points[:-1], Point.of(points[-1].flat | values)]
 
 
 def by_number(name: str) -> tuple[int, str]:
@@ -349,6 +384,5 @@ def read_trials(experiment: Path) -> list[TrialRecord]:
     records = [
         (folder.name, record) for folder in folders if (record := read_trial(folder)) is not None
     ]
-    # Names become paths, so the folder's name counts: a foreign journal cannot point to another
-    # place.
+    # Names become paths: a foreign journal must not choose one
     return [dataclasses.replace(record, name=name) for name, record in records]

@@ -7,7 +7,7 @@ from tunediff.analysis import Results, journals, last
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
-from tunediff.analysis.outcome import Outcome, failed, without_seed
+from tunediff.analysis.outcome import Outcome, failed
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.text import knobs, number, pluralize
 from tunediff.core.trial_record import TrialRecord
@@ -89,7 +89,7 @@ def of_confirmation(confirmation: Confirmation) -> str:
     seeds = len(confirmation.values(group))
     if confirmation.winner is None:
         # The verdict rests on the complete rounds; the leader may have failed before them.
-        most = max(len(confirmation.values(other)) for other in confirmation.compared.others)
+        most = max(len(confirmation.values(other)) for other in confirmation.compared.rivals)
         seeds = min(confirmation.look.rounds or most, most)
     noise = f"better than the baseline by more than the noise on {pluralize(seeds, 'new seed')}"
     if confirmation.winner is not None:
@@ -134,7 +134,7 @@ def _set_aside(evidence: Evidence) -> str:
     first, space = aside[0], evidence.results.space
     name = first.trial.name
     if space.seeds > 1:
-        name = knobs(space.changed(without_seed(first.trial.drawn)))
+        name = knobs(space.changed(first.trial.knobs))
     more = f"; {len(aside) - 1} more that would be ahead failed, too" if aside[1:] else ""
     return f" {name}, with {number(first.value)}, {first.failure_note}{more}."
 

@@ -215,7 +215,7 @@ class LiveTable(Console):
     @property
     def _objective(self) -> str:
         """The heading of the objective's column."""
-        return f"{short(self.results.title, 26)} {'↓' if self.results.falls else '↑'}"
+        return f"{short(self.results.title, 26)} {'↓' if self.results.lower_is_better else '↑'}"
 
 
 def _style(trial: TrialRecord, rank: int | None) -> str:

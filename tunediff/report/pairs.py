@@ -44,8 +44,8 @@ def sentences(pairs: Pairs) -> list[str]:
             f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
             f"They can detect differences of about {_size(pairs, resolution)}{why}.",
         ]
-    ahead = f"B was ahead in {pairs.ahead} of {look.rounds} pairs."
-    if (least := pairs.one_run_tells) is not None:
+    ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
+    if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"
         ahead = f"With one run each, {single}; {ahead}"
     runs = [run for pair in pairs.runs for run in pair if run is not None]
@@ -90,7 +90,7 @@ def _difference(pairs: Pairs) -> str:
 def _size(pairs: Pairs, value: float) -> str:
     """Return a difference, marked as rough if it rests on few pairs."""
     words = size(value, pairs.look.ratios)
-    if not pairs.rough:
+    if not pairs.noise_is_rough:
         return words
     return f"{words} (a rough estimate, from {pluralize(pairs.look.rounds, 'pair')})"
 

@@ -15,7 +15,7 @@ from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import Noise, unmoved
-from tunediff.analysis.outcome import failure_note, without_seed
+from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
@@ -115,11 +115,11 @@ def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> Co
         b_values=b,
         **effects(look.differences[0], look.ratios),
         resolution=look.differences[0].resolution,
-        one_run_each_tells=pairs.one_run_tells,
-        rough=pairs.rough,
+        one_run_each_tells=pairs.one_run_detects,
+        rough=pairs.noise_is_rough,
         stopped=look.state,
         pairs=look.rounds,
-        pairs_at_most=pairs.most,
+        pairs_at_most=pairs.max_pairs,
         runs=len(ended),
         disturbed_runs=sum(map(disturbed, ended)),
         a_setup_s=pairs.setup_s[0],
@@ -189,7 +189,7 @@ def _best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     changed = evidence.results.changed(best) if best is not None else None
     return keys | {
         "best_trial": best.name if best is not None else None,
-        "best_configuration": without_seed(changed) if changed is not None else None,
+        "best_configuration": changed,
         "best_verdict": group.difference.verdict if group is not None else None,
     }
 
@@ -231,7 +231,7 @@ def _noise(noise: Noise | None) -> NoiseResult | None:
         relative=noise.ratios,
         runs=noise.runs,
         configurations=noise.configurations,
-        rough=noise.rough,
+        rough=noise.is_rough,
         least_sd=noise.least,
         largest_sd=noise.largest,
     )

@@ -220,13 +220,13 @@ def objective_axis(
 ) -> None:
     """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in
     this chart."""
-    name, better = short(results.title, 30), "lower" if results.falls else "higher"
+    name, better = short(results.title, 30), "lower" if results.lower_is_better else "higher"
     side = axes.yaxis if axis == "y" else axes.xaxis
     if axis == "x" or in_first_column(axes):
         between = "\n" if len(name) > max_characters(20) else " "
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
-    if positive and results.falls:
+    if positive and results.lower_is_better:
         axes.set(**{f"{axis}scale": "log"})
         plain_logarithms(side)
     axes.grid(True, axis="y")

@@ -72,8 +72,8 @@ def _cells(compared: Comparison, group: Group, compact: bool) -> dict[str, str]:
 def conclusions(compared: Comparison) -> list[str]:
     """Return which differences from the baseline are significant, and the smallest detectable one,
     in sentences."""
-    verdicts = [group.difference.verdict for group in compared.others]
-    tested, lines = sum(group.difference.p is not None for group in compared.others), []
+    verdicts = [group.difference.verdict for group in compared.rivals]
+    tested, lines = sum(group.difference.p is not None for group in compared.rivals), []
     if tested:
         seeds, tests = f"{compared.seeds} seeds", pluralize(tested, "comparison")
         basis = f"({seeds}, {tests}, family-wise error rate at most 5 %)"
@@ -89,7 +89,7 @@ def conclusions(compared: Comparison) -> list[str]:
         (TOO_FEW, "Too few runs for a test"),
     ):
         if kind in verdicts:
-            names = (group.name for group in compared.others if group.difference.verdict == kind)
+            names = (group.name for group in compared.rivals if group.difference.verdict == kind)
             lines.append(f"{words}: {'; '.join(names)}.")
     if sizes := _detectable(compared):
         lines.append(f"A single difference would have to be about {sizes} to be significant.")
@@ -112,9 +112,9 @@ def why_stopped(look: Look, rounds: str, **others: str) -> str:
     """
     reasons = {
         "hopeless": (
-            f"up to {look.most} {rounds} would most likely show no significant difference either"
+            f"up to {look.max_rounds} {rounds} would most likely show no significant difference either"
         ),
-        "spent": f"all {look.most} {rounds} have been run",
+        "spent": f"all {look.max_rounds} {rounds} have been run",
         **others,
     }
     return f"; {reasons[look.state]}" if look.state in reasons else ""
@@ -137,7 +137,7 @@ def noise_words(noise: Noise, label: str) -> str:
     source = "the baseline"
     if noise.configurations > 1:
         source = f"{noise.configurations} configurations"
-    details = f"sd, from {noise.runs} runs of {source}{': a rough estimate' * noise.rough}"
+    details = f"sd, from {noise.runs} runs of {source}{': a rough estimate' * noise.is_rough}"
     if noise.least is not None and noise.largest is not None:
         ends = f"{number(scale * noise.least)} to {number(scale * noise.largest)} {unit}"
         details += f"; they differ, from {ends}: the largest counts"
@@ -227,7 +227,7 @@ def _reason(confirmation: Confirmation, group: Group) -> str:
 def so_far(confirmation: Confirmation) -> list[str]:
     """Return the current effect of every finalist: `lr=0.003 0.62 (0.41 … 0.93) better`."""
     lines, ratios = [], confirmation.compared.ratios
-    for group in confirmation.compared.others:
+    for group in confirmation.compared.rivals:
         effect = interval(group.difference, ratios)
         words = f"{effect}{' × baseline' * ratios}, " if effect not in ("", OPEN) else ""
         lines.append(f"{group.name} {words}{verdict(group.difference)}")

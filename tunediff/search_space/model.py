@@ -335,6 +335,10 @@ class SearchSpace(RunOptions):
         baseline."""
         return cfg.differences(of, self.baseline)
 
+    def is_baseline(self, drawn: Mapping[str, Any]) -> bool:
+        """Return whether drawn values are the baseline's, on any seed."""
+        return not self.changed({name: drawn[name] for name in drawn if name != "seed"})
+
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
         """Return a value for every dimension that applies: of `point`, the baseline, or the union
         member's default.

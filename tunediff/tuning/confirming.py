@@ -110,11 +110,7 @@ def _without_lost(runs: Results) -> Results:
     """Return confirming runs as they are once `journal.repeat_lost` has made the lost ones
     unfinished."""
     trials = [
-        (
-            dataclasses.replace(trial, end=None)
-            if trial.end is not None and trial.end.external_cause
-            else trial
-        )
+        dataclasses.replace(trial, end=None) if trial.external_cause else trial
         for trial in runs.trials
     ]
     return dataclasses.replace(runs, trials=trials)
@@ -152,7 +148,7 @@ def run(
 
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
     candidates = [(space.config(point), point) for point in points]
-    make = functools.partial(TrialSpec.of_space, space, folder)
+    make = functools.partial(TrialSpec.of_space, space, folder, role="confirm")
     board, rounds_reported = RayDashboardReporter(folder, space, slots.actors), 0
 
     def decided() -> bool:

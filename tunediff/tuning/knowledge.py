@@ -99,7 +99,7 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
     """
     measured: list[tuple[float, float]] = []
     for record in records:
-        if not record.points or not math.isfinite(record.points[-1].peak_memory_mib or math.nan):
+        if not record.points or not record.points[-1].peak_memory_mib:
             continue
         alike, mine = (
             {**knobs, "loader.batch_size": 1, "loader.accumulation": 1}
@@ -141,13 +141,13 @@ def smaller_oom_trial(
         (
             trial
             for trial in records
-            if teaches_memory(trial) and needs_at_least(config, trial.config)
+            if ran_out_of_memory(trial) and needs_at_least(config, trial.config)
         ),
         None,
     )
 
 
-def teaches_memory(record: TrialRecord) -> bool:
+def ran_out_of_memory(record: TrialRecord) -> bool:
     """Return whether a trial ran out of memory by its own needs, and not because other processes
     held it."""
     return record.end is not None and record.end.status == "oom" and not record.end.crowded_out

@@ -1,6 +1,6 @@
 """Propose the trials of a search: points from Optuna, with the journals as the truth.
 
-The study holds nothing that cannot be rebuilt from the journals (`_replay`).
+The study holds nothing that cannot be rebuilt from the journals (`_read_study`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tunediff import config as cfg
 from tunediff.analysis import seconds_of
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
-from tunediff.core.trial_record import End, TrialRecord
+from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, sessions, warm_start
-from tunediff.tuning.reruns import Reruns, is_rerun
+from tunediff.tuning.repeats import Repeats
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, open_file
 from tunediff.tuning.trial_spec import TrialSpec
@@ -40,113 +40,97 @@ WARM_STARTED = "warm_started"
 class OptunaProposer:
     """Proposes points that are new, possible and not ruled out; a `loop.Proposer`.
 
-    A study that is opened again keeps its queue. Trials that were running are proposed first, under
-    their old name, so that they continue from their checkpoint.
+    In this order: trials that were running when the search ended, under their old names, so that
+    they continue from their checkpoints; the candidates of the search file and of an earlier
+    search, which wait in Optuna's queue; draws; repeats of what leads.
     """
 
     FAULTS = FAULTS
 
     def __init__(
-        self, space: SearchSpace, experiment: Path, spent_s: float = 0.0,
+        self,
+        space: SearchSpace,
+        experiment: Path,
+        spent_s: float = 0.0,
         sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
-        storage: optuna.storages.BaseStorage | None = None, device: str = "cpu",
+        storage: optuna.storages.BaseStorage | None = None,
+        device: str = "cpu",
         here: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler
         from a seed; `storage` keeps the study, by default as study.db in the experiment's folder;
         `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
         `environment.differences`.
         """
-        self.space, self.experiment, self._device, self._here = space, experiment, device, here
+        self.space, self.experiment = space, experiment
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
-        self._trials: dict[str, Trial] = {}  # Optuna's, of every trial that has not ended, by name
+        self._running: dict[str, Trial] = {}
+        """Optuna's trials of all that have not ended, by name."""
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
         ended = [trial for trial in self._records if trial.finished and trial.status != "skipped"]
         self._durations = [sum(seconds_of(trial).values()) for trial in ended]
-        self._reruns = Reruns(space, experiment)
-        self._tried = Tried(
-            space, device, (trial for trial in self._records if not is_rerun(space, trial.drawn))
-        )
         self._next = 1 + max((trial.number for trial in self._records), default=-1)
+        self._repeats = Repeats(space, experiment)
+        drawn = (t for t in self._records if not self._repeats.holds(t.role, t.drawn))
+        self._tried = Tried(space, device, drawn)
         storage = storage or open_file(experiment / "study.db")
         # The seed moves on: a resumed search must not draw its first points again.
-        self.study = SearchStudy(
-            space, storage, sampler or sampling.default_sampler, space.seed + self._next
-        )
-        self._replay()
-        self._enqueue()
+        seed = space.seed + self._next
+        self.study = SearchStudy(space, storage, sampler or sampling.default_sampler, seed)
+
         # A kill may end any of these steps: each adds only what the study does not hold yet.
+        self._add_from_journals()
+        self._read_study()
+        known = [trial.drawn for trial in self._records] + [run.drawn for run in self._unfinished]
+        for drawn_values in space.candidates:
+            if drawn_values not in known and not self.study.is_queued(drawn_values):
+                self.study.enqueue(drawn_values)
         if space.warm_start is not None and not self.study.optuna.user_attrs.get(WARM_STARTED):
-            self._start_warm(Path(space.warm_start))
+            self._start_warm(warm_start.prior_trials(space, Path(space.warm_start), device, here))
             self.study.optuna.set_user_attr(WARM_STARTED, True)
 
     # ---- what is known from the start
-    def _replay(self) -> None:
-        """Bring the study up to the journals, and find the trials that are to be continued."""
-        # ---- add trials that only the journals have: the study file was lost or is of an older
-        # run, or they run again
-        records = {trial_record.name: trial_record for trial_record in self._records}
+    def _add_from_journals(self) -> None:
+        """Add trials to the study that only the journals have: the study file was lost or is of an
+        older run, or they run again."""
         names = {frozen.user_attrs.get("trial") for frozen in self.study.trials()}
-        unended = {
-            frozen.user_attrs.get("trial") for frozen in self.study.trials(TrialState.RUNNING)
-        }
-        for trial_record in self._records:
-            if trial_record.name not in (names if trial_record.finished else unended):
-                self.study.add(trial_record.drawn, TrialState.RUNNING, {"trial": trial_record.name})
+        running = self.study.trials(TrialState.RUNNING)
+        running_names = {frozen.user_attrs.get("trial") for frozen in running}
+        for trial in self._records:
+            if trial.name not in (names if trial.finished else running_names):
+                self.study.add(trial.drawn, TrialState.RUNNING, {"trial": trial.name})
 
-        # ---- end or continue what the study takes for running
+    def _read_study(self) -> None:
+        """Take note of what the study holds; tell it ends that only the journals have, and find the
+        trials that are to be continued."""
+        records = {trial.name: trial for trial in self._records}
         for frozen in self.study.trials():
             name, running = frozen.user_attrs.get("trial"), frozen.state == TrialState.RUNNING
             if name is not None:
-                if "seed" in frozen.user_attrs:
-                    self._reruns.add(self.study.point(frozen))
-                # A trial may have been killed before its journal began: its name is in the study
-                # only.
+                role, drawn = self.study.run(frozen)
+                self._repeats.add(role, drawn)
+                # A trial may have been killed before its journal began: only the study has its name
                 self._next = max(self._next, int(name[1:]) + 1)
-                if running:
-                    self._take_up(name, self.study.running(frozen), records.get(name))
+                if running and (ended := records.get(name)) is not None and ended.finished:
+                    self.study.tell(self.study.running(frozen), ended, self._records)
+                elif running:
+                    config = self.space.config(drawn)
+                    if drawn not in self._repeats:
+                        self._tried.add(config, name)
+                    trial = self.study.running(frozen)
+                    self._unfinished.append(self._spec(name, trial, config, drawn, role))
             elif "from" in frozen.user_attrs and frozen.state.is_finished():
-                config = self.space.config(self.study.point(frozen))
+                config = self.space.config(self.study.run(frozen)[1])
                 self._tried.add(config, origin := frozen.user_attrs["from"])
-                if status := frozen.user_attrs.get(
-                    "status"
-                ):  # reused: a failure goes on ruling out others
-                    self._records.append(
-                        TrialRecord(origin, -1, cfg.flat(config), {}, "", end=End(status))
-                    )
+                # A reused failure goes on ruling out others
+                if status := frozen.user_attrs.get("status"):
+                    knobs, end = cfg.flat(config), End(status)
+                    self._records.append(TrialRecord(origin, -1, knobs, {}, "", end=end))
             elif running:  # killed between ask and naming
                 self.study.drop(self.study.running(frozen))
 
-    def _take_up(self, name: str, trial: Trial, trial_record: TrialRecord | None) -> None:
-        """Report the end of a trial that Optuna takes for running, or put it among those that are
-        to be continued."""
-        if trial_record is not None and trial_record.finished:
-            self.study.tell(trial, trial_record, self._records)
-            return
-        point = self.study.point(trial)
-        config = self.space.config(point)
-        if point not in self._reruns:
-            self._tried.add(config, name)
-        self._unfinished.append(self._spec(name, trial, config, point))
-
-    def _enqueue(self) -> None:
-        """Put the search file's points into the queue, unless they are there already or were run.
-
-        A raised limit brings points that are neither.
-        """
-        queued = {
-            frozen.user_attrs.get("candidate") for frozen in self.study.trials(TrialState.WAITING)
-        }
-        run = [trial.drawn for trial in self._records] + [spec.drawn for spec in self._unfinished]
-        for place, point in enumerate(self.space.candidates):
-            # A point keeps its number when a raised limit brings further runs of the baseline:
-            # those count down.
-            number = -place if place < self.space.noise else place - self.space.noise + 1
-            if number not in queued and point not in run:
-                self.study.enqueue(point, candidate=number)
-
-    def _start_warm(self, folder: Path) -> None:
+    def _start_warm(self, priors: list[warm_start.PriorTrial]) -> None:
         """Add the trials of an earlier search that this space can express to the study.
 
         Trials with the same evaluation protocol, budget and machine count as results, and none but
@@ -154,142 +138,129 @@ class OptunaProposer:
         are only tried first.
         """
         best, added = 0, {frozen.user_attrs.get("from") for frozen in self.study.trials()}
-        for prior in warm_start.prior_trials(self.space, folder, self._device, self._here):
+        for prior in priors:
             if prior.origin in added:
                 best += not prior.counts
                 continue
-            trial, config = prior.trial, self.space.config(prior.point)
-            if self._tried.is_baseline(config) or self._tried.alike(config) is not None:
+            trial, config = prior.trial, self.space.config(prior.drawn)
+            if self._tried.is_baseline(config) or self._tried.equivalent(config) is not None:
                 continue
             if prior.counts:
-                values, attributes = (
-                    self.study.values(trial),
-                    {"from": prior.origin, "status": str(trial.status)},
-                )
-                attributes |= {"penalty": "yes"} if values is None else {}
-                self.study.add(
-                    prior.point,
-                    TrialState.COMPLETE,
-                    attributes,
-                    values or self.study.penalty(trial),
-                )
+                values = self.study.values(trial)
+                attributes = {"from": prior.origin, "status": str(trial.status)}
+                if values is None:
+                    attributes["penalty"] = "yes"
+                    values = self.study.penalty(trial)
+                self.study.add(prior.drawn, TrialState.COMPLETE, attributes, values)
                 self._tried.add(config, prior.origin)
                 self._records.append(trial)
             elif trial.status == "ok" and best < WARM_POINTS:
                 best += 1
-                self.study.enqueue(prior.point, **{"from": prior.origin})
+                self.study.enqueue(prior.drawn, **{"from": prior.origin})
 
     # ---- the next trial
     def ask(self) -> TrialSpec | None:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
             return self._unfinished.pop(0)
-        spec = self._draw_new() if self._may_draw() else None
-        if (spec := spec or self._rerun()) is None and not self._time_was_up and self._time_is_up():
+        spec = (self._draw() if self._may_draw() else None) or self._repeat()
+        if spec is None and not self._time_was_up and self._time_is_up():
             self._time_was_up = True
             sessions.note_time_is_up(self.experiment)
         return spec
 
     def _may_draw(self) -> bool:
-        """Return whether number and time leave room for a new configuration, beside reruns and
+        """Return whether number and time leave room for a new configuration, besides repeats and
         confirming runs.
 
         The first trial runs in any case: start-up may take what a short limit leaves over.
         """
         if self._draws_left <= 0:
             return False
-        return self._next == 0 or not self._time_is_up(
-            reruns_left=max(0, self._reruns.left(self._draws))
-        )
+        return self._next == 0 or not self._time_is_up(max(0, self._repeats.left(self._draws)))
 
     @property
     def _draws(self) -> int:
-        """Return how many trials were named that are no reruns."""
-        return self._next - len(self._reruns)
+        """Return how many trials were named that repeat nothing that leads."""
+        return self._next - len(self._repeats)
 
     @property
     def _draws_left(self) -> int:
         trials = self.space.budget.trials  # it may have been lowered since
         return min(trials - self.space.reruns - self._draws, trials - self._next)
 
-    def _rerun(self) -> TrialSpec | None:
+    def _repeat(self) -> TrialSpec | None:
         """Return another run of a leading configuration; None: there were enough, or none has a
         result yet."""
-        if (
-            self._reruns.left(self._draws) <= 0
-            or self._time_is_up()
-            or (point := self._reruns.next_point()) is None
-        ):
+        if self._repeats.left(self._draws) <= 0 or self._time_is_up():
             return None
-        name, self._next = f"t{self._next:04d}", self._next + 1
-        self._reruns.add(point)
-        self.study.add(point, TrialState.RUNNING, {"trial": name})
-        return self._spec(
-            name, self.study.running(self.study.trials()[-1]), self.space.config(point), point
-        )
-
-    def _draw_new(self) -> TrialSpec | None:
-        """Return a new trial; None: the space or the number of trials is used up."""
-        sampler = self.study.optuna.sampler
-        try:
-            return self._draw()
-        finally:
-            self.study.optuna.sampler = sampler
+        if (drawn := self._repeats.next()) is None:
+            return None
+        self._repeats.add("repeat", drawn)
+        name = self._next_name()
+        self.study.add(drawn, TrialState.RUNNING, {"trial": name})
+        trial = self.study.running(self.study.trials()[-1])
+        return self._spec(name, trial, self.space.config(drawn), drawn, "repeat")
 
     def _draw(self) -> TrialSpec | None:
         """Ask Optuna for points until one is to be run; None: the space or the number of trials is
         used up."""
-        for attempt in range(REDRAWS + RANDOM_REDRAWS):
-            if self._draws_left <= 0 or (attempt == 0 and self._tried.used_up()):
-                return None
-            if attempt == REDRAWS:
-                self.study.optuna.sampler = optuna.samplers.RandomSampler(
-                    seed=self.space.seed + self._next
-                )
-            trial = self.study.optuna.ask()
-            point = self.study.point(trial)
-            if (config := self._new_config(trial, point)) is None:
-                continue
-            why = knowledge.ruled_out(cfg.flat(config), self._records)
-            # A draw of Optuna, or a repeated baseline that has failed: another point gets its
-            # place.
-            if why and ("seed" in trial.user_attrs or point not in self.space.candidates):
-                self._tried.add(config, "ruled out")
-                self.study.rule_out(
-                    trial, why, knowledge.smaller_oom_trial(cfg.flat(config), self._records)
-                )
-                continue
-            spec = self._name(trial, config, point)
-            if not why:
-                return spec
-            self._skip(spec, why)
-        return None
-
-    def _new_config(self, trial: Trial, point: Values) -> Systems | None:
-        """Return the configuration of a point, validated; None, after Optuna knows, if it is
-        impossible or known."""
+        if self._tried.used_up():
+            return None
+        sampler = self.study.optuna.sampler
         try:
-            config: Systems = self.space.config(point)
+            for attempt in range(REDRAWS + RANDOM_REDRAWS):
+                if self._draws_left <= 0:
+                    return None
+                if attempt == REDRAWS:
+                    seed = self.space.seed + self._next
+                    self.study.optuna.sampler = optuna.samplers.RandomSampler(seed=seed)
+                if (spec := self._draw_once()) is not None:
+                    return spec
+            return None
+        finally:
+            self.study.optuna.sampler = sampler
+
+    def _draw_once(self) -> TrialSpec | None:
+        """Ask Optuna for one point; None, after Optuna knows why, if it is not run."""
+        trial = self.study.optuna.ask()
+        role, drawn = self.study.run(trial)
+        try:
+            config: Systems = self.space.config(drawn)
         except ConfigError as error:  # knobs that contradict each other
             self.study.drop(trial, refused=str(error))
             return None
-        listed = point in self.space.candidates  # the search file asks for this very run
-        if twin := self._tried.exact(config) or (None if listed else self._tried.alike(config)):
-            self.study.drop(trial, same_as=twin)  # a run would only repeat a known result
+        # The search file asks for the very run that it lists, even if it trains as another does
+        listed = drawn in self.space.candidates
+        twin = self._tried.exact(config) or (None if listed else self._tried.equivalent(config))
+        if twin is not None:  # a run would only repeat a known result
+            self.study.drop(trial, same_as=twin)
             return None
-        return config
-
-    def _name(self, trial: Trial, config: Systems, point: Values) -> TrialSpec:
-        """Give a trial the next name, and remember its configuration."""
-        name = f"t{self._next:04d}"
-        self._next += 1
+        why = knowledge.ruled_out(cfg.flat(config), self._records)
+        # Another point replaces a draw, or a repeated baseline, that would fail
+        if why and (role == "repeat" or not listed):
+            self._tried.add(config, "ruled out")
+            failed = knowledge.smaller_oom_trial(cfg.flat(config), self._records)
+            self.study.rule_out(trial, why, failed)
+            return None
+        name = self._next_name()
         self._tried.add(config, name)
         trial.set_user_attr("trial", name)
-        return self._spec(name, trial, config, point)
+        spec = self._spec(name, trial, config, drawn, role)
+        if why:
+            self._skip(spec, why)
+            return None
+        return spec
 
-    def _spec(self, name: str, trial: Trial, config: Systems, point: Values) -> TrialSpec:
-        self._trials[name] = trial
-        return TrialSpec.of_space(self.space, self.experiment, name, config, point)
+    def _next_name(self) -> str:
+        self._next += 1
+        return f"t{self._next - 1:04d}"
+
+    def _spec(
+        self, name: str, trial: Trial, config: Systems, drawn: Values, role: Role
+    ) -> TrialSpec:
+        self._running[name] = trial
+        return TrialSpec.of_space(self.space, self.experiment, name, config, drawn, role)
 
     def _skip(self, spec: TrialSpec, why: str) -> None:
         """Write the journal of a point of the search file that is not run, and report it to
@@ -297,37 +268,36 @@ class OptunaProposer:
         spec.begin().end(End("skipped", why))
         trial_record = record.read_trial(spec.folder)
         assert trial_record is not None
-        self.study.tell(self._trials.pop(spec.name), trial_record, self._records)
+        self.study.tell(self._running.pop(spec.name), trial_record, self._records)
 
-    def _time_is_up(self, reruns_left: int = 0) -> bool:
-        """Return whether another trial does not fit into `budget: total`, less reruns and
+    def _time_is_up(self, repeats_left: int = 0) -> bool:
+        """Return whether another trial does not fit into `budget: total`, less repeats and
         confirming runs."""
         if (total := self.space.budget.total_s) is None:
             return False
         expected = max([*self._durations, self.space.longest_s])
         # Without a second trial there is nothing to confirm; and trials get at least half of the
         # limit.
-        runs = reruns_left + (self.space.confirming_reserve if len(self._durations) > 1 else 0)
+        runs = repeats_left + (self.space.confirming_reserve if len(self._durations) > 1 else 0)
         spent = self._spent_s + (time.monotonic() - self._started)
         return spent + expected > total - min(runs * expected, total / 2)
 
     # ---- how a trial goes
     def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
         """Keep a point of a trial's curve in the study."""
-        self.study.report(self._trials[spec.name], result)
+        self.study.report(self._running[spec.name], result)
 
     def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
         """Report to Optuna how a trial ended; no record: its driver died before it began."""
-        trial = self._trials[spec.name]
+        trial = self._running[spec.name]
         if trial_record is None:
             self.study.drop(trial)
         else:
-            listed = (
-                spec.drawn in self.space.candidates
-            )  # these run again on a resume, under their names
-            if (end := trial_record.end) is not None and end.external_cause and not listed:
+            # Listed points run again on a resume, under their names
+            listed, end = spec.drawn in self.space.candidates, trial_record.end
+            if end is not None and end.external_cause and not listed:
                 self._tried.forget(spec.config, spec.name, end.process_died)
             self.study.tell(trial, trial_record, [*self._records, trial_record])
             self._records.append(trial_record)
-        del self._trials[spec.name]  # after what a full disk refuses: it can be told again
+        del self._running[spec.name]  # after what a full disk refuses: it can be told again
         self._durations.append(wall_s)

@@ -25,17 +25,17 @@ Candidate = tuple[Systems, Values]
 """A configuration, whose seed is that of its first round, and the drawn knobs for its journals."""
 
 
-def name_of(place: int, number: int, candidates: int) -> str:
-    """Return the name of the trial of the candidate at `place` in round `number`, both from 0.
+def name_of(i: int, number: int, candidates: int) -> str:
+    """Return the name of the trial of candidate `i` in round `number`, both from 0.
 
     Round by round: t0000, t0001, …
     """
-    return f"t{number * candidates + place:04d}"
+    return f"t{number * candidates + i:04d}"
 
 
 class Rounds:
-    """Proposes the unfinished runs of at most `most` rounds, until `over()` before a round. The
-    baseline comes first.
+    """Proposes the unfinished runs of at most `max_rounds` rounds, until `over()` before a round.
+    The baseline comes first.
 
     Every other round runs in the opposite order, so that a machine that slows down favours no
     candidate. A candidate whose run fails is out, and without the baseline there is nothing to
@@ -43,11 +43,15 @@ class Rounds:
     """
 
     def __init__(
-        self, candidates: Sequence[Candidate], most: int, make: Callable[[str, Systems, Values], TrialSpec],
+        self,
+        candidates: Sequence[Candidate],
+        max_rounds: int,
+        make: Callable[[str, Systems, Values], TrialSpec],
         over: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`make` returns the trial of a name, a configuration and its drawn knobs."""
-        self._candidates, self._most, self._make, self._over = candidates, most, make, over
+        self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
+        self._over = over
         self._out: set[int] = set()
         self._proposals = self._propose()
 
@@ -62,30 +66,29 @@ class Rounds:
             self._out.add(spec.number % len(self._candidates))
 
     def _propose(self) -> Iterator[TrialSpec]:
-        for number in range(self._most):
-            places = range(len(self._candidates))
-            for turn, place in enumerate(reversed(places) if number % 2 else places):
-                # A failure in the middle of a round ends it there
-                if (
-                    0 in self._out
-                    or len(places) - len(self._out) < 2
-                    or (turn == 0 and self._over())
-                ):
+        candidates = range(len(self._candidates))
+        for number in range(self._max_rounds):
+            if self._nothing_to_compare() or self._over():
+                return
+            for i in reversed(candidates) if number % 2 else candidates:
+                if self._nothing_to_compare():  # a failure in the middle of a round ends it there
                     return
-                if place in self._out:
+                if i in self._out:
                     continue
-                spec = self._spec(place, number)
-                if (
-                    trial_record := record.read_trial(spec.folder)
-                ) is not None and trial_record.finished:
+                spec = self._spec(i, number)
+                trial_record = record.read_trial(spec.folder)
+                if trial_record is not None and trial_record.finished:
                     self.tell(spec, trial_record)
                 else:
                     yield spec
 
-    def _spec(self, place: int, number: int) -> TrialSpec:
-        config, drawn = self._candidates[place]
+    def _nothing_to_compare(self) -> bool:
+        return 0 in self._out or len(self._candidates) - len(self._out) < 2
+
+    def _spec(self, i: int, number: int) -> TrialSpec:
+        config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
-        name = name_of(place, number, len(self._candidates))
+        name = name_of(i, number, len(self._candidates))
         return self._make(name, cfg.override(config, seed), {**drawn, **seed})
 
 

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
 from tunediff.config import Values
-from tunediff.core.trial_record import TrialRecord
+from tunediff.core.trial_record import Role, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
 from tunediff.tuning.study_file import STUDY
@@ -20,26 +20,31 @@ from tunediff.tuning.study_file import STUDY
 class SearchStudy:
     """Adds points and results to an Optuna study.
 
-    Attributes of its trials: `trial`, the name of the run; `candidate`, the number of a point in
-    the search file; `from`, a trial of an earlier search; `seed`, of a run that repeats another;
-    `status`, `reason`, `penalty`, how it ended; `refused`, `same_as`, `ruled_out`, why a point was
-    not run.
+    Attributes of its trials: `trial`, the name of the run; `from`, a trial of an earlier search;
+    `seed`, of a repeat, which Optuna does not search; `status`, `reason`, `penalty`, how it ended;
+    `refused`, `same_as`, `ruled_out`, why a point was not run.
     """
 
     def __init__(
-        self, space: SearchSpace, storage: optuna.storages.BaseStorage,
-        sampler: Callable[[int], optuna.samplers.BaseSampler], seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        space: SearchSpace,
+        storage: optuna.storages.BaseStorage,
+        sampler: Callable[[int], optuna.samplers.BaseSampler],
+        seed: int,
+    ) -> None:
         """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
-        self._reported: dict[
-            int, dict[int, float]
-        ] = {}  # points that the study has, by number of the trial and index
+        self._reported: dict[int, dict[int, float]] = {}
+        """Points that the study has, by number of the trial and index."""
         self.optuna = optuna.create_study(
-            storage=storage, study_name=STUDY, load_if_exists=True, pruner=optuna.pruners.NopPruner(),
-            directions=["minimize" if mode == "min" else "maximize" for mode in self._modes], sampler=sampler(seed),
-        )  # fmt: skip
+            storage=storage,
+            study_name=STUDY,
+            load_if_exists=True,
+            pruner=optuna.pruners.NopPruner(),
+            directions=["minimize" if mode == "min" else "maximize" for mode in self._modes],
+            sampler=sampler(seed),
+        )
 
     # ---- points
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
@@ -53,44 +58,52 @@ class SearchStudy:
         self._reported[frozen.number] = dict(frozen.intermediate_values)
         return Trial(self.optuna, number)
 
-    def point(self, trial: Any) -> Values:
-        """Return the point of a trial: what its parameters and its seed say."""
-        seed = trial.user_attrs.get("seed")
-        drawn = trial if isinstance(trial, Trial) else FixedTrial(trial.params)
-        return self._draws(drawn) | ({"seed": seed} if seed is not None else {})
+    def run(self, trial: Trial | FrozenTrial) -> tuple[Role, Values]:
+        """Return role and drawn values of a trial: what its parameters and its seed say."""
+        drawn = self._draws(trial if isinstance(trial, Trial) else FixedTrial(trial.params))
+        if (seed := trial.user_attrs.get("seed")) is None:
+            return "draw", drawn
+        return "repeat", {**drawn, "seed": seed}
 
-    def enqueue(self, point: Values, **attributes: object) -> None:
+    def enqueue(self, drawn: Values, **attributes: object) -> None:
         """Put a point into the queue, which is emptied before Optuna draws."""
-        params, beside = self._split(point)
-        self.optuna.enqueue_trial(params, user_attrs=attributes | beside)
+        params, seed = self._split(drawn)
+        self.optuna.enqueue_trial(params, user_attrs=attributes | seed)
+
+    def is_queued(self, drawn: Values) -> bool:
+        """Return whether a point waits in the queue."""
+        params, seed = self._split(drawn)
+        return any(
+            frozen.system_attrs.get("fixed_params") == params
+            and frozen.user_attrs.get("seed") == seed.get("seed")
+            for frozen in self.trials(TrialState.WAITING)
+        )
 
     def add(
         self,
-        point: Values,
+        drawn: Values,
         state: TrialState,
         attributes: Mapping[str, object],
         values: list[float] | None = None,
     ) -> None:
         """Add a trial that Optuna did not suggest; its queue stays as it is."""
-        params, beside = self._split(point)
-        self._draws(drawn := FixedTrial(params))
+        params, seed = self._split(drawn)
+        self._draws(fixed := FixedTrial(params))
         trial = optuna.trial.create_trial(
-            state=state, params=drawn.params, distributions=drawn.distributions,
-            user_attrs={**attributes, **beside}, values=values,
-        )  # fmt: skip
+            state=state,
+            params=fixed.params,
+            distributions=fixed.distributions,
+            user_attrs={**attributes, **seed},
+            values=values,
+        )
         self.optuna.add_trial(trial)
 
-    def _split(self, point: Values) -> tuple[Values, Values]:
-        """Return the parameters that Optuna stores of a point, and apart from them the seed of a
-        repeated run.
-
-        Optuna does not search that seed, so that it is an attribute of the trial.
-        """
-        beside = {"seed": point["seed"]} if "seed" in point and self.space.seeds == 1 else {}
-        return (
-            to_params({name: value for name, value in point.items() if name not in beside}),
-            beside,
-        )
+    def _split(self, drawn: Values) -> tuple[Values, Values]:
+        """Return the parameters that Optuna stores of a point, and the seed of a repeat as an
+        attribute."""
+        searched = any(dimension.name == "seed" for dimension in self.space.dimensions)
+        seed = {} if searched else {name: drawn[name] for name in drawn if name == "seed"}
+        return to_params({name: drawn[name] for name in drawn if name not in seed}), seed
 
     # ---- results
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
@@ -123,53 +136,43 @@ class SearchStudy:
         """
         # Tune does not pass on the point after which it stops a trial, by which TPE sorts pruned
         # trials. A study that was rebuilt has no points at all.
-        points = {
-            point.index: point[self.space.metric]
-            for point in trial_record.points
-            if self.space.metric in point
-        }
-        if (
-            trial_record.status == "pruned"
-            and not self._reported.get(trial.number, {}).items() <= points.items()
-        ):
+        metric, status = self.space.metric, trial_record.status
+        points = {point.index: point[metric] for point in trial_record.points if metric in point}
+        reported = self._reported.get(trial.number, {})
+        if status == "pruned" and not reported.items() <= points.items():
             trial = self._replaced(trial)
         for index, value in points.items():
             self.report(trial, {"index": index, "objective": value})
-        trial.set_user_attr("status", trial_record.status)
+        trial.set_user_attr("status", status)
         if trial_record.reason:
             trial.set_user_attr("reason", trial_record.reason)
         if (values := self.values(trial_record)) is not None:
             trial.set_user_attr("train_s", trial_record.points[-1].train_s)
             self.optuna.tell(trial, values)
-        elif trial_record.status == "pruned":
+        elif status == "pruned":
             self.optuna.tell(trial, state=TrialState.PRUNED)
-        elif trial_record.end is not None and trial_record.end.external_cause:
+        elif trial_record.external_cause:
             self.optuna.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
-            skipped = trial_record.status == "skipped"
-            failed = (
-                knowledge.smaller_oom_trial(trial_record.config, records)
-                if skipped
-                else trial_record
-            )
+            failed: TrialRecord | None = trial_record
+            if status == "skipped":
+                failed = knowledge.smaller_oom_trial(trial_record.config, records)
             self.optuna.tell(trial, self.penalty(failed))
 
     def _replaced(self, trial: Trial) -> Trial:
         """End a trial that began again and return a new one without its void points, which Optuna
         cannot remove."""
-        self.add(self.point(trial), TrialState.RUNNING, trial.user_attrs)
+        self.add(self.run(trial)[1], TrialState.RUNNING, trial.user_attrs)
         self.drop(trial)
         return self.running(self.trials()[-1])
 
     def values(self, trial_record: TrialRecord) -> list[float] | None:
         """Return the objectives of a trial that ended ok; None for any other end."""
-        values = [
-            trial_record.value(metric)
-            for metric in (self.space.metric, self.space.cost)
-            if metric is not None
-        ]
-        return [value for value in values if value is not None] if None not in values else None
+        metrics = filter(None, (self.space.metric, self.space.cost))
+        values = [trial_record.value(metric) for metric in metrics]
+        known = [value for value in values if value is not None]
+        return known if len(known) == len(values) else None
 
     def penalty(self, failed: TrialRecord | None) -> list[float]:
         """Return values that are worse than every result so far in every objective, and than the
@@ -178,15 +181,12 @@ class SearchStudy:
         Earlier penalties are no results: else each one would double the next.
         """
         done = [
-            trial
+            trial.values
             for trial in self.trials(TrialState.COMPLETE)
-            if trial.user_attrs.get("status") == "ok"
+            if trial.user_attrs.get("status") == "ok" and "penalty" not in trial.user_attrs
         ]
-        done = [trial for trial in done if "penalty" not in trial.user_attrs]
-        results = [[trial.values[i] for trial in done] for i in range(len(self._modes))]
+        results = [[values[i] for values in done] for i in range(len(self._modes))]
         if self.space.cost is not None and failed is not None:
             results[1] += knowledge.used(failed, self.space.cost)
-        return [
-            knowledge.penalty(values, mode)
-            for values, mode in zip(results, self._modes, strict=True)
-        ]
+        pairs = zip(results, self._modes, strict=True)
+        return [knowledge.penalty(values, mode) for values, mode in pairs]

@@ -13,9 +13,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.core.trial_record import End, TrialRecord
+from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.reruns import is_baseline
 from tunediff.tuning.trial import SPEC, reported
 
 GRACE = 0.5
@@ -45,21 +44,18 @@ class PointValues:
         self._by_trial[trial] = value
         self._by_seed[configuration][seed] = value
 
-    def within_noise(self, value: float, falls: bool, positive_ratios: bool) -> bool:
+    def within_noise(self, value: float, lower_is_better: bool, ratios: bool) -> bool:
         """Return whether `value` is behind the best one by no more than the noise of one run, or a
         margin if unknown.
 
-        `falls`: a smaller value is better; `positive_ratios`: positive values are compared by their
-        ratios.
+        `ratios`: positive values are compared by their ratios.
         """
         values = self._by_trial.values()
-        if not values or not math.isfinite(value):
-            return False
-        best, ratios = min(values) if falls else max(values), positive_ratios and min(values) > 0
-        noise = pooled([list(seeds.values()) for seeds in self._by_seed.values()], ratios, falls)
-        if noise is not None:
+        best, ratios = min(values) if lower_is_better else max(values), ratios and min(values) > 0
+        groups = [list(seeds.values()) for seeds in self._by_seed.values()]
+        if (noise := pooled(groups, ratios, lower_is_better)) is not None:
             return noise.within(value, best)
-        behind = value - best if falls else best - value
+        behind = value - best if lower_is_better else best - value
         return behind <= (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
 
 
@@ -79,9 +75,8 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._rule, self._space, self._earlier = rule, space, tuple(earlier)
-        self._judged_s = dict[
-            TrialName, float
-        ]()  # training seconds of the last point that was not a repetition
+        self._judged_s = dict[TrialName, float]()
+        """Training seconds of the last point that was not a repetition."""
         self._values = defaultdict[int, PointValues](PointValues)  # by the index of the point
 
     def __getstate__(self) -> dict[str, object]:
@@ -107,44 +102,36 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Return whether a trial goes on after this point; a point reported again after a resume
         was judged before."""
-        if (train_s := result.get("train_s", math.inf)) <= self._judged_s.get(
-            _name_of(trial), -1.0
-        ):
+        name, spec, train_s = _name_of(trial), trial.config[SPEC], result.get("train_s", math.inf)
+        if train_s <= self._judged_s.get(name, -1.0):
             return str(TrialScheduler.CONTINUE)
-        self._judged_s[_name_of(trial)] = train_s
-        values = trial.config[SPEC].drawn
-        self._note(_name_of(trial).trial_id, values, result)
-        if self._is_judged(values, result):
-            self._rule.on_trial_add(
-                tune_controller, _name_of(trial)
-            )  # ASHA has forgotten it since `_feed`
-            return str(self._rule.on_trial_result(tune_controller, _name_of(trial), result))
-        self._feed(tune_controller, _name_of(trial), result)
+        self._judged_s[name] = train_s
+        self._note(name.trial_id, spec.drawn, result)
+        if self._is_judged(spec.role, spec.drawn, result):
+            self._rule.on_trial_add(tune_controller, name)  # ASHA has forgotten it since `_feed`
+            return str(self._rule.on_trial_result(tune_controller, name, result))
+        self._feed(tune_controller, name, result)
         return str(TrialScheduler.CONTINUE)
 
     def _note(self, trial: str, values: Values, result: Mapping[str, Any]) -> None:
         """Remember the value of a point, by the drawn knobs of its trial."""
-        if "index" in result and math.isfinite(result["objective"]):
+        if "index" in result:
             changes = self._space.changed(values)
             seed = changes.pop("seed", self._space.baseline.seed)
-            configuration = repr(sorted(changes.items()))
-            self._values[int(result["index"])].add(
-                trial, configuration, seed, float(result["objective"])
-            )
+            key, value = repr(sorted(changes.items())), float(result["objective"])
+            self._values[int(result["index"])].add(trial, key, seed, value)
 
-    def _is_judged(self, values: Values, result: Mapping[str, Any]) -> bool:
-        """Return whether the rule may stop a trial with these drawn knobs after this point."""
-        if runs_through(self._space, values):
+    def _is_judged(self, role: Role, drawn: Values, result: Mapping[str, Any]) -> bool:
+        """Return whether the rule may stop such a trial after this point."""
+        if runs_through(self._space, role, drawn):
             return False
         index, points = int(result.get("index", 0)), self._space.baseline.evaluation.points
-        if (
-            index == points or result.get("fraction", 1.0) >= 1
-        ):  # whoever asks for trials may report more points
+        # Whoever asks for trials may report more points
+        if index == points or result.get("fraction", 1.0) >= 1:
             return False
-        falls, rate = self._space.mode == "min", self._space.metric == RATE
-        return not self._values[index].within_noise(
-            float(result["objective"]), falls, falls or rate
-        )
+        lower, rate = self._space.mode == "min", self._space.metric == RATE
+        value = float(result["objective"])
+        return not self._values[index].within_noise(value, lower, ratios=lower or rate)
 
     def on_trial_complete(
         self, tune_controller: Any, trial: Any, result: Mapping[str, Any]
@@ -167,10 +154,10 @@ class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
         self._rule.on_trial_complete(controller, trial, result)
 
 
-def runs_through(space: SearchSpace, drawn: Values) -> bool:
+def runs_through(space: SearchSpace, role: Role, drawn: Values) -> bool:
     """Return whether no rule stops a trial: others are compared with the baseline, and a
-    configuration that runs again is compared by the mean of whole runs."""
-    return "seed" in drawn or is_baseline(space, drawn)
+    configuration that is repeated is compared by the mean of finished runs."""
+    return role == "repeat" or space.is_baseline(drawn)
 
 
 def _name_of(trial: Any) -> TrialName:
@@ -186,7 +173,7 @@ def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
     grace_s = GRACE * (budget_s or space.longest_s)
     why = (
         f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s,"
-        " while "
+        " while compilation, warm-up and EMA still make curves cross, nor within the noise of the"
+        " best"
     )
-    why += "compilation, warm-up and EMA still make curves cross, nor within the noise of the best"
     return End("pruned", why)

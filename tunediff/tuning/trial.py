@@ -264,11 +264,9 @@ def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
-    """Return a point for Tune: a metric that is not finite is the worst value."""
+    """Return a point for Tune: its numbers, and the objective by that name."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
-    worst = math.inf if objective.mode == "min" else -math.inf
-    value = numbers[objective.metric]
-    return {**numbers, "objective": value if math.isfinite(value) else worst}
+    return {**numbers, "objective": numbers[objective.metric]}
 
 
 def _short(reason: str) -> str:

@@ -13,6 +13,7 @@ from tunediff.config import Systems, Values
 from tunediff.core.clock import Budget, UnitName
 from tunediff.core.journal import Journal
 from tunediff.core.progress import DOING
+from tunediff.core.trial_record import Role
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.pool import Allocation
 from tunediff.tuning.resources import Placement
@@ -42,6 +43,8 @@ class TrialSpec:
     """Of the trial, absolute."""
     drawn: Values
     """The knobs that were chosen, by dotted name, for the journal."""
+    role: Role = "draw"
+    """Why it runs: a run is a configuration, its seed and a role."""
     pickled: bytes = dataclasses.field(repr=False, compare=False)
     """The configuration."""
     workload: str
@@ -103,11 +106,17 @@ class TrialSpec:
 
     @classmethod
     def of_space(
-        cls, space: SearchSpace, experiment: Path, name: str, config: Systems, drawn: Values
+        cls,
+        space: SearchSpace,
+        experiment: Path,
+        name: str,
+        config: Systems,
+        drawn: Values,
+        role: Role = "draw",
     ) -> TrialSpec:
         """Return the trial of a configuration of a search space."""
         return cls.of(
-            experiment, name, config, drawn, space.budget, metric=space.metric, mode=space.mode,
+            experiment, name, config, drawn, space.budget, role=role, metric=space.metric, mode=space.mode,
             evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
         )  # fmt: skip
 
@@ -134,5 +143,6 @@ class TrialSpec:
         """Write to the trial's journal that an attempt begins, and return the journal."""
         (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         journal = Journal(self.folder)
-        journal.start(self.config, self.drawn, self.budget.seconds, self.number, self.unit)
+        budget_s = self.budget.seconds
+        journal.start(self.config, self.drawn, budget_s, self.number, self.unit, self.role)
         return journal

@@ -20,8 +20,8 @@ LISTED = 500
 class Tried:
     """The configurations that were tried, and by which trial.
 
-    Two may differ in knobs that change nothing on this machine: they train alike, which `_identity`
-    says.
+    Two may differ in knobs that change nothing on this machine: they train equally, which
+    `_identity` says.
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:
@@ -29,24 +29,23 @@ class Tried:
         that failed for a reason outside of it tried nothing.
         """
         self._space, self._device = space, device
-        self._died: set[str] = (
-            set()
-        )  # `_identity` of the configurations whose processes died in this session
-        self._exact: dict[
-            str, str
-        ] = {}  # names of trials by the fingerprints of their configurations
-        self._alike: dict[str, str] = {}  # names of trials by `_identity`
+        self._exact: dict[str, str] = {}
+        """Names of trials by the fingerprints of their configurations."""
+        self._equivalent: dict[str, str] = {}
+        """Names of trials by `_identity`."""
+        self._died: set[str] = set()
+        """`_identity` of the configurations whose processes died in this session."""
         for trial in records:
-            if trial.end is not None and trial.end.external_cause:
+            if trial.external_cause:
                 continue
             self._exact[trial.fingerprint] = trial.name
             with contextlib.suppress(ConfigError):  # of a workload that has changed since
-                self._alike.setdefault(self._identity(trial.configuration), trial.name)
+                self._equivalent.setdefault(self._identity(trial.configuration), trial.name)
 
     def add(self, config: Systems, name: str) -> None:
         """Remember that a configuration was tried, and by which trial."""
         self._exact.setdefault(cfg.fingerprint(config), name)
-        self._alike.setdefault(self._identity(config), name)
+        self._equivalent.setdefault(self._identity(config), name)
 
     def forget(self, config: Systems, name: str, process_died: bool) -> None:
         """Forget what a trial tried that failed for a reason outside of it: its configuration may
@@ -60,19 +59,17 @@ class Tried:
             if (identity := self._identity(config)) in self._died:
                 return
             self._died.add(identity)
-        for names in (self._exact, self._alike):
-            for fingerprint in [
-                fingerprint for fingerprint, other in names.items() if other == name
-            ]:
+        for names in (self._exact, self._equivalent):
+            for fingerprint in [key for key, other in names.items() if other == name]:
                 del names[fingerprint]
 
     def exact(self, config: Systems) -> str | None:
         """Return the trial of this very configuration; None: there is none."""
         return self._exact.get(cfg.fingerprint(config))
 
-    def alike(self, config: Systems) -> str | None:
-        """Return a trial that trains like this configuration; None: there is none."""
-        return self._alike.get(self._identity(config))
+    def equivalent(self, config: Systems) -> str | None:
+        """Return a trial that trains equally; None: there is none."""
+        return self._equivalent.get(self._identity(config))
 
     def is_baseline(self, config: Systems) -> bool:
         """Return whether a configuration trains like the baseline of the space."""
@@ -83,14 +80,14 @@ class Tried:
         large space."""
         if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):
             return True
-        if self._identities is None or not self._identities <= self._alike.keys():
+        if self._identities is None or not self._identities <= self._equivalent.keys():
             return False
         return all(
             self.exact(self._space.config(point)) is not None for point in self._space.candidates
         )
 
     def _identity(self, config: Systems) -> str:
-        """Return a fingerprint that is equal for configurations that train alike on this
+        """Return a fingerprint that is equal for configurations that train equally on this
         machine."""
         return cfg.fingerprint(cfg.effective(config, self._device))
 

@@ -25,10 +25,10 @@ class PriorTrial:
     origin: str
     """`FOLDER/t0007`."""
     trial: TrialRecord
-    point: Values
+    drawn: Values
     """The knobs that the space searches."""
     doubts: tuple[str, ...]
-    """Why its result is not comparable here: another objective, budget or machine; empty: it is."""
+    """Why its result is not comparable: another objective, budget or machine; empty: it is."""
 
     @property
     def counts(self) -> bool:
@@ -45,37 +45,37 @@ def prior_trials(
     `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see
     `environment.differences`. Raises `ConfigError` if the search cannot be read.
     """
-    # ---- candidates: results from best to worst, then failures that say something about their
-    # configuration. A value of a configuration that fails on a seed is no result.
+    # Results from best to worst, then failures that say something about their configuration. A
+    # value of a configuration that fails on a seed is no result.
     results, priors = analysis.read(folder), list[PriorTrial]()
-    earlier = results.space
     stable = [outcome for outcome in results.ranked if not outcome.failures]
     done = [trial for outcome in stable for trial in outcome.samples if trial in outcome.done]
     failures = [trial for outcome in results.outcomes for trial in _known_failures(outcome)]
-
-    # ---- those that this space can express, with the reasons why they may not be comparable
+    differences = [
+        f"{quantity} {theirs} there, {ours} here"
+        for quantity, theirs, ours in _compared(results.space, space)
+        if theirs != ours
+    ]
     for trial in [*done, *failures]:
-        if not _alike(trial, space) or (point := _point(space, trial.config)) is None:
+        if not _trains_workload_of(space, trial):
             continue
-        doubts = [
-            f"{quantity} {a} there, {b} here"
-            for quantity, a, b in _compared(earlier, space)
-            if a != b
-        ]
-        if not doubts and trial.fingerprint != cfg.fingerprint(space.config(point)):
+        if (drawn := _values_in(space, trial.config)) is None:
+            continue
+        doubts = list(differences)
+        if not doubts and trial.fingerprint != cfg.fingerprint(space.config(drawn)):
             doubts = ["knobs that are not searched have other values"]
         doubts += environment.differences(trial.environment, device, here)
-        priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, point, tuple(doubts)))
+        priors.append(PriorTrial(f"{folder.name}/{trial.name}", trial, drawn, tuple(doubts)))
     return priors
 
 
 def _known_failures(outcome: Outcome) -> list[TrialRecord]:
     """Return the planned runs of a configuration, as they ended where it failed for a reason that
-    is its own."""
+    is its fault."""
     failures = [
         run
         for run in outcome.runs
-        if run.status in ("nan", "timeout") or knowledge.teaches_memory(run)
+        if run.status in ("nan", "timeout") or knowledge.ran_out_of_memory(run)
     ]
     if failures and outcome.seeds == 1:  # it may have failed when it was repeated
         return [dataclasses.replace(outcome.runs[0], end=failures[0].end)]
@@ -87,52 +87,46 @@ def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = N
     earlier search."""
     if space.warm_start is None:
         return ""
-    priors, name = (
-        prior_trials(space, Path(space.warm_start), device, here),
-        Path(space.warm_start).name,
-    )
+    folder = Path(space.warm_start)
+    priors, name = prior_trials(space, folder, device, here), folder.name
     if not priors:
         return f"warm start: {name} has no trial that this search can express"
     if reused := sum(prior.counts for prior in priors):
         return f"warm start: {reused} of {len(priors)} results of {name} are reused"
-    why = "; ".join(priors[0].doubts)
-    return (
-        f"warm start: none of the {len(priors)} results of {name} is reused ({why}); its best are"
-        " tried first"
-    )
+    none = f"warm start: none of the {len(priors)} results of {name} is reused"
+    return f"{none} ({'; '.join(priors[0].doubts)}); its best are tried first"
 
 
-def _alike(trial: TrialRecord, space: SearchSpace) -> bool:
+def _trains_workload_of(space: SearchSpace, trial: TrialRecord) -> bool:
     """Return whether a trial trained the workload of this search; a user's workload is compared by
     its file's name."""
     theirs, ours = trial.config["workload"], space.workload.name
     return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
-def _compared(*two: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
+def _compared(a: SearchSpace, b: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     """Yield name and both values of what two searches must have in common for their results to be
     comparable."""
-    a, b = two
     yield "objective", a.metric, b.metric
     yield "cost", a.cost, b.cost
-    there, here = (f"{space.budget.per_trial_s:g} {space.budget.clock.short}" for space in two)
-    yield "budget", there, here
+    theirs, ours = (f"{s.budget.per_trial_s:g} {s.budget.clock.short}" for s in (a, b))
+    yield "budget", theirs, ours
     yield "trials per GPU:", a.trials_per_gpu, b.trials_per_gpu
     yield "compilation charged:", a.budget.compile_charged, b.budget.compile_charged
     yield "setup charged:", a.budget.setup_charged, b.budget.setup_charged
 
 
-def _point(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
-    """Return the point of this space with the values of `config`, by dotted names; None: it lies
+def _values_in(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
+    """Return the values of `config`, by dotted names, that this space would draw; None: it lies
     outside."""
-    point: Values = {}
+    drawn: Values = {}
     for dimension in space.dimensions:
-        if dimension.active(point):
+        if dimension.active(drawn):
             if dimension.name not in config or not dimension.contains(config[dimension.name]):
                 return None
-            point[dimension.name] = config[dimension.name]
+            drawn[dimension.name] = config[dimension.name]
     try:
-        space.config(point)
+        space.config(drawn)
     except ConfigError:
         return None
-    return point
+    return drawn

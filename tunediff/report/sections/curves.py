@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 
 from tunediff.analysis import Results, curve
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
@@ -82,7 +81,7 @@ def _ends(context: ReportContext) -> str:
     runs_of_base = len(base_values)
     return (
         f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
-        f" {'ends' if better == 1 else 'end'} {'below' if results.falls else 'above'} the"
+        f" {'ends' if better == 1 else 'end'} {'below' if results.lower_is_better else 'above'} the"
         f" baseline{f' (mean of its {runs_of_base} runs)' * (runs_of_base > 1)}."
     )
 
@@ -128,13 +127,13 @@ def _crossing(
     else:
         style.ring(axes, (seconds, level), WINNER, 7, f"{highlights.winner_is}: as good as that")
     # Falling curves leave space to the lower left, rising ones to the upper left.
-    shift, side = ((-7, -6), "top") if results.falls else ((-7, 6), "bottom")
+    shift, side = ((-7, -6), "top") if results.lower_is_better else ((-7, 6), "bottom")
     style.annotate(axes, when, (seconds, level), shift, ha="right", va=side, color=WINNER)
 
 
 def _kind(results: Results, trial: TrialRecord) -> str:
     repeats = trial is not results.outcome_of(trial).trial and results.space.seeds == 1
-    if trial.status == "ok" and repeats and not without_seed(results.changed(trial)):
+    if trial.status == "ok" and repeats and not results.changed(trial):
         return REPEATS
     kinds = {None: "under way", "ok": "other trials", "pruned": "stopped early"}
     return kinds.get(trial.status, "failed")

@@ -127,7 +127,7 @@ def _protocol(context: ReportContext) -> list[str]:
         details = [
             quantity.label if quantity.label != context.label else "",
             protocol(results),
-            f"{'lower' if results.falls else 'higher'} is better",
+            f"{'lower' if results.lower_is_better else 'higher'} is better",
             quantity.meaning,
         ]
         measured = f"{context.label}: {'; '.join(filter(None, details))}."

@@ -36,7 +36,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         frame.loc[rejected, ["speedup", "speedup_at_least"]] = None
     files.csv("trials", frame)
     knobs = [dimension.name for dimension in results.space.dimensions]
-    if results.space.seeds == 1 and any("seed" in trial.drawn for trial in results.trials):
+    if any(trial.role == "repeat" for trial in results.trials):
         knobs = ["seed", *knobs]
     reasons = any(trial.remarks for trial in results.trials)
     ranked = enumerate(results.ranked)

@@ -318,10 +318,10 @@ def _curves(results: Results, highlights: Highlights, parts: Why) -> Figure:
         axes.margins(x=0.12, y=0.12)
         axes.set_xlim(left=0)
         style.plain_numbers(axes)
-    _mark(panels[0], parts.seconds, parts.at_seconds, results.falls)
+    _mark(panels[0], parts.seconds, parts.at_seconds, results.lower_is_better)
     unknown = ": not known"
     if parts.at_samples is not None:
-        _mark(panels[1], samples, parts.at_samples, results.falls)
+        _mark(panels[1], samples, parts.at_samples, results.lower_is_better)
         unknown = ""
     panels[0].set_title(f"at equal seconds ({secs(parts.seconds)})")
     panels[1].set_title(f"at equal {results.unit} ({parts.equal_samples:,}){unknown}")

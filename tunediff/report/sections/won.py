@@ -12,7 +12,6 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, last, shown
 from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
-from tunediff.analysis.outcome import without_seed
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
 from tunediff.report.context import ReportContext, marked, protocol
@@ -52,7 +51,7 @@ def won(context: ReportContext, files: Files) -> Html:
         parts.append(note(context.confirming))
     if remark := unmoved_words(context.results):
         parts.append(el("p", remark))
-    changed = without_seed(context.results.changed(winner))
+    changed = context.results.changed(winner)
     if changed and context.highlights.baseline is not None:
         parts.append(el("h3", f"What {context.best_words} changes"))
         parts.append(_changed(context, winner, changed))

@@ -38,7 +38,7 @@ def test_what_leads_by_its_mean_runs_again_until_it_has_three_runs(make):
     results = read(searcher)
     assert [outcome.trial.name for outcome in results.ranked] == ["t0002", "t0001", "t0000", "t0003"]
     assert results.ranked[0].value == pytest.approx(4.1)
-    assert [trial.name for trial in noise.candidates(results, 1)] == ["t0002"]
+    assert [trial.name for trial in noise.finalists(results, 1)] == ["t0002"]
     states = [(t.user_attrs["trial"], t.state.name, t.value) for t in study(searcher)]
     assert states[4:] == [(f"t000{i}", "COMPLETE", value) for i, value in enumerate((6.0, 4.2, 4.1, 4.0), 4)]
 
@@ -92,9 +92,9 @@ def test_no_rule_stops_a_rerun(make):
 
     searcher = make(**SEARCH, early_stopping="asha")
     space = searcher.proposer.space
-    assert runs_through(space, {**space.candidates[1], "seed": 1})
-    assert not runs_through(space, space.candidates[1])
-    assert not scheduler(space)._is_judged({**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
+    assert runs_through(space, "repeat", {**space.candidates[1], "seed": 1})
+    assert not runs_through(space, "draw", space.candidates[1])
+    assert not scheduler(space)._is_judged("repeat", {**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
 
 
 def test_time_is_left_for_reruns_and_confirming_runs(make):
