@@ -181,7 +181,7 @@ def test_table_keeps_knobs_with_the_names_of_its_columns(tmp_path):
     compared = compare(found)
     table = compared.table().set_index("configuration")
     assert list(table["knobs.p"].dropna()) == [0.25, 0.25]
-    assert list(table["p"].dropna()) == [p for group in compared.others if (p := group.difference.p) is not None]
+    assert list(table["p"].dropna()) == [p for group in compared.rivals if (p := group.difference.p) is not None]
     assert "knobs.timesteps.name" not in table
 
 
@@ -212,7 +212,7 @@ def test_runs_that_failed_are_missing_not_bad(tmp_path):
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     none = finished(tmp_path / "failed", failed=(0, 6, 12))
-    assert {group.difference.verdict for group in compare(none).others} == {TOO_FEW}
+    assert {group.difference.verdict for group in compare(none).rivals} == {TOO_FEW}
     empty = finished(tmp_path / "empty", left_out=18)
     assert (len(compare(empty).table()), conclusions(compare(empty))) == (0, [])
     outputs.write_all(none)

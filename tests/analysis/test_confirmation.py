@@ -274,7 +274,7 @@ def test_planted_noise_is_refused(tmp_path):
     assert re.fullmatch(
         r"4 seeds can detect differences of about \d+ % to \d+ %; all 4 seeds have been run.", why.replace("\xa0", " ")
     )
-    bias = told.bias(next(group for group in told.compared.others if group.changed["loader.batch_size"] == 256))
+    bias = told.bias(next(group for group in told.compared.rivals if group.changed["loader.batch_size"] == 256))
     assert bias[0] == pytest.approx(1.4)
     assert np.mean(bias[1]) > 1.6
 
@@ -318,7 +318,7 @@ def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):
     """Both are better than the baseline: the first was chosen before these runs, the second would be by them."""
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.9}.get(size, 2.0) * noise(size, seed))
-    assert np.mean(near.values(near.compared.others[1])) < np.mean(near.values(near.winner))
+    assert np.mean(near.values(near.compared.rivals[1])) < np.mean(near.values(near.winner))
     assert near.winner.changed == {"loader.batch_size": 64}
     assert "picked" not in " ".join(sentences(near))
 
@@ -399,7 +399,7 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     fail(folder, "t0008")
     told = confirmation.confirm(found, analysis.read(folder))
     assert told.winner.changed == {"loader.batch_size": 64}
-    assert told.compared.others[1].difference.verdict == statistics.FAILS
+    assert told.compared.rivals[1].difference.verdict == statistics.FAILS
     assert not confirming.pending(found.folder, found.space)
 
 
@@ -484,7 +484,7 @@ def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
     (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
     assert compared.results.space.budget.per_trial_s == 60.0
     assert [len(group.done) for group in compared.groups] == [3, 3]
-    (finalist,) = compared.others
+    (finalist,) = compared.rivals
     assert finalist.difference.verdict == statistics.BETTER
     assert finalist.difference.estimate == pytest.approx(0.8 / 1.5, rel=0.1)
     assert compared.speedup(finalist).mean > 1

@@ -8,7 +8,6 @@ from tests.helpers import point
 from tests.searches import FILE, make, write
 from tunediff import analysis
 from tunediff.analysis import evidence, why
-from tunediff.analysis.outcome import without_seed
 from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
 from tunediff.analysis.speed import per_thousand
 from tunediff.core import trial_record
