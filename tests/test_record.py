@@ -14,7 +14,7 @@ from tests.helpers import point, shipped_toy, toy
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core import environment, trial_record
-from tunediff.core.journal import Journal
+from tunediff.core.journal import Journal, to_json
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, read_trial
 
@@ -77,6 +77,40 @@ def test_a_measurement_is_written_once(tmp_path):
     assert not Journal(tmp_path).point(dataclasses.replace(first, train_s=6.0)), "seconds identify nothing"
     assert journal.point(dataclasses.replace(first, steps=11)), "the same place of the curve, measured anew"
     assert sum(line["event"] == "point" for line in trial_record.events(tmp_path)) == 2
+
+
+def test_a_number_that_is_not_finite_is_as_if_it_was_not_measured(tmp_path):
+    """No journal of ours has one; JSON readers of others write and read NaN."""
+    journal = Journal(tmp_path)
+    journal.write("start", **START)
+    line = to_json({"event": "point", "time": 1.0, **point(1, 5.0, error=9.0).flat}).replace("9.0", "NaN")
+    with open(journal.path, "a") as file:
+        file.write(line + '\n{"event": "end", "time": 2.0, "status": "ok"}\n')
+    found = read_trial(tmp_path)
+    assert (found.value("error"), found.points[0].get("error"), "error" in found.points[0]) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("folder", "drawn", "role"),
+    [
+        ("night", {"width": 4}, "draw"),
+        ("night", {"width": 4, "seed": 1}, "repeat"),
+        ("night/confirm", {"width": 4, "seed": 1000}, "confirm"),
+        ("night/confirm/4x", {"width": 4, "seed": 1000}, "confirm"),
+        ("seeds", {"width": 4, "seed": 1}, "draw"),
+        ("compared", {"side": "B", "seed": 1}, "side"),
+    ],
+)
+def test_role_of_a_run_is_in_its_journal_and_derived_where_an_earlier_version_wrote_it(tmp_path, folder, drawn, role):
+    for name, text in (("night", "search: {}"), ("night/confirm", "seeds: 3"), ("seeds", "seeds: 3")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "search.yaml").write_text(text)
+    Journal(tmp_path / folder / "trials/t0003").write("start", **START | {"drawn": drawn})
+    assert read_trial(tmp_path / folder / "trials/t0003").role == role
+    Journal(tmp_path / "t0004").start(toy(seed=7), drawn, 1.0, role=role)
+    assert (read_trial(tmp_path / "t0004").role, read_trial(tmp_path / "t0004").seed) == (role, 7)
+    (start,) = trial_record.events(tmp_path / "t0004")
+    assert (start["role"], start["seed"]) == (role, 7)
 
 
 def test_no_journal_is_no_trial(tmp_path):

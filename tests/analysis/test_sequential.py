@@ -119,7 +119,7 @@ def test_a_real_difference_is_told_with_few_rounds():
         ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {"lower_is_better": False}, "worse", "decided"),
         ([[0.1, -0.1, 0.0], [9.1, 8.9, 9.001]], {"lower_is_better": False}, "better", "decided"),  # no ratio
         ([[2, 2.1, 2.2], [2.0, 2.12, 2.18]], {}, "no difference larger than the noise", "hopeless"),
-        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"within": 0.02}, "no difference larger than the noise", "equal"),
+        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"margin": 0.02}, "no difference larger than the noise", "equal"),
         ([[2, 2.1, 2.2], [1, 1.06, math.nan]], {}, "too few runs", "open"),
         ([[2, 2.1], [1, 1.06]], {}, "too few runs", "open"),
         ([[1.0] * 6, [0.5] * 6], {}, "better", "decided"),  # no noise but that of rounding

@@ -162,7 +162,8 @@ class Trial:
     def __init__(self, number, drawn=None):
         self.trial_id = f"tune{number}"
         drawn = drawn or {"loader.batch_size": 64 if number else 128}
-        self.config = {"spec": types.SimpleNamespace(name=f"t{number:04d}", drawn=drawn)}
+        role = "repeat" if "seed" in drawn else "draw"
+        self.config = {"spec": types.SimpleNamespace(name=f"t{number:04d}", drawn=drawn, role=role)}
 
 
 def stopped_at(scheduler, curves, first=0, drawn=None):

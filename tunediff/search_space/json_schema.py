@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from tunediff import config as cfg
 from tunediff.config import Knob, Schema
-from tunediff.search_space.sections import COSTS, BudgetSection, Confirm, File
+from tunediff.search_space.sections import COSTS, BudgetSection, Confirm, SearchFile
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Json = dict[str, Any]
@@ -87,7 +87,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
     definitions |= {form: _nested(schema.knobs, form) for form in forms}
     values, searched = {"$ref": "#/$defs/value"}, {"$ref": "#/$defs/searched"}
     points = {"type": "array", "items": values}
-    content = _section(File)
+    content = _section(SearchFile)
     properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
         "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},

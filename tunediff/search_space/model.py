@@ -340,40 +340,40 @@ class SearchSpace(RunOptions):
         return not self.changed({name: drawn[name] for name in drawn if name != "seed"})
 
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
-        """Return a value for every dimension that applies: of `point`, the baseline, or the union
-        member's default.
+        """Return a value for every dimension that applies; see `complete`."""
+        return complete(self.dimensions, self.baseline, point, where)
 
-        Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value
-        outside the space.
-        """
-        values = cfg.flat(cfg.override(self.baseline, point, where=where, check=False))
-        full: Values = {}
-        for dimension in self.dimensions:
-            name, in_point, value = (
-                dimension.name,
-                dimension.name in point,
-                values.get(dimension.name),
-            )
-            if not dimension.active(full):
-                refuse(
-                    in_point,
-                    f"{where}: {name}: {point.get(name)!r} applies only when {dimension.condition}",
-                )
-                continue
-            if not dimension.contains(
-                value
-            ):  # format only on error: there may be thousands of points and choices
-                whose = "" if in_point else ", the baseline's value,"
-                hint = "" if in_point else " (add it to the space, or give another under baseline:)"
-                outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
-                raise ConfigError(f"{where}: {name}: {outside}")
-            full[name] = value
-        for name in point:
-            refuse(
-                name not in full,
-                f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:",
-            )
-        return full
+
+def complete(
+    dimensions: Sequence[Dimension], baseline: Any, point: Mapping[str, Any], where: str
+) -> Values:
+    """Return a value for every dimension that applies: of `point`, the baseline, or the union
+    member's default.
+
+    Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value
+    outside the space.
+    """
+    values = cfg.flat(cfg.override(baseline, point, where=where, check=False))
+    full: Values = {}
+    for dimension in dimensions:
+        name = dimension.name
+        if not dimension.active(full):
+            applies = f"applies only when {dimension.condition}"
+            refuse(name in point, f"{where}: {name}: {point.get(name)!r} {applies}")
+            continue
+        # Format only on error: there may be thousands of points and choices
+        if not dimension.contains(value := values.get(name)):
+            whose, hint = "", ""
+            if name not in point:
+                whose = ", the baseline's value,"
+                hint = " (add it to the space, or give another under baseline:)"
+            outside = f"{value!r}{whose} lies outside the space; allowed: {dimension}{hint}"
+            raise ConfigError(f"{where}: {name}: {outside}")
+        full[name] = value
+    for name in point:
+        why = f"{where}: {name}: {point[name]!r} is not searched; put it under fixed:"
+        refuse(name not in full, why)
+    return full
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:

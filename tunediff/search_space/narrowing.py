@@ -15,7 +15,7 @@ from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.search_space.model import Dimension, SearchSpace
 from tunediff.search_space.points import spread
-from tunediff.search_space.sections import File
+from tunediff.search_space.sections import SearchFile
 
 _SECTIONS = ("baseline", "fixed", "search", "grid")
 """Sections of a search file whose entries are knobs."""
@@ -76,7 +76,7 @@ def refuse_keys(words: Sequence[str]) -> None:
             raise ConfigError(
                 f"command line: {name}: {section}: is a section of a search file; {fix}"
             )
-        keys = {field.name for field in dataclasses.fields(File)} - {"seed"}
+        keys = {field.name for field in dataclasses.fields(SearchFile)} - {"seed"}
         key = f"command line: {section}: is a key of a search file, not a knob; write it there"
         refuse(section in keys, f"{key}{_OPTIONS.get(name, '')}")
 

@@ -13,105 +13,88 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Lines, Schema, Values
 from tunediff.config.knobs import refuse
-from tunediff.core import text
-from tunediff.search_space.model import Dimension, Rung, SearchSpace, as_param, combinations, count
-from tunediff.search_space.sections import File, Spec, checked
+from tunediff.search_space.model import (
+    Dimension,
+    Rung,
+    as_param,
+    combinations,
+    complete,
+    count,
+)
+from tunediff.search_space.sections import DimensionSection, SearchFile, checked
 
 MOST_POINTS, MOST_CHOICES = 10_000, 1000
 """Limits: beyond them, reading a file takes minutes and running it a lifetime."""
 When = dict[str, tuple[Any, ...]]
 
 
-def planned(space: SearchSpace, file: File, seeds: Sequence[int]) -> SearchSpace:
-    """Return the space with its dimensions and candidates, the baseline first, all with every seed.
+@dataclasses.dataclass(frozen=True)
+class ListedRuns:
+    """What a search file searches, and what it lists to run."""
 
-    Raises `ConfigError`.
-    """
+    dimensions: tuple[Dimension, ...]
+    candidates: list[Values]
+    """Drawn values, the baseline's first, all with every seed."""
+    rungs: tuple[Rung, ...]
+    skipped: list[str]
+    """Why some combinations or single rungs do not run."""
+
+
+def listed_runs(
+    file: SearchFile, kind: str, source: str, baseline: Any, seeds: Sequence[int], evaluates: bool
+) -> ListedRuns:
+    """Return dimensions and candidates of a search file. Raises `ConfigError`."""
     # Points and rungs as the file lists them
-    kind, where = space.kind, f"{space.source}: {space.kind}"
+    where = f"{source}: {kind}"
     for key in ("trials", "first", "ladder"):
-        _refuse_many(f"{space.source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
-    listed = where if kind == "trials" else f"{space.source}: first"
-    points = _points(
-        {f"{listed}[{i}]": point for i, point in enumerate(file.trials or file.first or ())},
-        space.schema,
-    )
-    ladder = _points(
-        {f"{where}: {name}": point for name, point in (file.ladder or {}).items()}, space.schema
-    )
-    together = dict(zip(ladder, itertools.accumulate(ladder.values(), operator.or_), strict=True))
+        _refuse_many(f"{source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
+    place = where if kind == "trials" else f"{source}: first"
+    entries = enumerate(file.trials or file.first or ())
+    points = _points({f"{place}[{i}]": entry for i, entry in entries}, baseline.schema)
+    ladder = {f"{where}: {name}": entry for name, entry in (file.ladder or {}).items()}
+    rung_knobs = _points(ladder, baseline.schema)
+    steps = itertools.accumulate(rung_knobs.values(), operator.or_)
+    together = dict(zip(rung_knobs, steps, strict=True))
     # Dimensions
     if kind in ("search", "grid"):
-        dimensions = _Searched(getattr(file, kind), space.baseline, where, kind == "search").read()
+        dimensions = _Searched(getattr(file, kind), baseline, where, kind == "search").read()
     else:
-        dimensions = _of_points(points or together, space.baseline)
-    space = dataclasses.replace(space, dimensions=dimensions)
+        dimensions = _of_points(points or together, baseline)
 
     # Candidates: the baseline, then points, rungs or combinations
-    listed_points = {f"{where} (baseline)": {}, **points}
-    values = [space.expand(point, place) for place, point in listed_points.items()]
-    rungs, skipped = _rungs(file, ladder, together, space)
-    values += [rung.together for rung in rungs] + [
-        rung.alone for rung in rungs if rung.alone is not None
-    ]
+    listed = {f"{where} (baseline)": {}, **points}
+    values = [complete(dimensions, baseline, point, at) for at, point in listed.items()]
+    rungs, skipped = _rungs(file, rung_knobs, together, dimensions, baseline)
+    values += [rung.together for rung in rungs]
+    values += [rung.alone for rung in rungs if rung.alone is not None]
     if kind == "grid":
         _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
         values += combinations(dimensions)
-    candidates, invalid = _valid(values, space, where if kind != "search" else listed)
-    skipped += invalid
-    if kind == "grid" and not space.evaluates:
-        candidates[1:] = sorted(candidates[1:], key=lambda point: _group(point, space.baseline))
-    # Seed after seed: a drift of a shared machine's speed then affects all points alike
+    candidates = list[Values]()
+    for point in {json.dumps(point, sort_keys=True): point for point in values}.values():
+        try:
+            cfg.override(baseline, point, where=place if kind == "search" else where)
+            candidates.append(point)
+        except ConfigError as error:
+            if kind != "grid" or not candidates:
+                raise
+            skipped.append(str(error))
+    if kind == "grid" and not evaluates:
+        candidates[1:] = sorted(candidates[1:], key=lambda point: _group(point, baseline))
+    # Seed after seed: a drift of a shared machine's speed then affects all points equally
     if len(seeds) > 1:
         dimensions = (Dimension("seed", choices=tuple(seeds)), *dimensions)
         candidates = [{"seed": seed, **point} for seed in seeds for point in candidates]
-    return dataclasses.replace(
-        space,
-        dimensions=dimensions,
-        candidates=tuple(candidates),
-        seeds=len(seeds),
-        rungs=rungs,
-        skipped=tuple(f"skipped a combination that contradicts itself: {why}" for why in skipped),
-    )
-
-
-def _valid(
-    points: Sequence[Values], space: SearchSpace, where: str
-) -> tuple[list[Values], list[str]]:
-    """Return the points without duplicates, and why combinations of a grid are left out.
-
-    Raises `ConfigError` for any other point that is not valid.
-    """
-    valid, invalid = list[Values](), list[str]()
-    for point in {json.dumps(point, sort_keys=True): point for point in points}.values():
-        try:
-            cfg.override(space.baseline, point, where=where)
-            valid.append(point)
-        except ConfigError as error:
-            if space.kind != "grid" or not valid:
-                raise
-            invalid.append(str(error))
-    return valid, invalid
-
-
-def left_out(points: int, space: SearchSpace) -> list[str]:
-    """Return how many of the `points` under `first:` run, if the search has fewer trials; else
-    []."""
-    room = len(space.candidates) - space.noise
-    if space.kind != "search" or points <= room:
-        return []
-    run = f"only {room} of {text.pluralize(points, 'point')} run"
-    trials = f"{text.pluralize(space.budget.trials, 'trial')}, {space.noise} of them the baseline"
-    return [f"{space.source}: first: {run}: {trials}; allowed: more trials"]
+    skipped = [f"skipped a combination that contradicts itself: {why}" for why in skipped]
+    return ListedRuns(dimensions, candidates, rungs, skipped)
 
 
 def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:
     """Raise `ConfigError` for more than `MOST_POINTS` points in all."""
     times = f" × {seeds} seeds" if seeds > 1 else ""
     allowed = f"at most {MOST_POINTS:,} points in all; search: draws from as many as one likes"
-    refuse(
-        points * seeds > MOST_POINTS, f"{where}: has {points:,} {noun}{times}; allowed: {allowed}"
-    )
+    why = f"{where}: has {points:,} {noun}{times}; allowed: {allowed}"
+    refuse(points * seeds > MOST_POINTS, why)
 
 
 def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
@@ -149,7 +132,11 @@ def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, 
 
 
 def _rungs(
-    file: File, ladder: Mapping[str, Values], together: Mapping[str, Values], space: SearchSpace
+    file: SearchFile,
+    ladder: Mapping[str, Values],
+    together: Mapping[str, Values],
+    dimensions: Sequence[Dimension],
+    baseline: Any,
 ) -> tuple[tuple[Rung, ...], list[str]]:
     """Return the rungs of a ladder, and why some of them cannot be tried alone."""
     rungs: list[Rung] = []
@@ -158,11 +145,12 @@ def _rungs(
         refuse(not knobs, f"{where}: changes no knob; e.g. {name}: {{precision.amp: bf16}}")
         alone: Values | None = None
         try:
-            cfg.override(space.baseline, knobs, where=f"{where} alone")
-            alone = space.expand(knobs, where)
+            cfg.override(baseline, knobs, where=f"{where} alone")
+            alone = complete(dimensions, baseline, knobs, where)
         except ConfigError as error:
             skipped.append(str(error))
-        rungs.append(Rung(name, knobs, space.expand(together[where], where), alone))
+        all_so_far = complete(dimensions, baseline, together[where], where)
+        rungs.append(Rung(name, knobs, all_so_far, alone))
     return tuple(rungs), skipped
 
 
@@ -193,7 +181,11 @@ def spread(content: Lines, where: str) -> Lines:
     """
 
     def is_section(spec: object) -> bool:
-        return isinstance(spec, dict) and bool(spec) and not spec.keys() & vars(Spec()).keys()
+        return (
+            isinstance(spec, dict)
+            and bool(spec)
+            and not spec.keys() & vars(DimensionSection()).keys()
+        )
 
     return cfg.flatten(content, where, is_section=is_section)
 
@@ -252,7 +244,7 @@ class _Searched:
             spec = {"choice": spec}
         space = "a list of choices, or {low: …, high: …}"
         refuse(not isinstance(spec, dict), f"{where}: {spec!r} is not a space; allowed: {space}")
-        fields = checked(Spec, spec, where)
+        fields = checked(DimensionSection, spec, where)
         when = self.when(knob, fields.when, where)
         # Choices
         if fields.choice is not None:
@@ -282,7 +274,9 @@ class _Searched:
             refuse(key not in spec, f"{where}: {key}: {missing}")
         return self.range(knob, spec, fields, when, where)
 
-    def range(self, knob: Knob, spec: Lines, fields: Spec, when: When, where: str) -> Dimension:
+    def range(
+        self, knob: Knob, spec: Lines, fields: DimensionSection, when: When, where: str
+    ) -> Dimension:
         """Return the dimension of a range. `fields`: `spec` after checks. Raises `ConfigError`."""
         low, high = (
             self.value(knob, spec[end], when, f"{where}: {end}") for end in ("low", "high")

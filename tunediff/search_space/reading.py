@@ -28,14 +28,14 @@ from tunediff.search_space.model import (
     SearchBudget,
     SearchSpace,
 )
-from tunediff.search_space.points import left_out, planned, spread
+from tunediff.search_space.points import listed_runs, spread
 from tunediff.search_space.sections import (
     COSTS,
     BudgetSection,
     Confirm,
-    File,
-    Objective,
+    ObjectiveSection,
     RunOptions,
+    SearchFile,
     checked,
 )
 
@@ -195,59 +195,70 @@ def parse(
     config = "is a configuration, not a search file; a search file names it after base:"
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
     # Sections, baseline and objective
-    file = _spread(checked(File, dict(content), source), source)
+    file = checked(SearchFile, dict(content), source)
+    for form in ("search", "grid"):
+        if knobs := getattr(file, form):
+            named: Lines = {form: spread(knobs, f"{source}: {form}")}
+            file = dataclasses.replace(file, **named)
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
-    metric, cost = _objective(file.objective, cfg.of(baseline).objective, f"{source}: objective")
+    workload = cfg.of(baseline)
+    metric, cost = _objective(file.objective, workload.objective, f"{source}: objective")
     _check_together(file, kind, metric, cost, source)
     limits = {**file.budget, **(budget or {})}
+    search_budget = _budget(limits, source, kind, metric, cost)
+
+    # Dimensions and candidates, the runs of the baseline first
+    seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
+    cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
+    runs = listed_runs(file, kind, source, baseline, seeds, metric != RATE)
+    most = search_budget.trials
+    trials = most if kind == "search" else min(most, len(runs.candidates))
+    noise = _noise(file.noise, kind, trials, source)
+    first, *others = runs.candidates
+    repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
+    candidates = (first, *repeats, *others)[:trials]
+    # The baseline's runs and the points under first: have trials that no rerun takes
+    reruns = _reruns(file.reruns, kind, cost, trials, trials - len(candidates), source)
+    if kind == "search" and len(others) > (left := trials - noise):
+        run = f"only {left} of {text.pluralize(len(others), 'point')} run"
+        of_all = f"{text.pluralize(trials, 'trial')}, {noise} of them the baseline"
+        runs.skipped.append(f"{source}: first: {run}: {of_all}; allowed: more trials")
+
+    confirm = table = None
+    if file.confirm is not None:
+        confirm = checked(Confirm, file.confirm, f"{source}: confirm")
+    if file.study is not None:
+        ladder = kind == "ladder"
+        table = study.parse(file.study, source, workload, ladder, file.operations)
     space = SearchSpace(
         **{field.name: getattr(file, field.name) for field in dataclasses.fields(RunOptions)},
-        source=source, baseline=baseline, kind=kind, metric=metric.name, mode=metric.mode, cost=cost,
-        label=metric.label or metric.name, budget=_budget(limits, source, kind, metric, cost),
-        confirm=None if file.confirm is None else checked(Confirm, file.confirm, f"{source}: confirm"),
-        study=None if file.study is None else study.parse(
-            file.study, source, cfg.of(baseline), kind == "ladder", file.operations
-        ),
-    )  # fmt: skip
-    # Evaluations and longer budgets of finished and confirming runs
+        source=source,
+        baseline=baseline,
+        kind=kind,
+        metric=metric.name,
+        mode=metric.mode,
+        cost=cost,
+        label=metric.label or metric.name,
+        budget=dataclasses.replace(search_budget, trials=trials),
+        dimensions=runs.dimensions,
+        candidates=candidates,
+        rungs=runs.rungs,
+        skipped=tuple(runs.skipped),
+        seeds=len(seeds),
+        noise=noise,
+        reruns=reruns,
+        confirm=confirm,
+        study=table,
+    )
     _check_shared(space)
     _check_final(space.final, f"{source}: final", space)
     if space.confirm is not None:
         _check_longer(space.confirm, space)
         _check_final(space.confirm.final, f"{source}: confirm: final", space)
-    # Dimensions and candidates, the runs of the baseline first
-    seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
-    cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
-    space = planned(space, file, seeds)
     _check_limits(space, limits, f"{source}: budget")
-    trials = (
-        space.budget.trials if kind == "search" else min(space.budget.trials, len(space.candidates))
-    )
-    spent, noise = (
-        dataclasses.replace(space.budget, trials=trials),
-        _noise(file.noise, kind, trials, source),
-    )
-    first, *others = space.candidates
-    repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    space = dataclasses.replace(
-        space, candidates=(first, *repeats, *others)[:trials], budget=spent, noise=noise
-    )
-    skipped = (*space.skipped, *left_out(len(others), space))
-    space = dataclasses.replace(space, reruns=_reruns(file.reruns, space), skipped=skipped)
     _check_seeds(space)
     return space
-
-
-def _spread(file: File, source: str) -> File:
-    """Return the file with the knobs under `search:` and `grid:` by dotted name."""
-    forms = {"search": file.search, "grid": file.grid}
-    named: Lines = {
-        form: spread(knobs, f"{source}: {form}")
-        for form, knobs in forms.items()
-        if knobs is not None
-    }
-    return dataclasses.replace(file, **named)
 
 
 def _check_seeds(space: SearchSpace) -> None:
@@ -264,49 +275,33 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
     """Return the number of runs of the baseline in a search. `runs`: the value in the file."""
     if runs is None:
         return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
+    where = f"{source}: noise"
     refuse(
-        kind != "search",
-        f"{source}: noise: belongs to search:; {kind}: repeats every point with seeds:",
+        kind != "search", f"{where}: belongs to search:; {kind}: repeats every point with seeds:"
     )
-    none_left = (
-        f"{source}: noise: {runs} runs of the baseline leave none of {trials} trials to search"
-    )
-    refuse(
-        1 < runs >= trials, f"{none_left}; allowed: at most {max(1, trials - 1)}, or more trials"
-    )
+    none_left = f"{where}: {runs} runs of the baseline leave none of {trials} trials to search"
+    allowed = f"allowed: at most {max(1, trials - 1)}, or more trials"
+    refuse(1 < runs >= trials, f"{none_left}; {allowed}")
     return runs
 
 
-def _reruns(trials: int | None, space: SearchSpace) -> int:
-    """Return how many trials of a search are reruns. `trials`: the value in the file. Raises
-    `ConfigError`."""
-    most = space.budget.trials - len(
-        space.candidates
-    )  # the baseline's runs and the points under first: have their own
-    if trials is None:
-        has = (
-            space.kind == "search"
-            and space.cost is None
-            and space.budget.trials >= TRIALS_WITH_RERUNS
-        )
-        return min(space.budget.trials // RERUN_SHARE, most) if has else 0
-    where = f"{space.source}: reruns: {trials}"
-    refuse(
-        space.kind != "search",
-        f"{where} is not allowed: it belongs to search:; allowed: no such line",
-    )
-    refuse(
-        trials > 0 and space.cost is not None,
-        f"{where} is not allowed: two objectives have no single best; allowed: 0",
-    )
-    refuse(
-        trials > most,
-        f"{where} is not allowed with {space.budget.trials} trials; allowed: 0 to {most}",
-    )
-    return trials
+def _reruns(
+    value: int | None, kind: str, cost: str | None, trials: int, most: int, source: str
+) -> int:
+    """Return how many trials of a search repeat what leads. `value`: in the file; `most`: trials
+    that are free for it."""
+    if value is None:
+        drawn = kind == "search" and cost is None
+        return min(trials // RERUN_SHARE, most) if drawn and trials >= TRIALS_WITH_RERUNS else 0
+    where = f"{source}: reruns: {value} is not allowed"
+    refuse(kind != "search", f"{where}: it belongs to search:; allowed: no such line")
+    single = "two objectives have no single best"
+    refuse(value > 0 and cost is not None, f"{where}: {single}; allowed: 0")
+    refuse(value > most, f"{where} with {trials} trials; allowed: 0 to {most}")
+    return value
 
 
-def _kind(file: File, source: str) -> str:
+def _kind(file: SearchFile, source: str) -> str:
     """Return which of the four forms the file has. Raises `ConfigError` unless it has exactly
     one."""
     knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
@@ -329,7 +324,9 @@ def _kind(file: File, source: str) -> str:
     return kinds[0]
 
 
-def _check_together(file: File, kind: str, metric: Metric, cost: str | None, source: str) -> None:
+def _check_together(
+    file: SearchFile, kind: str, metric: Metric, cost: str | None, source: str
+) -> None:
     """Raise `ConfigError` for keys that contradict each other."""
     drawn, stops = kind == "search", file.early_stopping != "none"
     stopping, warm = (
@@ -351,7 +348,7 @@ def _check_together(file: File, kind: str, metric: Metric, cost: str | None, sou
         refuse(broken, f"{source}: {why}")
 
 
-def _baseline(file: File, source: str, folder: Path, words: Sequence[str]) -> Any:
+def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str]) -> Any:
     """Return the configuration from which a search starts. Raises `ConfigError`."""
     needed = (
         f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file)"
@@ -397,7 +394,7 @@ def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | Non
         content = {"metric": content[0], "cost": content[1]}
     if isinstance(content, str):
         content = {"metric": content}
-    section = checked(Objective, {} if content is None else content, where)
+    section = checked(ObjectiveSection, {} if content is None else content, where)
     name = own.name if section.metric is None else section.metric
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode

@@ -105,7 +105,7 @@ class RunOptions:
 
 
 @section
-class File(RunOptions):
+class SearchFile(RunOptions):
     """A search file; None: the key is absent."""
 
     workload: Str | None = None
@@ -146,7 +146,7 @@ class BudgetSection:
 
 
 @section
-class Objective:
+class ObjectiveSection:
     """`objective:`"""
 
     metric: Str | None = None
@@ -155,7 +155,7 @@ class Objective:
 
 
 @section
-class Spec:
+class DimensionSection:
     """The space of a searched knob: a choice of values, or a range of numbers."""
 
     choice: list[Any] | None = None
@@ -168,7 +168,7 @@ class Spec:
 
 
 @section
-class Table:
+class StudySection:
     """`study:`"""
 
     title: Str = ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tunediff.config import ConfigError, Quantity, Workload
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core.point import in_units, quantities
-from tunediff.search_space.sections import Table, checked
+from tunediff.search_space.sections import StudySection, checked
 
 PREDICTED = (4, 8)
 """Numbers of devices for which the speed-up over one worker is predicted."""
@@ -92,7 +92,7 @@ OPERATIONS: dict[str, Quantity] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study(Table):
+class Study(StudySection):
     """A checked `study:` section. The figure shows the rungs of a ladder, operations, lines over
     `x`, or bars.
 
@@ -128,7 +128,7 @@ def parse(
     Raises `ConfigError` that names file, key, value and the allowed values.
     """
     where, knobs = f"{source}: study", workload.schema.knobs
-    lines = dataclasses.asdict(checked(Table, content, where))
+    lines = dataclasses.asdict(checked(StudySection, content, where))
     study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
     numbers = study.numbers
     # Names exist and appear once
