@@ -1,13 +1,10 @@
 """Grids, lists, ladders, seeds: what is tried, in which order."""
 
-import optuna
 import pytest
 
 from tests.search_space.files import changed, listed, parse
 from tunediff import search_space
 from tunediff.workloads.diffusion.methods import LogitNormal, LossSecondMoment, Speed
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def test_baseline_is_first_even_if_not_listed():
@@ -66,12 +63,6 @@ def test_trials_run_in_order_with_the_baseline_first():
     assert [c.precision.amp for c in configs] == ["none", "bf16", "none"]
     assert configs[2].timesteps == LossSecondMoment(history=5)
     assert len(configs) == 3
-
-
-def test_a_listed_point_may_name_a_members_knob_before_its_union():
-    loaded = listed(trials=[{"timesteps.history": 5, "timesteps.name": "loss_second_moment"}])
-    assert [dimension.name for dimension in loaded.dimensions] == ["timesteps.name", "timesteps.history"]
-    assert loaded.config(loaded.candidates[1]).timesteps == LossSecondMoment(history=5)
 
 
 def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
@@ -151,18 +142,6 @@ def test_a_rung_that_needs_the_one_before_it_cannot_stand_alone():
     assert "x.yaml: ladder: bins alone: timesteps.bins: belongs to timesteps.name" in loaded.skipped[0]
 
 
-def test_a_rung_that_changes_nothing_runs_nothing_new():
-    loaded = laddered({"nothing": {"precision.amp": "none"}, "bf16": {"precision.amp": "bf16"}})
-    assert [point["precision.amp"] for point in loaded.candidates] == ["none", "bf16"]
-
-
-def test_a_ladder_is_repeated_with_seeds():
-    loaded = laddered({"bf16": {"precision.amp": "bf16"}}, seeds=2)
-    assert [(point["seed"], point["precision.amp"]) for point in loaded.candidates] == [
-        (0, "none"), (0, "bf16"), (1, "none"), (1, "bf16"),
-    ]  # fmt: skip
-
-
 # ---------------------------------------------------------------------------------------------------------- seeds
 def test_points_are_repeated_seed_after_seed():
     grid = {"timesteps.name": ["uniform", "stratified"]}
@@ -176,28 +155,12 @@ def test_points_are_repeated_seed_after_seed():
     assert loaded.dimensions[0].name == "seed"
 
 
-def test_repeated_points_come_out_as_written():
-    trials = [{"timesteps.name": "loss_second_moment", "timesteps.history": 2}, {"precision.amp": "bf16"}]
-    loaded = listed(trials=trials, seeds=2)
-    assert [point["seed"] for point in loaded.candidates] == [0, 0, 0, 1, 1, 1], "the baseline takes part in every seed"
-    study = optuna.create_study()
-    for point in loaded.candidates:
-        study.enqueue_trial(search_space.to_params(point))
-    draw = search_space.Draw(loaded.dimensions)
-    assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
-
-
 def test_limits_count_all_runs():
     grid = {"timesteps.name": ["uniform", "stratified"]}
     budget = {"per_trial": "20s", "trials": 3}
     loaded = parse(search=None, first=None, grid=grid, budget=budget, seeds=2)
     assert [point["seed"] for point in loaded.candidates] == [0, 0, 1]
     assert loaded.budget.trials == 3
-
-
-def test_without_seeds_the_seed_is_no_dimension():
-    loaded = parse(search=None, first=None, grid={"timesteps.name": ["uniform"]}, budget={"per_trial": "20s"})
-    assert (loaded.seeds, [d.name for d in loaded.dimensions]) == (1, ["timesteps.name"])
 
 
 # ---------------------------------------------------------------------------------------------------------- noise

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import random
 
 import optuna
 import pytest
@@ -12,7 +11,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.search_space import points
-from tunediff.search_space.model import Dimension, combinations, count
+from tunediff.search_space.model import Dimension, count
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -42,15 +41,6 @@ def test_first_points_are_completed_from_the_baseline():
     }  # fmt: skip
 
 
-def test_enqueued_points_come_out_as_written():
-    loaded = parse(noise=1)
-    study = optuna.create_study()
-    for point in loaded.candidates:
-        study.enqueue_trial(search_space.to_params(point))
-    draw = search_space.Draw(loaded.dimensions)
-    assert [draw(study.ask()) for _ in loaded.candidates] == list(loaded.candidates)
-
-
 def test_lists_as_choices_survive_optuna(tmp_path):
     search = {"model.multipliers": [[1, 2], [1, 2, 4]]}
     loaded = parse(search=search, first=[{"model.multipliers": [1, 2, 4]}], noise=1)
@@ -59,33 +49,6 @@ def test_lists_as_choices_survive_optuna(tmp_path):
     study.enqueue_trial(search_space.to_params(loaded.candidates[1]))
     values = search_space.Draw(loaded.dimensions)(study.ask())
     assert loaded.config(values).model.multipliers == (1, 2, 4)
-
-
-def test_size():
-    assert search_space.size(parse()) == math.inf
-    search = {
-        "loader.batch_size": [64, 128],
-        "loader.workers": {"low": 0, "high": 8, "step": 2},
-        "timesteps.name": ["uniform", "loss_second_moment"],
-        "timesteps.history": {"choice": [5, 10], "when": {"timesteps.name": "loss_second_moment"}},
-    }
-    assert search_space.size(parse(search=search, first=[])) == 2 * 5 * (1 + 2)
-
-
-def test_points_are_counted_as_they_would_be_made():
-    """Random spaces whose knobs, choices, lists or ranges, apply under conditions on those above them."""
-    rng = random.Random(0)
-    for _ in range(300):
-        spaces, listed = [], []  # the same dimensions, and with the values of ranges as choices
-        for number in range(rng.randint(1, 5)):
-            above = rng.sample(listed, rng.randint(0, min(2, number)))
-            when = tuple((one.name, tuple(rng.sample(one.choices, rng.randint(1, len(one.choices))))) for one in above)
-            values = tuple(range(rng.randint(1, 4)))
-            name, is_list = f"knob{number}", rng.random() < 0.3
-            listed.append(Dimension(name, tuple([value] for value in values) if is_list else values, when=when))
-            is_range = not is_list and rng.random() < 0.5
-            spaces.append(Dimension(name, low=0, high=values[-1], whole=True, when=when) if is_range else listed[-1])
-        assert count(spaces) == count(listed) == len(combinations(listed))
 
 
 def test_knobs_under_a_condition_on_a_range_are_counted():
@@ -102,15 +65,6 @@ def test_knobs_under_a_condition_on_a_range_are_counted():
     with pytest.raises(ConfigError, match="when: loader.workers: 1.5 is never drawn; allowed: 0 … 3"):
         parse(search={"loader.workers": {"low": 0, "high": 3},
                       "optimizer.lr": {"choice": [1e-3], "when": {"loader.workers": [1.5]}}}, first=[])  # fmt: skip
-
-
-def test_condition_on_a_list_valued_knob_is_counted():
-    search = {
-        "model.multipliers": [[1, 2], [1, 2, 2], [1, 2, 4]],
-        "optimizer.lr": {"choice": [1e-3, 2e-3, 3e-3], "when": {"model.multipliers": [[1, 2]]}},
-    }
-    loaded = parse(search=search, first=[], baseline={"model.multipliers": [1, 2], "optimizer.lr": 1e-3})
-    assert search_space.size(loaded) == 3 + 2
 
 
 def test_counting_a_grid_makes_none_of_its_points(monkeypatch):

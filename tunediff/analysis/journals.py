@@ -35,19 +35,17 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
     """
     space = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
-    for place in sorted(
-        folder.glob("trials/t*"), key=lambda place: trial_record.by_number(place.name)
-    ):
+    for path in sorted(folder.glob("trials/t*"), key=lambda p: trial_record.by_number(p.name)):
         try:
-            if (trial := trial_record.read_trial(place)) is not None:
-                trials.append(_usable(trial, place.name))
+            if (trial := trial_record.read_trial(path)) is not None:
+                trials.append(_usable(trial, path.name))
             # A single incomplete line: the trial has just begun, and is left out without a message.
-            elif any((place / trial_record.JOURNAL).read_bytes().splitlines()[1:]):
-                unreadable[place.name] = "no line of it says how the trial began"
+            elif any((path / trial_record.JOURNAL).read_bytes().splitlines()[1:]):
+                unreadable[path.name] = "no line of it says how the trial began"
         except FileNotFoundError:
             continue  # the folder is created before its journal
         except _WRONG as error:
-            unreadable[place.name] = f"{type(error).__name__}: {_plain(str(error))}"[:200]
+            unreadable[path.name] = f"{type(error).__name__}: {_plain(str(error))}"[:200]
     return Results(folder, space, trials), unreadable
 
 
@@ -78,26 +76,19 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
         trial.end = End(**_clean(dataclasses.asdict(trial.end)))
     trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
     # Check the trial; its name becomes a path
-    _must(
-        trial.name == folder and bool(_NAME.fullmatch(folder)), f"it says that it is {trial.name!r}"
-    )
-    _must(
-        isinstance(trial.number, int) and isinstance(trial.fingerprint, str),
-        "number or fingerprint",
-    )
+    named = trial.name == folder and bool(_NAME.fullmatch(folder))
+    identified = isinstance(trial.number, int) and isinstance(trial.fingerprint, str)
+    _must(named, f"it says that it is {trial.name!r}")
+    _must(identified, "number or fingerprint")
     _must(all(map(is_number, (trial.started, trial.ended, trial.last_written))), "time")
-    _must(
-        trial.end is None or trial.end.status in trial_record.STATUSES, f"status {trial.status!r}"
-    )
+    _must(trial.status in (None, *trial_record.STATUSES), f"status {trial.status!r}")
     _must(isinstance(trial.reason, str), "reason")
     _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
     _must(trial.unit in UNITS, f"unit {trial.unit!r}")
+    _must(trial.role in trial_record.ROLES, f"role {trial.role!r}")
     for name in ("config", "drawn", "environment", "not_effective"):
         _must(isinstance(getattr(trial, name), dict), name)
-    _must(
-        all(_is_value(value) for knobs in (trial.config, trial.drawn) for value in knobs.values()),
-        "knobs",
-    )
+    _must(all(map(_is_value, (*trial.config.values(), *trial.drawn.values()))), "knobs")
     _must(isinstance(trial.config.get("seed"), int), "seed")
     _must(is_number(trial.config.get("parallel.workers", 1)), "parallel.workers")
     _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
@@ -142,11 +133,10 @@ def _plain(text: str) -> str:
 
 
 def _is_value(value: Any) -> bool:
-    scalar = value is None or isinstance(value, str | bool | int | float)
-    return scalar or (
-        isinstance(value, list)
-        and all(_is_value(item) and not isinstance(item, list) for item in value)
-    )
+    def is_scalar(value: Any) -> bool:
+        return value is None or isinstance(value, str | bool | int | float)
+
+    return is_scalar(value) or (isinstance(value, list) and all(map(is_scalar, value)))
 
 
 def _are_seconds(value: Any) -> bool:
@@ -163,7 +153,7 @@ it, between two."""
 
 
 @dataclasses.dataclass
-class Session:
+class SearchSession:
     """One period for which the search ran."""
 
     begin: float
@@ -181,39 +171,31 @@ class Session:
     """Wall-clock until its last line, in seconds; None: it has no line but its first."""
 
 
-def sessions(folder: Path) -> list[Session]:
+def sessions(folder: Path) -> list[SearchSession]:
     """Return the periods for which the search ran, as far as they were recorded."""
-    periods, first = list[Session](), Line()
+    periods, first = list[SearchSession](), Line()
     for line in lines(folder / "sessions.jsonl"):
         if not is_number(line.get("time")) or line.get("event") == OUTSIDE:
             continue
         if line.get("event") == "begin" or not periods:
             command, environment = line.get("command"), line.get("environment")
             command = command if isinstance(command, str) else ""
-            periods.append(
-                Session(
-                    line["time"],
-                    None,
-                    command,
-                    environment if isinstance(environment, dict) else {},
-                )
-            )
+            environment = environment if isinstance(environment, dict) else {}
+            periods.append(SearchSession(line["time"], None, command, environment))
             first = line
             continue
+        period = periods[-1]
         # The monotonic clock, which nobody sets; earlier versions wrote none.
-        clock = (
-            "monotonic_s"
-            if all(is_number(each.get("monotonic_s")) for each in (first, line))
-            else "time"
-        )
-        periods[-1].spent_s = max(0.0, line[clock] - first[clock])
-        periods[-1].time_is_up |= line.get("event") == TIME_IS_UP
+        monotonic = is_number(first.get("monotonic_s")) and is_number(line.get("monotonic_s"))
+        clock = "monotonic_s" if monotonic else "time"
+        period.spent_s = max(0.0, line[clock] - first[clock])
+        period.time_is_up |= line.get("event") == TIME_IS_UP
         if line.get("event") == "end":
-            periods[-1].end, periods[-1].complete = line["time"], line.get("complete") is True
+            period.end, period.complete = line["time"], line.get("complete") is True
     return periods
 
 
-def over(results: Results, periods: Sequence[Session]) -> bool:
+def over(results: Results, periods: Sequence[SearchSession]) -> bool:
     """Return whether a search has ended.
 
     All its trials have ended, and either its last session has ended or all planned trials exist.
@@ -223,7 +205,7 @@ def over(results: Results, periods: Sequence[Session]) -> bool:
     return (ended or enough) and all(trial.finished for trial in results.trials)
 
 
-def not_begun(results: Results, periods: Sequence[Session]) -> str:
+def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
     """Return how many trials a search that has ended left out, and why; '' if it ran all of them or
     was interrupted."""
     space, many = results.space, results.space.budget.trials - len(results.trials)
@@ -233,11 +215,8 @@ def not_begun(results: Results, periods: Sequence[Session]) -> str:
     if space.budget.total_s is not None:
         limit = text.seconds(space.budget.total_s)
         # Without the event, as earlier versions wrote none, either may be the reason.
-        why = (
-            f"another would not end within {limit}"
-            if periods[-1].time_is_up
-            else f"{why} and to end within {limit}"
-        )
+        either = f"{why} and to end within {limit}"
+        why = f"another would not end within {limit}" if periods[-1].time_is_up else either
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

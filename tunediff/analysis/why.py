@@ -67,52 +67,53 @@ def why(
     # Trainings exceed their budget by a part of a step: ends that are this close count as the same
     # second.
     ends = [float(curve[-1, 0]) for curve in curves]
-    seconds, alike = min(ends), max(ends) <= 1.02 * min(ends)
-    then = [
-        _read(curve, 0, end if alike else seconds, ratios)
-        for curve, end in zip(curves, ends, strict=True)
-    ]
-    rows = [row for row in then if row is not None]
+    seconds = min(ends)
+    if max(ends) > 1.02 * seconds:
+        ends = [seconds, seconds]
+    at_end = [_at(curve, 0, end) for curve, end in zip(curves, ends, strict=True)]
+    rows = [row for row in at_end if row is not None]
     if len(rows) < 2:
         return None
-    (_, of_base, base), (_, samples, value) = rows
-    fewer = min(of_base, samples)
-    pairs = zip(rows, curves, strict=True)
-    earlier = [row if row[1] == fewer else _read(curve, 1, fewer, ratios) for row, curve in pairs]
-    same = (
-        (earlier[0][2], earlier[1][2])
-        if earlier[0] is not None and earlier[1] is not None
-        else None
-    )
+    (_, base_samples, base_value), (_, samples, value) = rows
+    fewer = min(base_samples, samples)
+    equal = [
+        row if row[1] == fewer else _at(curve, 1, fewer)
+        for row, curve in zip(rows, curves, strict=True)
+    ]
+    back = math.exp if ratios else float
+    at_samples = None
+    if equal[0] is not None and equal[1] is not None:
+        at_samples = (back(equal[0][2]), back(equal[1][2]))
     return Why(
-        seconds, (base, value), (round(of_base), round(samples)), round(fewer), same, mode, ratios
+        seconds,
+        (back(base_value), back(value)),
+        (round(base_samples), round(samples)),
+        round(fewer),
+        at_samples,
+        mode,
+        ratios,
     )
 
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
     """Return (seconds, samples, objective) of every evaluation; for `ratios` the objective's
     logarithm."""
-    rows = [
-        (point[trial.along], point["samples"], float(point[metric]))
-        for point in trial.points
-        if metric in point
-    ]
-    logs = (
-        [(seconds, samples, math.log(value)) for seconds, samples, value in rows if value > 0]
-        if ratios
-        else rows
-    )
-    return np.array(logs, dtype=float)
+    rows = []
+    for point in trial.points:
+        if metric in point and (not ratios or point[metric] > 0):
+            value = math.log(point[metric]) if ratios else float(point[metric])
+            rows.append((point[trial.along], point.samples, value))
+    return np.array(rows, dtype=float)
 
 
-def _read(
-    curve: NDArray[np.float64], column: int, place: float, ratios: bool
+def _at(
+    curve: NDArray[np.float64], column: int, position: float
 ) -> tuple[float, float, float] | None:
-    """Return (seconds, samples, objective) where a column reaches `place`; None outside the
+    """Return the row of a curve, interpolated, where a column reaches `position`; None outside the
     evaluations."""
-    if not curve[0, column] <= place <= curve[-1, column]:
+    if not curve[0, column] <= position <= curve[-1, column]:
         return None
     seconds, samples, value = (
-        float(np.interp(place, curve[:, column], values)) for values in curve.T
+        float(np.interp(position, curve[:, column], values)) for values in curve.T
     )
-    return seconds, samples, math.exp(value) if ratios else value
+    return seconds, samples, value

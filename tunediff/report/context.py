@@ -20,7 +20,7 @@ from tunediff.analysis.confirmation import (
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
-from tunediff.analysis.journals import Session
+from tunediff.analysis.journals import SearchSession
 from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
@@ -89,7 +89,7 @@ class ReportContext:
     results: Results
     unreadable: dict[str, str]
     """Reasons by trial name, for the journals that cannot be read and are left out."""
-    sessions: list[Session]
+    sessions: list[SearchSession]
     evidence: Evidence
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str

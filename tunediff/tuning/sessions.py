@@ -37,21 +37,19 @@ def spent_s(folder: Path) -> float:
 
     Where a session has no line but its first, the last line of the trials' journals counts.
     """
-    periods = journals.sessions(folder)
-    times = (
-        event.get("time")
-        for trial in (folder / "trials").glob("t*")
-        for event in record.events(trial)
-    )
-    stamps = [time for time in times if is_number(time)]
-    outside = (
-        line for line in journals.lines(folder / SESSIONS) if line.get("event") == journals.OUTSIDE
-    )
-    total: float = sum(line["seconds"] for line in outside if is_number(line.get("seconds")))
+    total, periods = 0.0, journals.sessions(folder)
+    for line in journals.lines(folder / SESSIONS):
+        if line.get("event") == journals.OUTSIDE and is_number(line.get("seconds")):
+            total += line["seconds"]
+    trials = list((folder / "trials").glob("t*"))
+    times = [event.get("time") for trial in trials for event in record.events(trial)]
     ends = [*(period.begin for period in periods[1:]), math.inf]
     for period, until in zip(periods, ends, strict=False):
-        own = (stamp - period.begin for stamp in stamps if period.begin <= stamp < until)
-        total += max(own, default=0.0) if period.spent_s is None else period.spent_s
+        if period.spent_s is not None:
+            total += period.spent_s
+        else:
+            inside = [time for time in times if is_number(time) and period.begin <= time < until]
+            total += max(inside, default=period.begin) - period.begin
     return total
 
 
