@@ -102,7 +102,7 @@ def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]
     for point in trial.points:
         if metric in point and (not ratios or point[metric] > 0):
             value = math.log(point[metric]) if ratios else float(point[metric])
-            rows.append((point[trial.along], point.samples, value))
+            rows.append((point[trial.along], point["samples"], value))
     return np.array(rows, dtype=float)
 
 

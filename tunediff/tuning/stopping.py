@@ -51,6 +51,8 @@ class PointValues:
         `ratios`: positive values are compared by their ratios.
         """
         values = self._by_trial.values()
+        if not values:
+            return False
         best, ratios = min(values) if lower_is_better else max(values), ratios and min(values) > 0
         groups = [list(seeds.values()) for seeds in self._by_seed.values()]
         if (noise := pooled(groups, ratios, lower_is_better)) is not None:
