@@ -177,9 +177,9 @@ def test_configuration_that_is_lost_twice_is_drawn_no_third_time_in_its_session(
 
 def test_configuration_is_drawn_again_as_often_as_others_crowd_it_out(make):
     """That rules nothing out: whoever held the memory may leave."""
-    limits = {"budget": {"per_trial": "3s", "trials": 14}, "first": []}
+    limits = {"budget": {"per_trial": "3s", "trials": 8}, "first": []}
     drawn = drawn_with_lost_ones(make(**limits), {(32, True)}, CROWDED_OUT)
-    assert (len(drawn), len(set(drawn)), drawn.count((32, True))) == (14, 6, 9)
+    assert (len(drawn), len(set(drawn)), drawn.count((32, True))) == (8, 6, 3)
 
 
 @pytest.mark.parametrize("lost_end", [DIED, CROWDED_OUT], ids=["died", "crowded_out"])

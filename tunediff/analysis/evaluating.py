@@ -117,7 +117,11 @@ class Cost:
             lines.append(f"  evaluation.points={fewer}: {spent} instead of {total} per trial")
         fixed = ("evaluation.points", "evaluation.seed", "evaluation.batch_size")
         counts = [
-            name for name, value in cfg.flat(config).items()
-            if name.startswith("evaluation.") and name not in fixed and type(value) is int and value > 1
-        ]  # fmt: skip
+            name
+            for name, value in cfg.flat(config).items()
+            if name.startswith("evaluation.")
+            and name not in fixed
+            and type(value) is int
+            and value > 1
+        ]
         return [*lines, *([f"  less of {', '.join(counts)} shortens each"] if counts else [])]

@@ -48,9 +48,12 @@ class Pairs:
     def limits(self) -> SearchBudget:
         """Return the budget of every run."""
         return SearchBudget(
-            self.budget_s, 2 * self.max_pairs, compile_charged=self.compile_charged,
-            setup_charged=self.setup_charged, unit=self.budget_unit,
-        )  # fmt: skip
+            self.budget_s,
+            2 * self.max_pairs,
+            compile_charged=self.compile_charged,
+            setup_charged=self.setup_charged,
+            unit=self.budget_unit,
+        )
 
     @property
     def clock(self) -> Unit:
@@ -194,8 +197,14 @@ def read(folder: Path) -> Pairs:
     for file in files:
         recorded.own_file(file, file.parent)
     return Pairs(
-        folder, (content["a"], content["b"]), tuple(map(cfg.load, files)),
-        content["budget_s"], content["pairs"], content["within"], content["compile"] == "charged",
-        [(runs.get(number), runs.get(number + 1)) for number in first], content.get("unit", "wall"),
+        folder,
+        (content["a"], content["b"]),
+        tuple(map(cfg.load, files)),
+        content["budget_s"],
+        content["pairs"],
+        content["within"],
+        content["compile"] == "charged",
+        [(runs.get(number), runs.get(number + 1)) for number in first],
+        content.get("unit", "wall"),
         content.get("setup") == "charged",
-    )  # fmt: skip
+    )

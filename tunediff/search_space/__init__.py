@@ -17,7 +17,26 @@ from tunediff.search_space.reading import (
 from tunediff.search_space.sections import EARLY_STOPPING, MOST_FINALISTS, duration_s
 
 __all__ = [
-    "EARLY_STOPPING", "MOST_FINALISTS", "SHIPPED", "Dimension", "Draw", "Narrowed", "SearchBudget", "SearchSpace",
-    "completed", "duration_s", "find", "folder_of", "load", "load_recorded", "narrow", "of_search", "parse", "read",
-    "shipped", "size", "to_params", "without",
-]  # fmt: skip
+    "EARLY_STOPPING",
+    "MOST_FINALISTS",
+    "SHIPPED",
+    "Dimension",
+    "Draw",
+    "Narrowed",
+    "SearchBudget",
+    "SearchSpace",
+    "completed",
+    "duration_s",
+    "find",
+    "folder_of",
+    "load",
+    "load_recorded",
+    "narrow",
+    "of_search",
+    "parse",
+    "read",
+    "shipped",
+    "size",
+    "to_params",
+    "without",
+]

@@ -91,10 +91,18 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
     properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
         "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},
-        "budget": _section(BudgetSection), "confirm": _section(Confirm), "study": {"type": "object"},
-        "fixed": values, "baseline": values, "final": values, "search": searched, "grid": searched,
-        "trials": points, "first": points, "ladder": {"type": "object", "additionalProperties": values},
-    }  # fmt: skip
+        "budget": _section(BudgetSection),
+        "confirm": _section(Confirm),
+        "study": {"type": "object"},
+        "fixed": values,
+        "baseline": values,
+        "final": values,
+        "search": searched,
+        "grid": searched,
+        "trials": points,
+        "first": points,
+        "ladder": {"type": "object", "additionalProperties": values},
+    }
     properties = {
         name: {**of, "description": HELP[name]} for name, of in properties.items()
     } | FORMAT

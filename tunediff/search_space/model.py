@@ -206,9 +206,11 @@ class SearchBudget:
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
         return Budget(
-            own_s(self.per_trial_s, self.unit, devices), compile_charged=self.compile_charged,
-            setup_charged=self.setup_charged, price_per_device_hour=self.price_per_device_hour,
-        )  # fmt: skip
+            own_s(self.per_trial_s, self.unit, devices),
+            compile_charged=self.compile_charged,
+            setup_charged=self.setup_charged,
+            price_per_device_hour=self.price_per_device_hour,
+        )
 
     @property
     def trial_deadline_s(self) -> float:

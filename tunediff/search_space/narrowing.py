@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,14 @@ def _kept_by_points(content: Lines, source: str, words: Sequence[str]) -> list[s
     notices = []
     for form, noun in (("trials", "points"), ("ladder", "rungs")):
         listed = content.get(form)
-        points = [point for point in (listed.values() if isinstance(listed, dict) else listed or ())
-                  if isinstance(point, dict)] if isinstance(listed, dict | list) else []  # fmt: skip
+        entries = listed.values() if isinstance(listed, dict) else listed
+        entries = entries if isinstance(entries, Iterable) else ()
+        points = [point for point in entries if isinstance(point, dict)]
         named = {name for point in points for name in cfg.flatten(point, f"{source}: {form}")}
-        keep = (
-            f"is not the value of all trials: {noun} of {form}: that name the knob keep their own"
-        )
-        notices += [f"{word} {keep}" for word in words if word.partition("=")[0] in named]
+        keep = f"{noun} of {form}: that name the knob keep their own"
+        for word in words:
+            if word.partition("=")[0] in named:
+                notices.append(f"{word} is not the value of all trials: {keep}")
     return notices
 
 
@@ -82,10 +83,14 @@ def refuse_keys(words: Sequence[str]) -> None:
 
 
 _OPTIONS = {
-    "budget": " or give --budget", "budget.per_trial": " or give --budget", "budget.trials": " or give --trials",
-    "trials": " or give --trials", "budget.total": " or give --total", "confirm": " or give --confirm",
+    "budget": " or give --budget",
+    "budget.per_trial": " or give --budget",
+    "budget.trials": " or give --trials",
+    "trials": " or give --trials",
+    "budget.total": " or give --total",
+    "confirm": " or give --confirm",
     "warm_start": " or give --warm-start",
-}  # fmt: skip
+}
 
 
 class _Narrowing:
@@ -142,8 +147,11 @@ class _Narrowing:
         )
         content = {**self.content, self.form: search}
         # The baseline has a value of a union's knob only if it has that member of the union.
-        ours = {name: self.single.get(name, value) for name, value in self.baseline.items()
-                if name in search or name not in self.searched}  # fmt: skip
+        ours = {
+            name: self.single.get(name, value)
+            for name, value in self.baseline.items()
+            if name in search or name not in self.searched
+        }
         ours |= {name: value for name, value in self.single.items() if name in cfg.flat(config)}
         if "baseline" in content or ours:
             content["baseline"] = ours

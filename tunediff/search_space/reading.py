@@ -334,16 +334,22 @@ def _check_together(
         f"{file.warm_start!r} is not allowed",
     )
     rules = {
-        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None and not drawn,
-        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start is not None and not drawn,
-        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none":
-            cost is not None and stops,
-        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not":
-            file.seeds is not None and drawn,
+        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None
+        and not drawn,
+        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start
+        is not None
+        and not drawn,
+        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none": cost
+        is not None
+        and stops,
+        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not": file.seeds
+        is not None
+        and drawn,
         f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
-        "confirm: belongs to searches of one seed; seeds: repeats every point already":
-            file.seeds is not None and file.confirm is not None,
-    }  # fmt: skip
+        "confirm: belongs to searches of one seed; seeds: repeats every point already": file.seeds
+        is not None
+        and file.confirm is not None,
+    }
     for why, broken in rules.items():
         refuse(broken, f"{source}: {why}")
 
@@ -431,10 +437,15 @@ def _budget(
     unknown = "needs the price of a device: budget: price_per_device_hour: 2.5"
     refuse(cost == "price" and price is None, f"{source}: objective: cost: 'price' {unknown}")
     return SearchBudget(
-        limits.per_trial, limits.trials or 10**9,  # as many as there are points
-        limits.total, not rate and limits.compile != "free", limits.deadline, limits.unit, price,
+        limits.per_trial,
+        limits.trials or 10**9,  # as many as there are points
+        limits.total,
+        not rate and limits.compile != "free",
+        limits.deadline,
+        limits.unit,
+        price,
         limits.setup == "charged",
-    )  # fmt: skip
+    )
 
 
 def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:

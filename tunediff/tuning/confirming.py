@@ -134,9 +134,13 @@ def over(results: Results, folder: Path) -> bool:
 
 
 def run(
-    results: Results, folder: Path, space: SearchSpace, slots: Slots, listeners: Listeners,
+    results: Results,
+    folder: Path,
+    space: SearchSpace,
+    slots: Slots,
+    listeners: Listeners,
     tell: Callable[[Confirmation], None],
-) -> None:  # fmt: skip
+) -> None:
     """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
     after each look.
 

@@ -291,9 +291,14 @@ def _of_cluster(
 
 @contextlib.contextmanager
 def workers(
-    folder: Path, share: Callable[..., resources.ResourcePartition], address: str | None, warm: Systems | None,
-    greet: Callable[[str | None], None], configs: Sequence[Systems] = (), evaluates: bool = True,
-) -> Iterator[Slots]:  # fmt: skip
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    address: str | None,
+    warm: Systems | None,
+    greet: Callable[[str | None], None],
+    configs: Sequence[Systems] = (),
+    evaluates: bool = True,
+) -> Iterator[Slots]:
     """Yield the slots of a cluster for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;

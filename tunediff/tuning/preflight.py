@@ -23,7 +23,7 @@ MOST_OTHERS = 4
 
 def create(
     folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
-) -> tuple[SearchSpace, check.Report]:  # fmt: skip
+) -> tuple[SearchSpace, check.Report]:
     """Call `experiment.create` and check the copy of the workload there; return the space and the
     check's report.
 

@@ -37,7 +37,8 @@ def spent_s(folder: Path) -> float:
 
     Where a session has no line but its first, the last line of the trials' journals counts.
     """
-    total, periods = 0.0, journals.sessions(folder)
+    total: float = 0
+    periods = journals.sessions(folder)
     for line in journals.lines(folder / SESSIONS):
         if line.get("event") == journals.OUTSIDE and is_number(line.get("seconds")):
             total += line["seconds"]

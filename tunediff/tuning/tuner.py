@@ -93,18 +93,25 @@ def _tuner(
         tune.with_resources(Driver, _of_driver()),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits, and how many run at once
-            search_alg=searcher, scheduler=scheduler(space, read_trials(folder)),
-            metric="objective", mode=space.mode, trial_name_creator=_readable, trial_dirname_creator=_readable,
+            search_alg=searcher,
+            scheduler=scheduler(space, read_trials(folder)),
+            metric="objective",
+            mode=space.mode,
+            trial_name_creator=_readable,
+            trial_dirname_creator=_readable,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
         run_config=tune.RunConfig(
-            name=f"session-{session}", storage_path=str(folder / "tune"), verbose=0, callbacks=[_Events(listeners)],
+            name=f"session-{session}",
+            storage_path=str(folder / "tune"),
+            verbose=0,
+            callbacks=[_Events(listeners)],
             # the workers keep their own
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # a killed driver comes back and finds its workers busy
             failure_config=tune.FailureConfig(max_failures=1),
         ),
-    )  # fmt: skip
+    )
 
 
 def _of_driver() -> tune.PlacementGroupFactory:
