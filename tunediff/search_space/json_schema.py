@@ -171,8 +171,7 @@ def _value(knob: Knob) -> Json:
 
 
 def _searched(knob: Knob) -> Json:
-    """Return the schema of where a knob is searched: a list of values, a choice under a condition,
-    or a range."""
+    """Return the schema of a searched knob: values, a choice under a condition, or a range."""
     values: Json = {"type": "array", "items": {"$ref": f"#/$defs/value.{knob.name}"}}
     spec: Json = {"choice": values, "when": {"type": "object"}}
     if knob.kind in ("int", "float"):

@@ -1,5 +1,4 @@
-"""Define what a search file means: ordered dimensions, configurations to try first, and the
-budget."""
+"""Define what a search file means: ordered dimensions, candidates to try first, and the budget."""
 
 from __future__ import annotations
 
@@ -32,16 +31,14 @@ confirmed."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
 MOST_RUNS = 3
-"""Runs of a configuration that leads a search, its first one included, before finalists are
-chosen."""
+"""Runs of a configuration that leads a search, the first included, before finalists are chosen."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One searched knob: choices, or a range of whole or real numbers, and the condition under
-    which it applies."""
+    """One searched knob: choices, or a range of numbers, and the condition under which it applies."""
 
     name: str
     choices: tuple[Any, ...] | None = None
@@ -71,14 +68,12 @@ class Dimension:
 
     @functools.cached_property
     def _drawn(self) -> set[tuple[type, Any]]:
-        """Return the choices as a set, because a thousand points may be checked against a thousand
-        choices."""
+        """Return the choices as a set: a thousand points may be checked against a thousand."""
         return {(type(choice), as_param(choice)) for choice in self.choices or ()}
 
     @functools.cached_property
     def conditions(self) -> frozenset[tuple[str, frozenset[Any]]]:
-        """Return the conditions of `when` with values as Optuna stores them, which can be
-        hashed."""
+        """Return the conditions of `when` with values as Optuna stores them: hashable."""
         return frozenset((name, frozenset(map(as_param, allowed))) for name, allowed in self.when)
 
     @property
@@ -134,8 +129,7 @@ def to_params(values: Mapping[str, Any]) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The define-by-run function of the space; a class at module level, because Ray Tune pickles
-    it."""
+    """The define-by-run function of the space; a class, because Ray Tune pickles it."""
 
     dimensions: tuple[Dimension, ...]
 
@@ -250,8 +244,7 @@ class SearchSpace(RunOptions):
     """Second objective: the search then returns the best trade-offs instead of one winner."""
     dimensions: tuple[Dimension, ...] = ()
     candidates: tuple[Values, ...] = ()
-    """Configurations to try first, beginning with the baseline; forms other than `search` have no
-    others."""
+    """Drawn values to try first, the baseline's before others; all of them but in a `search`."""
     seeds: int = 1
     """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the
     knob `seed`."""
@@ -262,8 +255,7 @@ class SearchSpace(RunOptions):
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
-    """What does not run, and why: combinations of a grid, single rungs, points under `first:`
-    beyond the trials."""
+    """What does not run, and why: combinations of a grid, single rungs, points beyond the trials."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None
@@ -281,8 +273,7 @@ class SearchSpace(RunOptions):
 
     @property
     def longest_s(self) -> float:
-        """Return the most training seconds of a trial: those on the fewest devices that a trial may
-        have."""
+        """Return the most training seconds of a trial: those on the fewest devices."""
         fewest = int(self.baseline.devices)
         for dimension in self.dimensions:
             if dimension.name != "parallel.workers":
@@ -292,8 +283,7 @@ class SearchSpace(RunOptions):
 
     @property
     def finalists(self) -> int:
-        """Return the most configurations that run again beside the baseline; 0 if there is only the
-        baseline."""
+        """Return the most configurations that are confirmed besides the baseline."""
         return (
             0
             if self.confirm is None
@@ -302,8 +292,7 @@ class SearchSpace(RunOptions):
 
     @property
     def confirming_reserve(self) -> int:
-        """Return how many confirming runs `budget: total` must leave room for: those of a first
-        verdict."""
+        """Return the confirming runs for which `budget: total` has room: those of a first verdict."""
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
@@ -328,13 +317,11 @@ class SearchSpace(RunOptions):
         return self.metric != RATE.name
 
     def config(self, values: Mapping[str, Any]) -> Any:
-        """Return the configuration of drawn values. Raises `ConfigError` if its knobs contradict
-        each other."""
+        """Return the configuration of drawn values. Raises `ConfigError` if they contradict."""
         return cfg.override(self.baseline, values, where=self.source)
 
     def changed(self, of: Mapping[str, Any] | cfg.Configuration) -> Values:
-        """Return the knobs, of a configuration or of values by dotted name, that differ from the
-        baseline."""
+        """Return the knobs, of a configuration or dotted values, that differ from the baseline."""
         return cfg.differences(of, self.baseline)
 
     def is_baseline(self, drawn: Mapping[str, Any]) -> bool:
@@ -379,8 +366,7 @@ def complete(
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Return every point of a grid, the last knob varying fastest; knobs that do not apply are left
-    out."""
+    """Return every point of a grid, the last knob varying fastest, without knobs that do not apply."""
     points: list[Values] = [{}]
     for dimension in dimensions:
         drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]
@@ -393,8 +379,7 @@ def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
 
 
 def count(dimensions: Sequence[Dimension]) -> float:
-    """Return how many points there are, without making them; infinite with a real-valued range that
-    may apply."""
+    """Return how many points there are; infinite with a real-valued range."""
 
     @functools.cache
     def points(i: int, met: frozenset[Any]) -> float:

@@ -1,5 +1,4 @@
-"""Remove knobs from a search space: those that the command line fixes, and those that change
-nothing."""
+"""Remove knobs from a search space that the command line fixes or that change nothing."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def narrow(
 
 
 def _kept_by_points(content: Lines, source: str, words: Sequence[str]) -> list[str]:
-    """Return a message for each word whose knob is named by points of `trials:` or rungs of
-    `ladder:`."""
+    """Return a message for each word whose knob is named by points or rungs."""
     notices = []
     for form, noun in (("trials", "points"), ("ladder", "rungs")):
         listed = content.get(form)
@@ -82,15 +80,10 @@ def refuse_keys(words: Sequence[str]) -> None:
         refuse(section in keys, f"{key}{_OPTIONS.get(name, '')}")
 
 
-_OPTIONS = {
-    "budget": " or give --budget",
-    "budget.per_trial": " or give --budget",
-    "budget.trials": " or give --trials",
-    "trials": " or give --trials",
-    "budget.total": " or give --total",
-    "confirm": " or give --confirm",
-    "warm_start": " or give --warm-start",
-}
+_OPTIONS = dict.fromkeys(("budget", "budget.per_trial"), " or give --budget")
+_OPTIONS |= dict.fromkeys(("trials", "budget.trials"), " or give --trials")
+_OPTIONS |= {"budget.total": " or give --total", "confirm": " or give --confirm"}
+_OPTIONS |= {"warm_start": " or give --warm-start"}
 
 
 class _Narrowing:
@@ -126,8 +119,7 @@ class _Narrowing:
         return name in self.searched and union in self.searched and union not in values
 
     def narrowed(self) -> Narrowed:
-        """Return the content without the fixed knobs, the words that change the baseline, and the
-        messages."""
+        """Return the content without the fixed knobs, the remaining words, and the messages."""
         # Knobs that are fixed although the file searches them
         fixed = {
             name: value
@@ -181,8 +173,7 @@ class _Narrowing:
         return search
 
     def _conditions(self, spec: Any, search: Lines) -> Any:
-        """Return a dimension without its conditions on fixed knobs, if they hold; None if one does
-        not hold."""
+        """Return a dimension without its conditions on fixed knobs; None if one does not hold."""
         when = spec.get("when") if isinstance(spec, dict) else None
         if not isinstance(when, dict):
             return spec
@@ -201,15 +192,13 @@ class _Narrowing:
         return {**rest, "when": left} if left else rest
 
     def _checked(self, name: str) -> Any:
-        """Return the fixed value of a union's knob, as a configuration stores it. Raises
-        `ConfigError`."""
+        """Return the fixed value of a union's knob. Raises `ConfigError`."""
         union, member = self.schema.knobs[name].member
         values = {union: member, name: self.single[name]}
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without knobs that are not searched; points that contradict a fixed
-        knob are left out."""
+        """Return the points without unsearched knobs, and without those that contradict a fixed one."""
         remaining = []
         try:
             cfg.override(config, {})

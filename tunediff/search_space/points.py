@@ -1,5 +1,4 @@
-"""Read the searched knobs, and list what is tried first or at all: points, combinations, the rungs
-of a ladder."""
+"""Read the searched knobs, and list what is tried first or at all: points, combinations, rungs."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
 
 
 def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, ...]:
-    """Return the smallest space that contains these points: for every knob they name, the values
-    they name."""
+    """Return the smallest space that contains these points."""
     schema, configs = baseline.schema, [cfg.flat(baseline)]
     for where, point in points.items():
         for name in point:
@@ -155,8 +153,7 @@ def _rungs(
 
 
 def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
-    """Return a sort key that minimizes new worker groups: the baseline's size first, uncompiled
-    before compiled."""
+    """Return a sort key that minimizes new worker groups: the baseline's size, uncompiled first."""
     workers = point.get("parallel.workers", baseline.parallel.workers)
     return (
         workers != baseline.parallel.workers,
@@ -191,8 +188,7 @@ def spread(content: Lines, where: str) -> Lines:
 
 
 def _owners(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:
-    """Return the union a knob belongs to and its members that have it; ('', ()) for one that always
-    exists."""
+    """Return the union a knob belongs to and its members that have it; ('', ()) without one."""
     union = knob.member[0] if knob.member is not None else ""
     return union, tuple(
         member for member, names in schema.members.get(union, {}).items() if knob.name in names
@@ -217,8 +213,7 @@ class _Searched:
         return tuple(self.dimensions.values())
 
     def of_this_member(self, spec: Any, where: str) -> list[Any]:
-        """Return [spec] without conditions on unions with a fixed member; [] if such a condition
-        does not hold."""
+        """Return [spec] without conditions on fixed unions; [] if such a condition does not hold."""
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
         when = spec.get("when") if isinstance(spec, dict) else None
         conditions: Lines = when if isinstance(when, dict) else {}

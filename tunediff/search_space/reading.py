@@ -93,8 +93,7 @@ def shipped() -> list[str]:
 
 
 def is_workload(path: Path) -> bool:
-    """Return whether a path is the file or module of a workload, perhaps with the name of a
-    preset."""
+    """Return whether a path is the file or module of a workload, perhaps with a preset's name."""
     return cfg.is_users(str(path).partition(":")[0])
 
 
@@ -136,8 +135,7 @@ def of_search(folder: Path) -> Path:
 
 
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
-    """Read and check a search file. `words` (`knob=value`) override `fixed:`, `budget` overrides
-    `budget:`."""
+    """Read and check a search file; `words` (`knob=value`) and `budget` override what it says."""
     return parse(read(path), str(path), path.parent, words, budget)
 
 
@@ -288,8 +286,7 @@ def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
 def _reruns(
     value: int | None, kind: str, cost: str | None, trials: int, most: int, source: str
 ) -> int:
-    """Return how many trials of a search repeat what leads. `value`: in the file; `most`: trials
-    that are free for it."""
+    """Return how many trials of a search repeat what leads, of `most`. `value`: in the file."""
     if value is None:
         drawn = kind == "search" and cost is None
         return min(trials // RERUN_SHARE, most) if drawn and trials >= TRIALS_WITH_RERUNS else 0
@@ -302,8 +299,7 @@ def _reruns(
 
 
 def _kind(file: SearchFile, source: str) -> str:
-    """Return which of the four forms the file has. Raises `ConfigError` unless it has exactly
-    one."""
+    """Return which of the four forms the file has. Raises `ConfigError` unless it is one."""
     knobless = "names no knob; e.g. loader.batch_size: [64, 128, 256]"
     empty = {
         "search": knobless,
@@ -389,8 +385,7 @@ def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str])
 
 
 def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
-    """Return the objective, and the name of the second objective if there is one. Raises
-    `ConfigError`."""
+    """Return the objective, and the name of the second one. Raises `ConfigError`."""
     metrics = {own.name: own, RATE.name: RATE}
     names, costs = ", ".join(metrics), ", ".join(COSTS)
     if isinstance(content, list):
@@ -464,8 +459,7 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
 
 
 def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless the budgets of the confirming runs rise from 1x, and longer ones
-    can be judged."""
+    """Raise `ConfigError` unless budgets rise from 1x, and longer ones can be judged."""
     budgets, place = (
         [int(times[:-1]) for times in confirm.budgets],
         f"{space.source}: confirm: budgets",
@@ -480,8 +474,7 @@ def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
 
 
 def _check_shared(space: SearchSpace) -> None:
-    """Raise `ConfigError` for what means nothing of trials that share a GPU: its seconds and joules
-    are not theirs."""
+    """Raise `ConfigError` for seconds and joules of a GPU that several trials share."""
     shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
     where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
     refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
@@ -498,8 +491,7 @@ def _check_shared(space: SearchSpace) -> None:
 
 
 def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless `final:` sets only knobs of `evaluation.` outside the evaluation
-    protocol."""
+    """Raise `ConfigError` unless `final:` sets knobs of `evaluation.` outside the protocol only."""
     judged = f"it belongs to searches by {space.workload.objective.name}"
     refuse(
         knobs and not space.evaluates,

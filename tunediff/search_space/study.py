@@ -55,8 +55,7 @@ DERIVED: dict[str, Quantity] = {
         "break even after", "s", "training seconds, compilation included, until then"
     ),
 }
-"""Quantities derived from the seconds of a run or from the measurements of one or two
-configurations, by name."""
+"""Quantities derived from measurements of one or two configurations, by name."""
 
 WORDS: dict[str, Quantity] = {
     "configuration": Quantity(
@@ -101,8 +100,7 @@ class Study(StudySection):
     """
 
     numbers: Mapping[str, Quantity]
-    """Quantities that are a number of a run of this workload: measured, or derived from
-    measurements."""
+    """Quantities that are a number of a run of this workload: measured, or derived."""
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name; a knob is a quantity without a unit."""
