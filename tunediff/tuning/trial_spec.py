@@ -84,9 +84,14 @@ class TrialSpec:
 
     @classmethod
     def of(
-        cls, experiment: Path, name: str, config: Systems, drawn: Values, budget: SearchBudget,
+        cls,
+        experiment: Path,
+        name: str,
+        config: Systems,
+        drawn: Values,
+        budget: SearchBudget,
         **settings: Any,
-    ) -> TrialSpec:  # fmt: skip
+    ) -> TrialSpec:
         """Return the trial of a validated configuration in the folder of its search; `settings`:
         further fields."""
         return cls(
@@ -116,9 +121,19 @@ class TrialSpec:
     ) -> TrialSpec:
         """Return the trial of a configuration of a search space."""
         return cls.of(
-            experiment, name, config, drawn, space.budget, role=role, metric=space.metric, mode=space.mode,
-            evaluates=space.evaluates, keeps=space.evaluates, profile_steps=space.operations, final=space.final,
-        )  # fmt: skip
+            experiment,
+            name,
+            config,
+            drawn,
+            space.budget,
+            role=role,
+            metric=space.metric,
+            mode=space.mode,
+            evaluates=space.evaluates,
+            keeps=space.evaluates,
+            profile_steps=space.operations,
+            final=space.final,
+        )
 
     @functools.cached_property
     def config(self) -> Systems:
