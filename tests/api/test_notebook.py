@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import linecache
-import math
 import sys
 import types
 from pathlib import Path
@@ -88,23 +87,42 @@ def test_equal_cells_have_one_file_and_changed_ones_another(main, tmp_path):
     assert changed != first
 
 
+def in_data(*lines):
+    return "\n".join(["def data():", *(f"    {line}" for line in lines)])
+
+
 @pytest.mark.parametrize(
-    "value",
-    ["float('inf')", "[-float('inf'), 1.5]", "complex(0, float('inf'))", "np.float64(0.1)", "{'a': (np.int64(3),)}",
-     "()", "{1, 2}", "set()", "{'key': [None, True, b'x', 'ü']}", "Metric('loss', 'min')"],
+    "cell",
+    [
+        *(
+            f"import numpy as np\nVALUE = {value}\n{in_data('return VALUE')}"
+            for value in ("float('inf')", "float('nan')", "[-float('inf'), 1.5]", "complex(0, float('inf'))",
+                          "np.float64(0.1)", "{'a': (np.int64(3),)}", "()", "{1, 2}", "set()",
+                          "{'key': [None, True, b'x', 'ü']}", "Metric('loss', 'min')")
+        ),
+        f"@torch.no_grad()\n{in_data('return HIDDEN')}",
+        f"import functools\n@functools.cache\n{in_data('return HIDDEN')}",
+        f"def twice(f):\n    return lambda: (f(), f())[1]\n@twice\n{in_data('return HIDDEN')}",
+        f"input = 64\n{in_data('return input')}",
+        f"def sum(x):\n    return 64\n{in_data('return sum([1])')}",
+        f"from math import *\n{in_data('return pow(2, 3), sqrt(4), max(1, 2)')}",
+        f"from numpy import *\n{in_data('return abs([-1, 2]).tolist(), max(array([1, 2])).dtype.kind')}",
+        f"from math import *\npow = 64\n{in_data('return pow')}",
+        f"from math import *\ndef pow(x):\n    return x\n{in_data('return pow(64)')}",
+        f"def loss(x):\n    return x\nworst = max(loss for loss in [1])\n{in_data('return loss(64)')}",
+        f"width = 64\nclass Sizes:\n    width: int = width\n{in_data('return Sizes.width')}",
+    ],
 )  # fmt: skip
-def test_plain_values_are_written_as_python_reads_them(main, tmp_path, value):
-    cell = f"import numpy as np\nVALUE = {value}\ndef data():\n    return VALUE"
+def test_copied_cells_compute_what_the_program_computes(main, tmp_path, cell):
+    """Plain values, decorators, names of builtins, star imports, and names with the meaning of their place."""
     workload = main(cell)
-    scope = {}
-    exec(Path(notebook.named(workload, tmp_path)).read_text(), scope)
-    assert scope["VALUE"] == workload.train.__globals__["VALUE"]
-
-
-def test_nan_is_written_as_python_reads_it(main, tmp_path):
-    scope = {}
-    exec(Path(notebook.named(main("BEST = float('nan')\ndef data():\n    return BEST"), tmp_path)).read_text(), scope)
-    assert math.isnan(scope["BEST"])
+    text = Path(notebook.named(workload, tmp_path)).read_text()
+    scope = {"__name__": "copied"}
+    linecache.cache["copied"] = (len(text), None, text.splitlines(True), "copied")
+    exec(compile(text, "copied", "exec"), scope)
+    program = workload.train.__globals__
+    for data in (scope["data"], program["data"]):
+        assert repr(data()) == repr(program["data"]())
 
 
 @pytest.mark.parametrize(
@@ -125,24 +143,15 @@ def test_what_no_file_can_hold_is_refused_by_name(main, tmp_path, cell, message)
         notebook.named(main(cell), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "decorated",
-    ["@torch.no_grad()\ndef data():", "import functools\n@functools.cache\ndef data():",
-     "def twice(f):\n    return lambda: (f(), f())[1]\n@twice\ndef data():"],
-)  # fmt: skip
-def test_decorated_functions_are_copied_with_their_decorators(main, tmp_path, decorated):
-    text = Path(notebook.named(main(f"{decorated}\n    return HIDDEN"), tmp_path)).read_text()
-    scope = {"__name__": "copied"}
-    linecache.cache["copied"] = (len(text), None, text.splitlines(True), "copied")
-    exec(compile(text, "copied", "exec"), scope)
-    assert scope["data"]() == 3
-
-
-def test_a_decorated_train_is_copied_also_under_another_name(main, tmp_path):
-    workload = main("@torch.enable_grad()\ndef learn(trial):\n    data()")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_decorated_train_is_copied_also_under_another_name(main, tmp_path, again):
+    cell = "@torch.enable_grad()\ndef learn(trial):\n    data()"
+    workload = main(cell)
     workload.train = workload.train.__globals__["learn"]
+    if again:
+        run_again(workload, cell)
     text = Path(notebook.named(workload, tmp_path)).read_text()
-    assert "@torch.enable_grad()\ndef learn(trial):" in text
+    assert text.count(cell) == 1
     assert text.endswith("train = learn\n")
 
 
@@ -155,36 +164,6 @@ def test_a_cell_that_ran_again_after_the_workload_was_made_is_copied_as_it_stand
     text = Path(notebook.named(workload, tmp_path)).read_text()
     assert cell + edit in text
     assert (text.count("class Knobs"), text.count("def train")) == (1, 1)
-
-
-def test_a_decorated_train_that_ran_again_is_copied_also_under_another_name(main, tmp_path):
-    cell = "@torch.enable_grad()\ndef learn(trial):\n    data()"
-    workload = main(cell)
-    workload.train = workload.train.__globals__["learn"]
-    run_again(workload, cell)
-    text = Path(notebook.named(workload, tmp_path)).read_text()
-    assert text.count(cell) == 1
-    assert text.endswith("train = learn\n")
-
-
-@pytest.mark.parametrize("cell", ["input = 64\ndef data():\n    return input", "def sum(x):\n    return 64\ndef data():\n    return sum([1])"])  # fmt: skip
-def test_names_of_builtins_that_the_program_binds_are_copied(main, tmp_path, cell):
-    scope = {}
-    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
-    assert scope["data"]() == 64
-
-
-@pytest.mark.parametrize(
-    ("cell", "value"),
-    [("from math import *\ndef data():\n    return pow(2, 3), sqrt(4), max(1, 2)", "(8.0, 2.0, 2)"),
-     ("from numpy import *\ndef data():\n    return abs([-1, 2]).tolist(), max(array([1, 2])).dtype.kind", "([1, 2], 'i')"),
-     ("from math import *\npow = 64\ndef data():\n    return pow", "64"),
-     ("from math import *\ndef pow(x):\n    return x\ndef data():\n    return pow(64)", "64")],
-)  # fmt: skip
-def test_names_of_star_imports_are_imported_unless_the_program_binds_them_again(main, tmp_path, cell, value):
-    scope = {}
-    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
-    assert repr(scope["data"]()) == value
 
 
 def test_builtins_and_what_ipython_puts_there_are_not_copied(main, tmp_path):
@@ -203,46 +182,31 @@ def test_names_of_files_and_modules_pass_and_other_objects_are_refused(tmp_path)
         notebook.named(3, tmp_path)
 
 
-def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "beside_it.py").write_text("SIZE = 5\n")
-    cell = "import beside_it\ndef data():\n    return torch.ones(64, beside_it.SIZE), 0"
-    path = notebook.named(main(cell), tmp_path / "storage")
-    assert (tmp_path / "storage" / notebook.FOLDER).is_dir()
-    assert Path(path).with_name("beside_it.py").read_text() == "SIZE = 5\n"
-
-
-def test_files_beside_a_program_inside_packages_are_copied_without_the_packages(main, tmp_path, monkeypatch):
-    folder = tmp_path / "outer" / "inner"
-    folder.mkdir(parents=True)
-    for package in (folder.parent, folder):
-        (package / "__init__.py").touch()
-    (folder / "beside_packaged.py").write_text("SIZE = 5\n")
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    cell = "import beside_packaged\ndef data():\n    return torch.ones(64, beside_packaged.SIZE), 0"
-    path = Path(notebook.named(main(cell), tmp_path / "storage"))
-    assert sorted(copy.name for copy in path.parent.iterdir()) == ["beside_packaged.py", "notebook.py"]
-
-
 @pytest.mark.parametrize(
-    ("name", "files", "imports", "used"),
+    ("files", "imports", "used"),
     [
-        ("lib_of_modules", ["__init__", "nets"], "from lib_of_modules import nets", "nets"),
-        ("lib_without_init", ["nets"], "from lib_without_init import nets", "nets"),
-        ("lib_of_two", ["__init__", "nets", "sizes"], "import lib_of_two.nets\nimport lib_of_two.sizes", "lib_of_two"),
+        (["beside.py"], "import beside", "beside"),
+        (["lib_of_modules/__init__.py", "lib_of_modules/nets.py"], "from lib_of_modules import nets", "nets"),
+        (["lib_without_init/nets.py"], "from lib_without_init import nets", "nets"),
+        (["lib_of_two/__init__.py", "lib_of_two/nets.py", "lib_of_two/sizes.py"],
+         "import lib_of_two.nets\nimport lib_of_two.sizes", "lib_of_two"),
     ],
-)
-def test_packages_beside_the_program_are_copied(main, tmp_path, monkeypatch, name, files, imports, used):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / name).mkdir()
-    for file in files:
-        (tmp_path / name / f"{file}.py").write_text("SIZE = 5\n")
-    path = Path(notebook.named(main(f"{imports}\ndef data():\n    return {used}"), tmp_path / "storage"))
+)  # fmt: skip
+@pytest.mark.parametrize("inside", ["", "outer/inner"], ids=["", "in a package"])
+def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch, inside, files, imports, used):
+    """Without the packages around the program."""
+    program = tmp_path / inside
+    for file in [*files, *(f"{folder}/__init__.py" for folder in (".", "..") if inside)]:
+        (program / file).parent.mkdir(parents=True, exist_ok=True)
+        (program / file).write_text("SIZE = 5\n")
+    monkeypatch.chdir(program)
+    monkeypatch.syspath_prepend(str(program))
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("beside", used, imports.split()[1])]:
+        del sys.modules[module]
+    path = Path(notebook.named(main(f"{imports}\n{in_data(f'return {used}')}"), tmp_path / "storage"))
     assert imports in path.read_text()
-    assert sorted(copy.stem for copy in (path.parent / name).iterdir()) == files
+    copies = {str(copy.relative_to(path.parent)) for copy in path.parent.rglob("*.py")}
+    assert copies == {*files, "notebook.py"}
 
 
 def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_path, monkeypatch):
@@ -255,19 +219,6 @@ def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_pat
     assert "__main__" not in Path(path).read_text(), "no worker has the program's module"
     module = cfg.find(path).declared
     assert (module.Knobs().width, module.train(None)) == (8, "imported")
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "def loss(x):\n    return x\nworst = max(loss for loss in [1])\ndef data():\n    return loss(64)",
-        "width = 64\nclass Sizes:\n    width: int = width\ndef data():\n    return Sizes.width",
-    ],
-)
-def test_a_name_has_the_meaning_of_its_place(main, tmp_path, cell):
-    scope = {"__name__": "copied"}
-    exec(Path(notebook.named(main(cell), tmp_path)).read_text(), scope)
-    assert scope["data"]() == 64
 
 
 @pytest.mark.parametrize(("progress", "kind"), [(True, display.NotebookTable), (False, Console)])

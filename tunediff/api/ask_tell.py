@@ -100,10 +100,10 @@ class AskedTrial:
         """
         return self._study._report(self, value, time_s, measured)
 
-    def _points(self) -> list[Point]:
-        """Return what its journal has: an evaluation that could not be written is none."""
+    def _last_point(self) -> Point | None:
+        """Return the last evaluation in its journal: one that could not be written is none."""
         trial_record = record.read_trial(self._spec.folder)
-        return trial_record.points if trial_record is not None else []
+        return trial_record.points[-1] if trial_record is not None and trial_record.points else None
 
     def __repr__(self) -> str:
         return f"AskedTrial({self.name}, {text.knobs(self.drawn) or 'baseline'})"
@@ -124,40 +124,32 @@ class AskTellStudy:
         `reread`: fetches what another machine has written at the address, and returns the space
         again.
         """
-
-        def fetch() -> None:
-            nonlocal space
-            space = space if reread is None else reread()
-
-        self.folder, self._pid = folder, os.getpid()
+        self.folder, self.space, self._pid = folder, space, os.getpid()
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         self._exhausted = self._closed = False
+
+        def fetch() -> None:
+            if reread is not None:
+                self.space = reread()
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
             self._listeners = Listeners(stack.enter_context(remote_lock.held(folder, fetch=fetch)))
-            self.space = space
-            activity = search_setup.activity("ask", folder, space, again)
+            activity = search_setup.activity("ask", folder, self.space, again)
             stack.enter_context(self._listeners.opened(activity, log.warning))
             before_s = sessions.all_spent_s(folder)
             command = f"{sessions.ASKED}(name={folder.name!r})"
-            stack.callback(
-                self._running.clear
-            )  # after the session's end, which depends on what still runs
+            # After the end of the session, which depends on what still runs.
+            stack.callback(self._running.clear)
             stack.enter_context(sessions.noted(folder, command, self._is_over))
             with self._checked():
-                self._proposer = OptunaProposer(
-                    space, folder, before_s, device=resources.local().device
-                )
-            self._rule: Any = None
-            if space.early_stopping != "none":
-                from tunediff.tuning import tuner  # imports Ray, which takes seconds
-
-                # Those that have not ended begin again: their points are void.
-                ended = [trial for trial in record.read_trials(folder) if trial.finished]
-                self._rule = tuner.scheduler(space, ended)
-                self._rule.set_search_properties("objective", space.mode)
+                device = resources.local().device
+                self._proposer = OptunaProposer(self.space, folder, before_s, device=device)
+            self._stopping = None
+            if self.space.early_stopping != "none":
+                self._stopping = _EarlyStopping(self.space, folder)
             stack.callback(self._refuse_from_now)
             self._open = stack.pop_all()
 
@@ -208,12 +200,13 @@ class AskTellStudy:
             status = status or ("ok" if finite else "nan")
             allowed = [name for name in STATUSES if name != "skipped"]
             cli.allow(status in allowed, "status", status, ", ".join(allowed))
-            if (
-                value is not None
-                and finite
-                and not self._is_written(trial, value, time_s, measured)
-            ):
-                self._report(trial, value, time_s, measured)
+            if value is not None and finite:
+                # The same once more, after an error, is no further evaluation.
+                told = {self.space.metric: value, **measured}
+                told |= {"train_s": time_s} if time_s is not None else {}
+                last = trial._last_point()
+                if last is None or any(last.get(key) != plain(told[key]) for key in told):
+                    self._report(trial, value, time_s, measured)
             self._end(trial, status, reason)
 
     def close(self) -> None:
@@ -247,24 +240,21 @@ class AskTellStudy:
     def _is_over(self) -> bool:
         """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals
         that cannot be read."""
-        return not self._running and (
-            self._exhausted or confirming.complete(self.folder, self.space)
-        )
+        over = self._exhausted or confirming.complete(self.folder, self.space)
+        return over and not self._running
 
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
         """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the
         study is lost."""
-        if (
-            os.getpid() != self._pid
-        ):  # before the lock: a thread of the parent may have held it at the fork
+        # Before the lock: a thread of the parent may have held it at the fork.
+        if os.getpid() != self._pid:
             raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
         with self._lock, errors_only("optuna"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if trial is not None and self._running.get(trial.name) is not trial:
-                raise ConfigError(
-                    f"{trial.name}: does not run: it has ended, or its study was closed"
-                )
+                ended = "does not run: it has ended, or its study was closed"
+                raise ConfigError(f"{trial.name}: {ended}")
             if self._closed:
                 again = f"tunediff.open_study(name={self.folder.name!r}) goes on with it"
                 raise ConfigError(f"{self.folder.name}: the study was closed; {again}")
@@ -277,95 +267,82 @@ class AskTellStudy:
         self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
     ) -> bool:
         with self._checked(trial):
-            value, time_s, measured = (
-                plain(value),
-                plain(time_s),
-                {name: plain(measured[name]) for name in measured},
-            )
-            point = self._point(trial, value, time_s, measured)
+            measured = {name: plain(number) for name, number in measured.items()}
+            point = self._point(trial, plain(value), plain(time_s), measured)
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
             self._listeners.tell("point", trial.name, point.flat)
-            result = {**point.flat, "objective": value}
+            result = {**point.flat, "objective": point[self.space.metric]}
             self._proposer.report(trial._spec, result)
-            return (
-                self._rule is not None
-                and self._rule.on_trial_result(None, _for_tune(trial), result) != "CONTINUE"
-            )
-
-    def _is_written(
-        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
-    ) -> bool:
-        """Return whether the last evaluation in the trial's journal holds all of this."""
-        values = {self.space.metric: value, **measured} | (
-            {"train_s": time_s} if time_s is not None else {}
-        )
-        points = trial._points()
-        return bool(points) and all(
-            points[-1].get(name) == plain(number) for name, number in values.items()
-        )
+            return self._stopping is not None and self._stopping.stops(trial._spec, result)
 
     def _point(
         self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
     ) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
+        allowed = f"{', '.join(sorted(MEASURED))}, and names of your own"
+        taken = RESERVED | {*WORDS, self.space.metric}
         for name in measured:
-            free = name in MEASURED or name not in RESERVED | {*WORDS, self.space.metric}
-            cli.allow(
-                free, "measured", name, f"{', '.join(sorted(MEASURED))}, and names of your own"
-            )
-        numbers = {**measured, "value": value} | ({"time_s": time_s} if time_s is not None else {})
-        for name, number in numbers.items():
+            cli.allow(name in MEASURED or name not in taken, "measured", name, allowed)
+        allowed = "a finite number; study.tell(trial, status='nan') ends what has diverged"
+        times = {"time_s": time_s} if time_s is not None else {}
+        for name, number in {**measured, "value": value, **times}.items():
             fits = isinstance(number, int | float) and math.isfinite(number)
-            cli.allow(
-                fits,
-                name,
-                number,
-                "a finite number; study.tell(trial, status='nan') ends what has diverged",
-            )
+            cli.allow(fits, name, number, allowed)
+        last, budget_s = trial._last_point(), trial.budget_s
         train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
-        points = trial._points()
-        least_s = points[-1].train_s if points else 0.0
-        cli.allow(
-            train_s >= least_s, "time_s", train_s, f"training seconds so far, at least {least_s:g}"
-        )
-        config, budget_s = trial._spec.config, trial.budget_s
-        samples = float(measured.get("samples", 0))
-        return Point.of(
-            {"device_s": train_s * config.devices, "samples": 0, "steps": len(points) + 1}
-            | ({"samples_per_s": samples / train_s} if samples and train_s else {})
-            | measured
-            | {"index": len(points) + 1, "train_s": train_s, self.space.metric: value}
-            | ({"fraction": min(1.0, train_s / budget_s)} if budget_s else {})
-        )
+        index, least_s = (last.index + 1, last.train_s) if last is not None else (1, 0.0)
+        allowed = f"training seconds so far, at least {least_s:g}"
+        cli.allow(train_s >= least_s, "time_s", train_s, allowed)
+        point = {"device_s": train_s * trial._spec.config.devices, "samples": 0, "steps": index}
+        if (samples := float(measured.get("samples", 0))) and train_s:
+            point["samples_per_s"] = samples / train_s
+        if budget_s:
+            point["fraction"] = min(1.0, train_s / budget_s)
+        point |= {**measured, "index": index, "train_s": train_s, self.space.metric: value}
+        return Point.of(point)
 
     def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
         """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok`
         without a result."""
-        spec, last = trial._spec, next(reversed(trial._points()), None)
+        spec, last = trial._spec, trial._last_point()
         for metric in (self.space.metric, self.space.cost):
             if status == "ok" and metric is not None and (last is None or metric not in last):
-                raise ConfigError(
-                    f"{trial.name}: {metric} is missing: an objective of the search; report it"
-                )
+                missing = "is missing: an objective of the search; report it"
+                raise ConfigError(f"{trial.name}: {metric} {missing}")
         seconds = {"train": last.train_s} if last is not None else {}
-        journal.Journal(spec.folder).end(
-            End(status, reason, seconds, last.steps if last is not None else 0)
-        )
+        end = End(status, reason, seconds, last.steps if last is not None else 0)
+        journal.Journal(spec.folder).end(end)
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
         self._listeners.tell("end", trial.name, spec.drawn)
-        del self._running[spec.name]  # after all that a full disk refuses: it is told again then
-        if self._rule is not None and last is not None:
-            self._rule.on_trial_complete(
-                None, _for_tune(trial), {**last.flat, "objective": last[self.space.metric]}
-            )
+        del self._running[spec.name]  # last: what a full disk refuses is told again
+        if self._stopping is not None and last is not None:
+            result = {**last.flat, "objective": last[self.space.metric]}
+            self._stopping.ended(spec, result)
 
 
-def _for_tune(trial: AskedTrial) -> Any:
-    """Return a trial as schedulers of Ray Tune read it."""
-    from tunediff.tuning.trial import SPEC
+class _EarlyStopping:
+    """The early stopping of a search, a scheduler of Ray Tune, for trials that Tune does not run."""
 
-    return SimpleNamespace(config={SPEC: trial._spec})
+    def __init__(self, space: SearchSpace, folder: Path) -> None:
+        from tunediff.tuning import tuner  # imports Ray, which takes seconds
+        from tunediff.tuning.trial import SPEC
+
+        # Trials that have not ended begin again: their points are void.
+        ended = [trial for trial in record.read_trials(folder) if trial.finished]
+        scheduler: Any = tuner.scheduler(space, ended)
+        self._key, self._scheduler = SPEC, scheduler
+        self._scheduler.set_search_properties("objective", space.mode)
+
+    def stops(self, spec: TrialSpec, result: Values) -> bool:
+        """Return whether a trial ends with this evaluation."""
+        trial: Any = SimpleNamespace(config={self._key: spec})
+        return bool(self._scheduler.on_trial_result(None, trial, result) != "CONTINUE")
+
+    def ended(self, spec: TrialSpec, result: Values) -> None:
+        """Note the last evaluation of a trial that has ended."""
+        trial: Any = SimpleNamespace(config={self._key: spec})
+        self._scheduler.on_trial_complete(None, trial, result)
 
 
 def open_study(
