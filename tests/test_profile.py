@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from tests.helpers import CPU, TINY, tiny
 from tests.profiling.conftest import PHASES
@@ -21,15 +20,12 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
-from tunediff.profiling import figures, measure, trace
+from tunediff.profiling import measure, trace
 from tunediff.profiling import run as profiling_run
 from tunediff.profiling.measure import Bench
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
-FILES = {
-    "profile.json", "profile.md", "operations.csv", "step.png", "trace.json.gz", "memory.csv",
-    "memory.png",
-}  # fmt: skip
+FILES = {"profile.json", "profile.md", "operations.csv", "trace.json.gz"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +51,7 @@ def quick(monkeypatch):
     }  # fmt: skip
     traced = {
         "operations": trace.operations([], 4), "traced_steps": 4,
-        "memory": {"static": {"parameters": 1.0}, "peak": None, "timeline": None, "phases": []},
+        "memory": {"static": {"parameters": 1.0}, "peak": None},
     }  # fmt: skip
     loaded = {"samples_per_s": 310.0, "samples": 100, "seconds": 0.3}
     monkeypatch.setattr(Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
@@ -98,10 +94,6 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
 
     with gzip.open("here/trace.json.gz") as file:
         assert json.load(file)["traceEvents"]
-    for picture in (tmp_path / "here").glob("*.png"):
-        with Image.open(picture) as image:
-            image.verify()
-
     for title in (
         "profile", "where the step goes", "the ten longest operations", "the loader and the model", "memory",
         "what to try next",
@@ -111,20 +103,6 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
     assert "report: here/profile.md\n" in out
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
     assert re.search(r"^\[ *(\d+m)?\d+s\] trace of 2 steps$", err, re.M)
-
-
-def test_memory_over_time_is_drawn_in_milliseconds(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, *_, **__: drawn.append(figure))
-    timeline = {"seconds": [0.0, 0.01, 0.02], **{owner: [1.0, 2.0, 1.0] for owner in figures.OWNERS}}
-    peak = {"total_mib": 8.0, "phase": "forward"}
-    memory = {"timeline": timeline, "peak": peak, "phases": [(0.0, 0.01, "forward")]}
-    step = {"parts_s": {"forward": 0.01}}
-    profiled = {"name": "here", "names": {}, "unit": "images", "memory": memory, "step": step}
-    figures.memory(profiled, tmp_path / "memory.png")
-    (axes,) = drawn[0].axes
-    assert axes.get_xlim() == (0.0, 20.0)
-    assert max(axes.collections[0].get_paths()[0].vertices[:, 0]) == 20.0
 
 
 def test_profile_of_an_export(tmp_path, capsys, quick):

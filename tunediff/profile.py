@@ -2,7 +2,7 @@
 tunediff.profile --config F`.
 
 F is a configuration file (an exported best.yaml too), or digits or cifar10 for that workload's
-baseline. Writes tables, figures and a Chrome trace into a new folder. Runs in one process: of
+baseline. Writes a report, its numbers and a Chrome trace into a new folder. Runs in one process: of
 parallel.workers > 1 it measures one worker with its part of the batch.
 """
 

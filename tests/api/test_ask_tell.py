@@ -179,7 +179,7 @@ def test_reports_say_when_early_stopping_would_end_a_trial(study):
     with study("early_stopping: asha\n") as one:
         trials = [one.ask() for _ in range(6)]
         for number, trial in enumerate(trials):  # more reports than a search has evaluations
-            assert not any([trial.report(float(number), time_s=time_s) for time_s in range(1, 10)])
+            assert not any(trial.report(float(number), time_s=time_s) for time_s in range(1, 10))
         stops = [trial.report(float(number), time_s=10) for number, trial in enumerate(trials)]
         assert not any(stops[:2])  # the baseline, and the first one behind it
         stopped = stops.index(True)

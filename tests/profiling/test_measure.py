@@ -1,8 +1,6 @@
 """Short trainings, timed, and what is known of the machine."""
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -145,8 +143,3 @@ def test_device():
     assert set(gains) <= {"bf16"}
     assert all(gain > 0 for gain in gains.values())
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_measuring_imports_no_pictures():
-    words = "import sys, tunediff.profiling.run; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", words], check=True)

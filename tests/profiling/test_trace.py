@@ -41,11 +41,6 @@ def test_trace(bench, tmp_path, monkeypatch):
     memory = found["memory"]
     assert memory["peak"]["phase"] in ("forward", "backward")
     assert memory["peak"]["forward_mib"] > 0
-    lines = memory["timeline"]
-    assert max(map(sum, zip(*(v for k, v in lines.items() if k != "seconds"), strict=True))) == pytest.approx(
-        memory["peak"]["total_mib"]
-    )
-    assert len(memory["phases"]) >= 5 * trace.TRACED
     assert not trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
 
 
@@ -98,45 +93,28 @@ def test_memory_belongs_to_the_phase_that_took_it():
         allocation(115, 7, 1000, kind=1),
         {"name": "aten::add", "cat": "cpu_op", "ts": 0, "dur": 400},
     ]  # fmt: skip
-    found = trace.timeline(events, PHASES, 20.0, cuda=False)
-    assert found["peak"] == {
+    assert trace.memory_peak(events, PHASES, 20.0, cuda=False) == {
         "phase": "backward", "total_mib": 66.0, "static_mib": 20.0,
         "batch_mib": 1.0, "forward_mib": 40.0, "backward_mib": 5.0, "rest_mib": 0.0,
     }  # fmt: skip
-    lines = found["timeline"]
-    assert lines["seconds"][0] == 0.0
-    assert lines["seconds"][-1] == pytest.approx(350e-6), "from the first allocation, in seconds"
-    assert (lines["forward_mib"][-1], lines["backward_mib"][-1], lines["rest_mib"][-1]) == (10.0, 0.0, 2.0)
-    assert found["phases"][0] == (-1e-5, pytest.approx(9e-5), "data_wait")
 
 
-def test_a_gpu_knows_what_was_there_before():
+def test_memory_from_before_the_trace_is_that_of_a_gpus_allocator():
     events = [phase("forward", 0, 100), allocation(10, 1, 8, total=508, kind=1), allocation(5, 9, 1, total=1)]
-    found = trace.timeline(events, PHASES, 20.0, cuda=True)
-    assert found["peak"]["static_mib"] == 500.0
-    assert found["peak"]["total_mib"] == 508.0
+    peak = trace.memory_peak(events, PHASES, 20.0, cuda=True)
+    assert (peak["static_mib"], peak["total_mib"]) == (500.0, 508.0)
 
 
-def test_what_a_gpu_releases_of_what_was_there_before_is_not_counted_any_more():
+def test_what_a_gpu_releases_of_that_is_not_counted_any_more():
     events = [phase("forward", 0, 10), phase("backward", 11, 20)]
     events += [allocation(1, 1, 10, total=160, kind=1), allocation(2, 2, -50, total=110, kind=1)]
-    events += [allocation(12, 3, 50, total=160, kind=1)]
-    found = trace.timeline(events, PHASES, 0.0, cuda=True)
-    assert found["peak"]["total_mib"] == 160.0
-    assert found["timeline"]["static_mib"][-1] == 100.0
-    assert found["timeline"]["backward_mib"][-1] == 50.0
+    events += [allocation(12, 3, 60, total=170, kind=1)]
+    peak = trace.memory_peak(events, PHASES, 0.0, cuda=True)
+    assert (peak["static_mib"], peak["backward_mib"], peak["total_mib"]) == (100.0, 60.0, 170.0)
 
 
 def test_a_trace_without_allocations():
-    assert trace.timeline([], PHASES, 1.0, cuda=False) == {"peak": None, "timeline": None, "phases": []}
-
-
-def test_a_long_timeline_keeps_its_peak():
-    events = [phase("forward", 0, 100_000)]
-    events += [allocation(i, i, 1) for i in range(1, 5000)] + [allocation(5000 + i, i, -1) for i in range(1, 5000)]
-    found = trace.timeline(events, PHASES, 0.0, cuda=False, most=100)
-    assert len(found["timeline"]["seconds"]) <= 101
-    assert max(found["timeline"]["forward_mib"]) == 4999.0 == found["peak"]["total_mib"]
+    assert trace.memory_peak([], PHASES, 1.0, cuda=False) is None
 
 
 def test_what_stays_in_memory(bench, monkeypatch):

@@ -47,7 +47,7 @@ class ProfileResult:
     folder: Path
     profile: Profile
     files: Mapping[str, Path]
-    """Paths by what they are: `report`, `numbers`, `operations`, `step_figure` …"""
+    """Paths by what they are: `report`, `numbers`, `operations`."""
 
     def json(self) -> dict[str, Any]:
         """Return the numbers as `tunediff profile --json` prints them."""

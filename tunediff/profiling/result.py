@@ -79,11 +79,8 @@ class Peak(TypedDict):
 
 
 class TensorMemory(TypedDict):
-    static: NotRequired[dict[str, float]]  # MiB that stay from step to step, by what they are
+    static: dict[str, float]  # MiB that stay from step to step, by what they are
     peak: Peak | None
-    # The next two are not in profile.json:
-    timeline: dict[str, list[float]] | None  # `seconds` and the `_mib` of `Peak`, by moment
-    phases: list[tuple[float, float, str]]  # begin and end (s), name
 
 
 class Traced(TypedDict):

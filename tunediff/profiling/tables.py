@@ -62,15 +62,14 @@ class ProfileSection:
     title: str
     sentences: Sequence[str] = ()
     rows: Sequence[tuple[str, ...]] = ()  # the first one is the header
-    figure: str = ""
 
     def text(self) -> str:
         """Return the section for a terminal."""
         lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
         return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
-    def markdown(self, files: Sequence[str]) -> str:
-        """Return the section as Markdown, with the figure where it is one of `files`."""
+    def markdown(self) -> str:
+        """Return the section as Markdown."""
         lines = [f"## {self.title}\n", *(f"{sentence}\n" for sentence in self.sentences)]
         if len(self.rows) > 1:
             head, *rows = self.rows
@@ -78,8 +77,6 @@ class ProfileSection:
                 cells = [cell.replace("|", r"\|") for cell in row]
                 lines.append(f"| {' | '.join(cells)} |")
             lines.append("")
-        if self.figure in files:
-            lines.append(f"![{self.title}]({self.figure})\n")
         return "\n".join(lines)
 
 
@@ -131,7 +128,7 @@ def _step(profile: Profile) -> ProfileSection:
     rows = [("part", "time", "share")]
     for name, spent in sorted(parts.items(), key=lambda part: -part[1]):
         rows.append((part(profile, name), milliseconds(spent), percent(spent / step_s)))
-    return ProfileSection("where the step goes", [], rows, "step.png")
+    return ProfileSection("where the step goes", [], rows)
 
 
 def _operations(profile: Profile) -> ProfileSection:
@@ -192,7 +189,7 @@ def _memory(profile: Profile) -> ProfileSection:
             sizes.append(("other, from before the step", before))
         sizes += [(words, peak[name]) for name, words in OWNERS.items() if name != "static_mib"]
     rows = [("tensors", "size"), *((name, mebibytes(size)) for name, size in sizes)]
-    return ProfileSection("memory", lines, rows, "memory.png")
+    return ProfileSection("memory", lines, rows)
 
 
 def _advice(profile: Profile) -> ProfileSection:

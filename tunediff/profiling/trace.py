@@ -6,12 +6,12 @@ from __future__ import annotations
 import bisect
 import gzip
 import json
+import math
 import operator
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -21,7 +21,7 @@ from tunediff.core.clock import Budget
 from tunediff.core.files import write_csv
 from tunediff.distributed import World
 from tunediff.profiling.measure import Bench, StepObserver
-from tunediff.profiling.result import Operation, Operations, Owner, Peak, TensorMemory, Traced
+from tunediff.profiling.result import Operation, Operations, Owner, Peak, Traced
 from tunediff.training.engine import Engine
 from tunediff.training.trial import run
 
@@ -63,10 +63,10 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
     with gzip.open(path) as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
     static, phases = static_mib(config, bench), points[-1].phases_s
-    memory = timeline(events, phases, sum(static.values()), bench.cuda)
+    peak = memory_peak(events, phases, sum(static.values()), bench.cuda)
     result: Traced = {
         "operations": operations(rows, TRACED),
-        "memory": {"static": static, **memory},
+        "memory": {"static": static, "peak": peak},
         "traced_steps": TRACED,
     }
     if bench.cuda:
@@ -185,66 +185,46 @@ def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
     return {**bench.state_mib, "samples": bench.samples["mib"] if on_device else 0.0}
 
 
-def timeline(
-    events: Sequence[Mapping[str, Any]],
-    names: Container[str],
-    static: float,
-    cuda: bool,
-    most: int = 600,
-) -> TensorMemory:
-    """Return the memory of tensors over the traced steps, by the phase that allocated it, and the
-    peak's parts (MiB).
+def memory_peak(
+    events: Sequence[Mapping[str, Any]], names: Container[str], static: float, cuda: bool
+) -> Peak | None:
+    """Return what tensors hold when they take the most memory in the traced steps (MiB), by the
+    phase that allocated it; None for a trace without allocations.
 
     `names` of the phases. What was allocated before the trace began counts as `static`; it is
-    measured on a GPU, where the allocator knows it, and taken from the argument (MiB) on a CPU.
-    Seconds count from the first traced allocation. Of each of `most` equal spans of time, the
-    moment with the most memory is kept.
+    measured on a GPU, where the allocator knows it, and taken from the argument on a CPU.
     """
     phases = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events
         if event.get("cat") == "user_annotation" and event["name"] in names
     )
-    moves = sorted(
-        (
-            event
-            for event in events
-            if event["name"] == "[memory]" and event["args"]["Device Type"] == int(cuda)
-        ),
-        key=operator.itemgetter("ts"),
-    )
+    device = int(cuda)
+    moves = [
+        event
+        for event in events
+        if event["name"] == "[memory]" and event["args"]["Device Type"] == device
+    ]
     if not (phases and moves):
-        return {"peak": None, "timeline": None, "phases": []}
-    # Every allocation belongs to the phase in which it happened, every release to its allocation.
-    begin, first = moves[0]["ts"], moves[0]["args"]
-    seconds = pd.Series([(event["ts"] - begin) / 1e6 for event in moves])
-    phase = pd.Series([_phase_at(event["ts"], phases) for event in moves])
-    size = pd.Series([event["args"]["Bytes"] / MIB for event in moves])  # below 0: released
-    owner = phase.map(OWNERS).fillna("rest_mib").where(size > 0)
-    # A release without an owner is of memory that is older than the trace.
-    owner = owner.groupby([event["args"]["Addr"] for event in moves]).ffill()
-    held = {name: size.where(owner == name, 0.0).cumsum() for name in get_args(Owner)}
-    if cuda:
-        held["static_mib"] += (first["Total Allocated"] - first["Bytes"]) / MIB
-        # Such as gradients of the step before, which the allocator counted at the beginning.
-        held["static_mib"] += size.where(owner.isna() & (size < 0), 0.0).cumsum()
-    else:
-        held["static_mib"] += static
-    total = pd.DataFrame(held).sum(axis=1)
-    top = int(total.argmax())
-    peak = {"phase": phase[top], "total_mib": total[top]} | {name: held[name][top] for name in held}
-    span = max(seconds.iloc[-1], 1e-9) / most
-    kept = total.groupby((seconds / span).astype(int)).idxmax()
-    return {
-        "peak": cast("Peak", peak),
-        "timeline": {
-            "seconds": seconds[kept].tolist(),
-            **{name: held[name][kept].tolist() for name in held},
-        },
-        "phases": [
-            ((start - begin) / 1e6, (end - begin) / 1e6, name) for start, end, name in phases
-        ],
-    }
+        return None
+    moves.sort(key=operator.itemgetter("ts"))
+    first = moves[0]["args"]
+    before = (first["Total Allocated"] - first["Bytes"]) / MIB if cuda else static
+    held = dict.fromkeys(get_args(Owner), 0.0) | {"static_mib": before}
+    owners: dict[int, str] = {}  # of blocks, by their address
+    peak: dict[str, Any] = {"total_mib": -math.inf}
+    for event in moves:
+        phase, address = _phase_at(event["ts"], phases), event["args"]["Addr"]
+        size = event["args"]["Bytes"] / MIB  # below 0: released
+        if size > 0:
+            owners[address] = OWNERS.get(phase, "rest_mib")
+        if address in owners:
+            held[owners[address]] += size
+        elif cuda:  # a block from before the trace, such as gradients of the step before
+            held["static_mib"] += size
+        if (total := sum(held.values())) > peak["total_mib"]:
+            peak = {"phase": phase, "total_mib": total, **held}
+    return cast("Peak", peak)
 
 
 def _phase_at(moment: float, phases: Sequence[tuple[float, float, str]]) -> str:
