@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tests.helpers import pair, tiny
 from tunediff import config as cfg
 from tunediff import distributed, evaluate, models
-from tunediff.api import own_evaluation
+from tunediff.api import workload_evaluation
 from tunediff.core import environment, progress
 from tunediff.data import images as data
 from tunediff.distributed import World
@@ -476,7 +476,7 @@ def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_pat
     config = cfg.override(cfg.baseline("digits_classifier"), values)
     save_file({}, tmp_path / "small.safetensors")
     model = models.Saved(config, tmp_path / "small.safetensors", "weights", "small", tmp_path)
-    own_evaluation.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
+    workload_evaluation.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
     assert strategy == [Ddp]
 
 

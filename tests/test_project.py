@@ -24,7 +24,7 @@ UPWARD = {
     "tunediff.api.calls -> cli",
     "tunediff.api.compare_run -> cli",
     "tunediff.api.compare_setup -> cli",
-    "tunediff.api.own_evaluation -> cli",
+    "tunediff.api.workload_evaluation -> cli",
     "tunediff.api.profile_run -> cli",
     "tunediff.api.search_results -> export",
     "tunediff.api.search_setup -> cli",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
-from tunediff.api.own_evaluation import evaluate_as_trained
+from tunediff.api.workload_evaluation import evaluate_as_trained
 from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
