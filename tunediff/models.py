@@ -173,18 +173,18 @@ def find_with_hook(
     what: str,
     storage: Path,
     trial: str | None = None,
-    own: str = "",
+    hint: str = "",
     run_code: bool = False,
 ) -> Saved:
     """Find a model as `find` does, for the command `purpose`, which needs this hook of the model's
     workload.
 
-    `trial`: of the search that `what` names. `own`: how the message ends about a user's workload,
+    `trial`: of the search that `what` names. `hint`: ends the message about a user's workload,
     whose file is run only if `run_code` is true. Raises `ConfigError` for models of workloads
     without the hook.
     """
     shipped = ", ".join(cfg.shipped_hooks(hook))
-    refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{own}")
+    refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{hint}")
     with contextlib.nullcontext() if run_code else refusal:
         if trial is not None:
             from tunediff import analysis, search_space
@@ -248,8 +248,7 @@ def _of_checkpoint(path: Path) -> Saved:
 
 
 def _of_file(path: Path) -> Saved:
-    """Return the model of a checkpoint, or of a configuration and weights that lie beside each
-    other."""
+    """Return the model of a checkpoint, or of a configuration with its weights."""
     config, weights = path, path.with_suffix(".safetensors")
     if path.suffix == ".pt":
         return _of_checkpoint(path)
