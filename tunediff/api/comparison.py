@@ -72,14 +72,21 @@ class PairedComparison:
         self, address: str | None = None, cpus: int | None = None, progress: bool = True
     ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        folder = self.folder.parent
-        options = CompareOptions(resume=self.name, storage=folder, address=address, cpus=cpus)
-        return _run(options, progress)
+        return _run(
+            CompareOptions(
+                resume=self.name, storage=self.folder.parent, address=address, cpus=cpus
+            ),
+            progress,
+        )
 
     def _repr_html_(self) -> str:
-        verdict = self.verdict
-        head = el("p", el("b", f"{self.name}: {verdict.verdict or 'not decided yet'}"))
-        return str(join(head, *(el("p", line) for line in verdict.sentences)))
+        lines, verdict = (
+            report.sentences(pairs.read(self.folder)),
+            self.verdict.verdict or "not decided yet",
+        )
+        return str(
+            join(el("p", el("b", f"{self.name}: {verdict}")), *(el("p", line) for line in lines))
+        )
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"
@@ -134,8 +141,8 @@ def _side(a: Side, side: Side, storage: Path) -> list[str]:
     that A sets."""
     if isinstance(side, dict):
         first, *knobs = _parts(a)
-        unchanged = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]
-        return [notebook.named(first, storage), *unchanged, *words((side,))]
+        own = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]
+        return [notebook.named(first, storage), *own, *words((side,))]
     first, *knobs = _parts(side)
     return [notebook.named(first, storage), *words(tuple(knobs))]
 
