@@ -89,11 +89,7 @@ def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
     run.evaluating = True
     devices = [run.device] if run.device.type == "cuda" else []
     try:
-        with (
-            evaluation_precision(run.device),
-            torch.random.fork_rng(devices),
-            randomness.forked(),
-        ):
+        with evaluation_precision(run.device), torch.random.fork_rng(devices), randomness.forked():
             torch.manual_seed(0)
             randomness.seed_libraries(0)
             yield
