@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import losses, model_setup, outcome, sources, state, write_watch
 from tunediff.training.engine import Engine
-from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.framework_calls import FrameworkCalls
 from tunediff.training.observer import Shown
 from tunediff.training.outcome import TrainingOutcome
 from tunediff.training.training_run import Facts, Shard
@@ -40,7 +40,7 @@ from tunediff.training.training_run import Facts, Shard
 __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
 
 
-class Trial:
+class Trial(FrameworkCalls):
     """One training of one configuration, as a workload sees it. All ranks make the same calls in
     the same order."""
 
@@ -328,78 +328,6 @@ class Trial:
             options["prefetch_factor"] = section.prefetch_factor
             options["persistent_workers"] = section.persistent_workers
         return options
-
-    # ---- for adapters of frameworks that own their loop
-    def fail(self, message: str) -> NoReturn:
-        """Raise the `WorkloadError` that names the workload and what is wrong in it."""
-        raise self.engine.mistake(message) from None
-
-    def adopt(self, model: nn.Module) -> None:
-        """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""
-        model_setup.adopt(self.engine, model)
-
-    def ignores(self, *knobs: str) -> None:
-        """Note knobs, by dotted name, that the framework cannot follow."""
-        self.engine.not_followed.update(knobs)
-
-    def epoch_loader(
-        self,
-        loader: Iterable[Any],
-        *,
-        samples: int | None = None,
-        group: int | None = None,
-        divide: bool = False,
-    ) -> EpochLoader:
-        """Return `loader` under the budget: each iteration is a pass, and ends early when the
-        budget is spent.
-
-        `group`: batches of an optimizer step, for a framework that accumulates by itself; `divide`:
-        give each rank its part of a torch DataLoader without a sampler of the user's own.
-        """
-        if divide:
-            loader = divided(loader, self.replicas, self.config.seed)
-        # a training that is alone draws what its loop would draw without tunediff
-        reseed = self.world.size > 1
-        return EpochLoader(self.engine, loader, samples=samples, group=group, reseed=reseed)
-
-    @property
-    def evaluator(self) -> Facts | None:
-        """Return what `evaluate_with` was given, if anything."""
-        return self.engine.evaluation
-
-    @property
-    def exported(self) -> nn.Module | None:
-        """Return the model that is judged and saved."""
-        return self.engine.result
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether the first batch was requested and something is trained."""
-        return self.engine.feed is not None
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the workload gets no further batch."""
-        return self.engine.done
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler:
-        """Return the scaler of losses, which is kept in checkpoints and enabled for float16."""
-        return self.engine.amp.scaler
-
-    def note_judged(self) -> None:
-        """Take the weights as they are now for those that this point judges, where an evaluation
-        swaps weights in. All ranks call it."""
-        self.engine.note_judged()
-
-    @contextlib.contextmanager
-    def preserve_generators(self) -> Iterator[None]:
-        """Put the global random generators back at the end."""
-        before = self.engine.state.global_generators()
-        try:
-            yield
-        finally:
-            self.engine.state.set_global_generators(*before)
 
 
 def run(engine: Engine) -> TrainingOutcome:

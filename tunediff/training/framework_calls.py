@@ -1,0 +1,93 @@
+"""What adapters of frameworks call of a `Trial`, in place of its loop: the framework owns that."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from tunediff.training import model_setup
+from tunediff.training.engine import Engine
+from tunediff.training.epochs import EpochLoader, divided
+from tunediff.training.training_run import Facts
+
+
+class FrameworkCalls:
+    """Calls of `Trial` for frameworks that wrap and call the model, or iterate over the loader, by
+    themselves."""
+
+    engine: Engine
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise the `WorkloadError` that names the workload and what is wrong in it."""
+        raise self.engine.mistake(message) from None
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""
+        model_setup.adopt(self.engine, model)
+
+    def ignores(self, *knobs: str) -> None:
+        """Note knobs, by dotted name, that the framework cannot follow."""
+        self.engine.not_followed.update(knobs)
+
+    def epoch_loader(
+        self,
+        loader: Iterable[Any],
+        *,
+        samples: int | None = None,
+        group: int | None = None,
+        divide: bool = False,
+    ) -> EpochLoader:
+        """Return `loader` under the budget: each iteration is a pass, and ends early when the
+        budget is spent.
+
+        `group`: batches of an optimizer step, for a framework that accumulates by itself; `divide`:
+        give each rank its part of a torch DataLoader without a sampler of the user's own.
+        """
+        if divide:
+            loader = divided(loader, self.engine.strategy.replicas, self.engine.config.seed)
+        # a training that is alone draws what its loop would draw without tunediff
+        reseed = self.engine.world.size > 1
+        return EpochLoader(self.engine, loader, samples=samples, group=group, reseed=reseed)
+
+    @property
+    def evaluator(self) -> Facts | None:
+        """Return what `evaluate_with` was given, if anything."""
+        return self.engine.evaluation
+
+    @property
+    def exported(self) -> nn.Module | None:
+        """Return the model that is judged and saved."""
+        return self.engine.result
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the first batch was requested and something is trained."""
+        return self.engine.feed is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the workload gets no further batch."""
+        return self.engine.done
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return the scaler of losses, which is kept in checkpoints and enabled for float16."""
+        return self.engine.amp.scaler
+
+    def note_judged(self) -> None:
+        """Take the weights as they are now for those that this point judges, where an evaluation
+        swaps weights in. All ranks call it."""
+        self.engine.note_judged()
+
+    @contextlib.contextmanager
+    def preserve_generators(self) -> Iterator[None]:
+        """Put the global random generators back at the end."""
+        before = self.engine.state.global_generators()
+        try:
+            yield
+        finally:
+            self.engine.state.set_global_generators(*before)
