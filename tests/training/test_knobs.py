@@ -245,6 +245,23 @@ def test_compile_none_and_by_block(monkeypatch):
     assert len(recorder.calls) == 1, "without blocks it is the whole"
 
 
+@pytest.mark.parametrize("levels", [[], [0], [0, 1]])
+def test_checkpoint_levels(levels):
+    """Which blocks are computed again in the backward pass."""
+    runs, model = {}, network(model__checkpoint_levels=levels)
+    for name, module in model.named_modules():
+        if isinstance(module, Block):
+            convolution = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+            convolution.register_forward_hook(
+                lambda module, inputs, output, name=name: runs.update({name: runs.get(name, 0) + 1})
+            )
+    model(torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)).sum().backward()
+    again = [name for name, count in runs.items() if count == 2]
+    assert set(runs.values()) <= {1, 2}
+    assert bool(again) == bool(levels)
+    assert (len(again) == len(runs)) == (levels == [0, 1])
+
+
 # ---------------------------------------------------------------------------------------------------------- parallel
 def test_gradient_buckets_and_static_graph(monkeypatch):
     recorder = Recorder()
