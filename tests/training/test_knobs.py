@@ -250,7 +250,7 @@ def test_checkpoint_levels(levels):
     """Which blocks are computed again in the backward pass."""
     runs, model = {}, network(model__checkpoint_levels=levels)
     for name, module in model.named_modules():
-        if isinstance(module, Block):
+        if isinstance(module, ResidualBlock):
             convolution = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
             convolution.register_forward_hook(
                 lambda module, inputs, output, name=name: runs.update({name: runs.get(name, 0) + 1})
