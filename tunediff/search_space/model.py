@@ -26,8 +26,7 @@ SEED_OFFSET = 1000
 """Offset from the baseline's seed to the first confirming seed, and from there to that of each
 further confirmation: no trial of the search may have used these seeds."""
 PAIR_SEED_OFFSET = SEED_OFFSET // 2
-"""Offset to the first seed of a comparison of two configurations, at most 100, which may have been
-confirmed."""
+"""Offset to the first seed of a comparison of two configurations, which may be confirmed ones."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
 MOST_RUNS = 3
