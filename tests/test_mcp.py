@@ -114,12 +114,11 @@ def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server
 
 @pytest.mark.parametrize("lock", [True, False])
 def test_mcp_takes_a_search_of_another_host_without_a_lock_for_ended(tmp_path, lock):
-    storage = tmp_path / "results"
-    (storage / "night").mkdir(parents=True)
-    (storage / ".night.process").write_text("another-host 1 1.0")
+    (tmp_path / "night").mkdir()
+    (tmp_path / ".night.process").write_text("another-host 1 1.0")
     if lock:
-        (storage / "night/.lock").touch()  # an end empties it
-    assert not mcp.Server(storage).status("night")["running"]
+        (tmp_path / "night/.lock").touch()  # an end empties it
+    assert not mcp.Server(tmp_path).status("night")["running"]
 
 
 def test_mcp_takes_a_search_for_ended_whose_server_has_not_asked_for_its_exit_code(tmp_path):
@@ -141,11 +140,9 @@ def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server
     assert alive
 
 
-def test_mcp_comparison_without_b_keeps_the_knobs_of_a(server):
-    async def body(call):
-        return await call("dry_run_comparison", a="digits", a_knobs=["seed=3"], b_knobs=["ema.half_life=0.1"])
-
-    assert session(body, server)["words"][-5:] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
+def test_mcp_comparison_without_b_keeps_the_knobs_of_a(tmp_path, server):
+    planned = mcp.Server(tmp_path / "results").dry_run_comparison("digits", None, ["seed=3"], ["ema.half_life=0.1"])
+    assert planned["words"][-5:] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
 
 
 def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):

@@ -72,21 +72,14 @@ class PairedComparison:
         self, address: str | None = None, cpus: int | None = None, progress: bool = True
     ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        return _run(
-            CompareOptions(
-                resume=self.name, storage=self.folder.parent, address=address, cpus=cpus
-            ),
-            progress,
-        )
+        folder = self.folder.parent
+        options = CompareOptions(resume=self.name, storage=folder, address=address, cpus=cpus)
+        return _run(options, progress)
 
     def _repr_html_(self) -> str:
-        lines, verdict = (
-            report.sentences(pairs.read(self.folder)),
-            self.verdict.verdict or "not decided yet",
-        )
-        return str(
-            join(el("p", el("b", f"{self.name}: {verdict}")), *(el("p", line) for line in lines))
-        )
+        verdict = self.verdict
+        head = el("p", el("b", f"{self.name}: {verdict.verdict or 'not decided yet'}"))
+        return str(join(head, *(el("p", line) for line in verdict.sentences)))
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"
@@ -141,8 +134,8 @@ def _side(a: Side, side: Side, storage: Path) -> list[str]:
     that A sets."""
     if isinstance(side, dict):
         first, *knobs = _parts(a)
-        own = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]
-        return [notebook.named(first, storage), *own, *words((side,))]
+        unchanged = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]
+        return [notebook.named(first, storage), *unchanged, *words((side,))]
     first, *knobs = _parts(side)
     return [notebook.named(first, storage), *words(tuple(knobs))]
 

@@ -85,14 +85,17 @@ class Search:
     @property
     def best(self) -> BestTrial | None:
         """Return the best trial; None while no trial has a result."""
-        evidence = self._evidence()
-        if (trial := evidence.best) is None:
+        if (trial := self._evidence().best) is None:
             return None
-        values = self.json()
+        verdict = self.verdict
         return BestTrial(
-            trial.name, values["best_configuration"], dict(trial.config), values["best_value"], values["best_values"],
-            self.folder,
-        )  # fmt: skip
+            trial=trial.name,
+            configuration=verdict.best_configuration or {},
+            knobs=dict(trial.config),
+            value=verdict.best_value,
+            values=verdict.best_values,
+            folder=self.folder,
+        )
 
     @property
     def verdict(self) -> SearchVerdict:
@@ -111,17 +114,14 @@ class Search:
         show_figures()
         about = self._context()
         with style.drawing():
-            if (
-                kind == "curves"
-            ):  # also of trials with one evaluation each, which the report leaves out
+            if kind == "curves":  # also of trials with one evaluation, which the report leaves out
                 return curves.of_trials(about.results, about.highlights)
             builders = page.figures(about)
             if (figure := builders[kind]() if kind in builders else None) is not None:
                 return figure
-            names = dict.fromkeys(
-                ["curves", *(name for name, build in builders.items() if build() is not None)]
-            )
-        raise TunediffError(f"figure: {kind!r} is not allowed; allowed: {', '.join(names)}")
+            drawn = [name for name, build in builders.items() if build() is not None]
+        allowed = ", ".join(dict.fromkeys(["curves", *drawn]))
+        raise TunediffError(f"figure: {kind!r} is not allowed; allowed: {allowed}")
 
     def report(self) -> Path:
         """Write report.html into the folder of the search and return its path."""
@@ -130,41 +130,25 @@ class Search:
 
     def _repr_html_(self) -> str:
         if not self.folder.exists():
-            return str(
-                el(
-                    "p",
-                    f"{self.name}:"
-                    f" {'starting' if self.running else f'did not start, see {self.log}'}",
-                )
-            )
+            state = "starting" if self.running else f"did not start, see {self.log}"
+            return str(el("p", f"{self.name}: {state}"))
         evidence = self._evidence()
-        results, best = evidence.results, evidence.best
-        ended = sum(trial.finished for trial in results.trials)
-        state = (
-            "running"
-            if self.running
-            else "stopped"
-            if ended < results.space.budget.trials
-            else "finished"
-        )
-        if (
-            state == "finished"
-            and evidence.confirmation is not None
-            and not evidence.confirmation.over
-        ):
+        results, confirmation, best = evidence.results, evidence.confirmation, evidence.best
+        trials, ended = results.space.budget.trials, sum(trial.finished for trial in results.trials)
+        state = "finished"
+        if self.running:
+            state = "running"
+        elif ended < trials:
+            state = "stopped"
+        elif confirmation is not None and not confirmation.over:
             state = "stopped while confirming"
-        head = (
-            f"{self.name}: {state}, {ended} of"
-            f" {text.pluralize(results.space.budget.trials, 'trial')} ended"
-        )
+        head = f"{self.name}: {state}, {ended} of {text.pluralize(trials, 'trial')} ended"
         rows: list[list[object]] = []
         for role, trial in (("baseline", evidence.baseline), ("best", best)):
             if trial is not None and (outcome := evidence.outcome(trial)).values:
                 value = phrases.noted(text.number(outcome.value), outcome)
                 rows.append([f"{role} ({trial.name})", text.knobs(results.changed(trial)), value])
-        sentences = (
-            verdicts.sentences(evidence.confirmation) if evidence.confirmation is not None else []
-        )
+        sentences = verdicts.sentences(confirmation) if confirmation is not None else []
         if not sentences and best is not None:
             sentences = [f"Speed-up: {phrases.speedup(evidence.speedup(best))}"]
         results_table = table(["", "configuration", results.label], rows, words=2) if rows else None
@@ -178,9 +162,8 @@ class Search:
     @property
     def running(self) -> bool:
         """Return whether a process runs this search now."""
-        return (self._process is not None and self._process.poll() is None) or runner(
-            self.folder
-        ) is not None
+        started = self._process is not None and self._process.poll() is None
+        return started or runner(self.folder) is not None
 
     def wait(self, timeout: float | None = None) -> Search:
         """Wait until the search has ended, at most `timeout` seconds; return it.
@@ -204,17 +187,13 @@ class Search:
         Raises `TunediffError` where it runs on another machine or in this process, and
         `TimeoutError`.
         """
-        pid = (
-            self._process.pid
-            if self._process is not None and self._process.poll() is None
-            else None
-        )
-        if (holder := runner(self.folder)) is not None:
+        process, holder = self._process, runner(self.folder)
+        pid = process.pid if process is not None and process.poll() is None else None
+        if holder is not None:
             pid = holder.pid
             if holder.host != socket.gethostname() or pid == os.getpid():
-                raise TunediffError(
-                    f"{self.name} runs in process {pid} on {holder.host}; stop it there"
-                )
+                where = f"in process {pid} on {holder.host}; stop it there"
+                raise TunediffError(f"{self.name} runs {where}")
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -243,11 +222,12 @@ class Search:
 
         Raises `ConfigError` where the search has not begun, and `TunediffError` as `wait` does.
         """
-        if self._process is not None and not (self.folder / "search.yaml").is_file():
-            while self._process.poll() is None and not (self.folder / "search.yaml").is_file():
-                time.sleep(0.2)
-            if not (self.folder / "search.yaml").is_file():
+        file = self.folder / "search.yaml"
+        while self._process is not None and not file.is_file():
+            if self._process.poll() is not None and not file.is_file():
                 self.wait()  # raises what the process ended with
+                break
+            time.sleep(0.2)
         return search_space.of_search(self.folder).parent
 
     def _context(self) -> context.ReportContext:
