@@ -68,10 +68,9 @@ def no_users_code(monkeypatch):
 def _outputs_fit_their_schemas(monkeypatch):
     """Whatever a command prints as JSON, in any test, is validated against the schemas that are shipped."""
     from tests import json_schemas
-    from tunediff import cli
-    from tunediff.core import progress
+    from tunediff.core import progress, text
 
-    versioned, line = cli.versioned, progress.EventLines.line
+    versioned, line = text.versioned, progress.EventLines.line
 
     def checked(values):
         output = versioned(values)
@@ -79,12 +78,12 @@ def _outputs_fit_their_schemas(monkeypatch):
         return output
 
     def checked_line(self, *words, **fields):
-        text = line(self, *words, **fields)
+        written = line(self, *words, **fields)
         if self.as_json:
-            json_schemas.validate(json.loads(text), "progress-output")
-        return text
+            json_schemas.validate(json.loads(written), "progress-output")
+        return written
 
-    monkeypatch.setattr(cli, "versioned", checked)
+    monkeypatch.setattr(text, "versioned", checked)
     monkeypatch.setattr(progress.EventLines, "line", checked_line)
 
 

@@ -7,7 +7,7 @@ import jsonschema
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from tunediff import cli
+from tunediff.core import text
 from tunediff.knobs import OUTPUTS
 from tunediff.report.pair_result import ComparisonResult
 from tunediff.report.search_result import SearchResult
@@ -35,7 +35,7 @@ def generated(command):
             description = key.pop("description", description)  # it also covers the undescribed keys below it
             words = {"description": " ".join(description.split())} if description is not None else {}
             model["properties"][name] = key | words
-    version = {"const": cli.SCHEMA, "description": "version of these keys and their types"}
+    version = {"const": text.SCHEMA, "description": "version of these keys and their types"}
     content = {
         "$schema": json_schema.DRAFT,
         "title": f"tunediff {command} --json",

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tunediff import cli, knobs, search
+from tunediff.core import text
 
 WORDS = "4 trials × 3s → 0.9 ± 0.1 ▁▂▃"
 
@@ -64,6 +65,26 @@ def test_output_that_can_say_all_is_left_as_it_is():
     with contextlib.redirect_stdout(stream):
         assert cli.guarded(lambda argv: print(WORDS, "\udcfc") or 0)([]) == 0
     assert stream.buffer.getvalue() == f"{WORDS} ".encode() + b"\xfc\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "message"),
+    [("closed", 0, ""), ("unread", 0, ""), ("full", 1, "error: No space left on device\n")],
+)
+def test_output_that_cannot_be_written(monkeypatch, capsys, output, code, message):
+    """`>&-`, `| head` and `> /dev/full`."""
+    stream = None
+    if output == "full":
+        stream = open("/dev/full", "w")  # noqa: SIM115
+    if output == "unread":
+        reading, writing = os.pipe()
+        os.close(reading)
+        stream = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert cli.guarded(lambda argv: print(WORDS) or 0)([]) == code
+    with contextlib.suppress(OSError):
+        sys.stdout.close()
+    assert capsys.readouterr().err == message
 
 
 def test_output_without_an_encoding_is_left_as_it_is():
@@ -133,5 +154,5 @@ def test_only_the_json_of_a_result_is_on_stdout():
         "sys.exit(cli.guarded(command)())\n"
     )
     done = subprocess.run([sys.executable, "-c", program, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"schema": cli.SCHEMA, "key": 1}
+    assert json.loads(done.stdout) == {"schema": text.SCHEMA, "key": 1}
     assert sorted(done.stderr.split()) == ["WARNING:root:logger", "object", "subprocess"]

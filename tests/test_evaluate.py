@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -130,20 +129,7 @@ def test_full_protocol(model, tmp_path, capsys):
 
 
 def test_ddim_and_seeds(model, tmp_path, capsys):
-    words = [
-        "--images",
-        "264",
-        "--sampler",
-        "ddim",
-        "--steps",
-        "5",
-        "--skip",
-        "quadratic",
-        "--eta",
-        "0.5",
-        "--metrics",
-        "is,fd",
-    ]
+    words = "--images 264 --sampler ddim --steps 5 --skip quadratic --eta 0.5 --metrics is,fd".split()
     out, found = measured(capsys, *words, "--seeds", "3", "--out", "first.npz")
     assert "sampler: ddim, 5 steps, quadratic, eta 0.5\n" in out
     assert "seeds: 0, 1, 2\n" in out
@@ -262,8 +248,7 @@ def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, mon
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("few.py:digits")))
     save_file(torch.nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "small.safetensors")
     words = ["small.yaml", "--images", "80", "--batch-size", "40", "--extractor", "random", "--metrics", "fd"]
-    message = "few.py: sample_images yielded 40 images instead of 80; write: for start, stop in request.batches()"
-    assert message in refused(capsys, *words)
+    assert "few.py: sample_images yielded 40 images instead of 80" in refused(capsys, *words)
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -298,26 +283,6 @@ def test_a_diverged_model_is_a_failure_and_leaves_no_numbers(model, tmp_path, ca
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
-    assert evaluate.main(["small.yaml", "--images", "16"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert notes == [
-        "note: FD (classifier) over 16 images: biased high, its covariance of 64 features is singular; compare it only "
-        "with others over 16",
-        "note: FD∞ (classifier) needs 1,024 images: N/4 of 4 per feature, of which there are 64",
-    ]
-    assert (
-        names.caution("FID", 5000, 2048) == "FID over 5,000 images: biased high; compare it only with others over 5,000"
-    )
-    assert names.caution("FID", 10_000, 2048) == ""
-    few, enough = (knobs.evaluation_protocol(tiny(evaluation__images=n)) for n in (64, 1000))
-    assert few.startswith("64 generated images (few for 64 features: biased high), DDIM")
-    assert enough.startswith("1,000 generated images, DDIM, ")
-    assert ", DDIM with η = 1, " in knobs.evaluation_protocol(tiny(evaluation__eta=1.0)), (
-        "as much noise as an ancestral step"
-    )
-
-
 @pytest.mark.parametrize("trained", [{"sampler": "ddim", "steps": 5}, {"sampler": "ddpm", "steps": 50}])
 def test_chains_shorter_than_the_default_steps_are_sampled_with_all_of_theirs(tmp_path, monkeypatch, capsys, trained):
     monkeypatch.chdir(tmp_path)
@@ -325,35 +290,42 @@ def test_chains_shorter_than_the_default_steps_are_sampled_with_all_of_theirs(tm
     values = {f"evaluation.{name}": value for name, value in trained.items()} | {"process.steps": 25}
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.override(CONFIG, values)))
     (tmp_path / "small.safetensors").write_bytes(b"")
-    assert evaluate.main(["small.yaml", "--sampler", "ddim"]) == 0
-    assert capsys.readouterr().out == "25\n"
-    assert evaluate.main(["small.yaml", "--sampler", "ddim", "--steps", "7"]) == 0
-    assert capsys.readouterr().out == "7\n"
-    words = ["small.yaml", "--sampler", "ddim", "--steps", "26"]
-    assert "--steps: 26 is not allowed; allowed: at most process.steps = 25" in refused(capsys, *words)
+    for words, steps in (([], "25\n"), (["--steps", "7"], "7\n")):
+        assert evaluate.main(["small.yaml", "--sampler", "ddim", *words]) == 0
+        assert capsys.readouterr().out == steps
+    assert evaluate.main(["small.yaml", "--sampler", "ddim", "--steps", "26"]) == 2
+
+
+def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
+    assert evaluate.main(["small.yaml", "--images", "16"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert [note.split(" (classifier)")[0] for note in notes] == ["note: FD", "note: FD∞"]
+    assert names.caution("FID", 5000, 2048)
+    assert names.caution("FID", 10_000, 2048) == ""
+    few, enough = (knobs.evaluation_protocol(tiny(evaluation__images=n)) for n in (64, 1000))
+    assert ("biased high" in few, "biased high" in enough) == (True, False)
 
 
 # ----------------------------------------------------------------------------------------------------------- progress
-def test_progress_speaks_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch, terminal):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with progress.EventLines().work(), progress.Progress("sampling", 10, "steps") as bar:
         for k in range(10):
             now[0] += 16.0
             bar.step(k, 10, None)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "sampling: 1 of 10 steps, about 2m24s left", "soon, and then every 30 s at most"
-    assert lines[1] == "sampling: 3 of 10 steps, about 1m52s left"
-    assert len(lines) == 5
-
-
-def test_progress_is_a_bar_on_a_terminal_and_silent_on_other_ranks(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for visible in (True, False):
-        with progress.EventLines().work(), progress.Progress("sampling", 4, visible=visible) as bar:
-            for _ in range(4):
-                bar.step()
-        assert ("4/4" in capsys.readouterr().err) == visible
+    error = capsys.readouterr().err
+    if terminal:
+        assert "10/10" in error
+    else:
+        lines = error.splitlines()
+        assert lines[:2] == ["sampling: 1 of 10 steps, about 2m24s left", "sampling: 3 of 10 steps, about 1m52s left"]
+        assert len(lines) == 5, "soon, and then every 30 s at most"
+    with progress.EventLines().work(), progress.Progress("sampling", 4, visible=False) as bar:
+        bar.step()
+    assert capsys.readouterr().err == "", "of several ranks one speaks"
 
 
 def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys, monkeypatch):
@@ -382,74 +354,6 @@ def test_work_that_goes_on_says_so_until_it_ends(monkeypatch):
     assert all(line.startswith("writing the report for ") for line in more)
 
 
-# ------------------------------------------------------------------------------------------------------------ refused
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--steps", "5"], "--steps: belongs to --sampler ddim, dpmpp_2m, euler and heun, not to ddpm"),
-        (["--skip", "linear"], "--skip: belongs to --sampler ddim"),
-        (["--eta", "0.0"], "--eta: belongs to --sampler ddim"),
-        (
-            ["--sampler", "ddim", "--skip", "cubic"],
-            "--skip: evaluation.skip: 'cubic' is not allowed; allowed: one of linear, quadratic",
-        ),
-        (["--sampler", "ddim", "--eta", "2"], "--eta: evaluation.eta: 2.0 is not allowed"),
-        (
-            ["--sampler", "ddim", "--steps", "51"],
-            "--steps: 51 is not allowed; allowed: at most process.steps = 50",
-        ),
-        (["--sampler", "ddim", "--steps", "0"], "--steps: evaluation.steps: 0 is not allowed"),
-        (["--images", "7"], "--images: evaluation.images: 7 is not allowed; allowed: a whole number of at least 8"),
-        (["--seeds", "0"], "--seeds: 0 is not allowed; allowed: a whole number from 1"),
-        (["--batch-size", "0"], "--batch-size: evaluation.batch_size: 0 is not allowed"),
-        (["--split", "validation"], "--split: 'validation' is not allowed; allowed: train, test, all"),
-        (["--split", "test"], "data.split: 'test' is not allowed: the digits have no train and test part"),
-        (["--metrics", "fid"], "--metrics: 'fid' is not allowed; allowed: fd, kid, is, pr"),
-        (["--metrics", ""], "--metrics: '' is not allowed"),
-        (
-            ["--extractor", "vgg16"],
-            "--extractor: evaluation.extractor: 'vgg16' is not allowed; allowed: one of inception",
-        ),
-        (["--extractor", "inception"], "--extractor: evaluation.extractor: 'inception' is not allowed: Inception says"),
-        (["--extractor", "cifar10-resnet"], "'cifar10-resnet' is not allowed: a network for 32×32 says nothing about"),
-        (
-            ["--weights-path", "x.pth"],
-            "--weights-path: belongs to --extractor inception or efficientnet-lite0 or cifar10-resnet",
-        ),
-        (["--data-path", "nowhere"], "--data-path: belongs to data in files; the digits come with scikit-learn"),
-        (
-            ["--out", "images.zip"],
-            "--out: 'images.zip' is not allowed; allowed: a name that ends in .npz or .json, or a folder",
-        ),
-        (["--out", "taken.npz"], "--out: taken.npz exists; allowed: a new file"),
-        (["--out", "full"], "--out: full exists"),
-        (["--out", "taken.npz/x"], "--out: taken.npz/x cannot be written"),
-    ],
-)
-def test_refused(model, tmp_path, capsys, words, message):
-    (tmp_path / "taken.npz").write_bytes(b"")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_bytes(b"")
-    before = sorted(tmp_path.rglob("*"))
-    assert message in refused(capsys, model, *words)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--images", "10000"], ["--sampler", "ddim"], ["--seeds", "1"], ["--metrics", "fd"], ["--split", "test"],
-        ["--extractor", "random"], ["--data-path", "set"], ["--batch-size", "8"],
-    ],
-)  # fmt: skip
-def test_options_that_a_model_does_not_follow_are_refused(tmp_path, monkeypatch, capsys, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("digits_classifier")))
-    (tmp_path / "small.safetensors").write_bytes(b"")
-    message = f"{words[0]}: {words[1] if words[1].isdigit() else repr(words[1])} is not allowed for a model of class"
-    assert message in refused(capsys, "small.yaml", *words)
-
-
 def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = cfg.baseline("digits_classifier")
@@ -476,16 +380,5 @@ def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_pat
     config = cfg.override(cfg.baseline("digits_classifier"), values)
     save_file({}, tmp_path / "small.safetensors")
     model = models.Saved(config, tmp_path / "small.safetensors", "weights", "small", tmp_path)
-    workload_evaluation.evaluate_as_trained(model, tmp_path / "out.json", as_json=False)
+    workload_evaluation.evaluate_as_trained(model, tmp_path / "out.json")
     assert strategy == [Ddp]
-
-
-def test_an_unknown_model_is_refused(model, capsys):
-    assert "smal: no such file or folder" in refused(capsys, "smal")
-
-
-def test_refusals_need_no_torch(model):
-    code = "import sys; from tunediff import evaluate; code = evaluate.main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
-    for words in (["--eta", "1"], ["--split", "test"], ["--images", "1"]):
-        done = subprocess.run([sys.executable, "-c", code, model, *words], capture_output=True, text=True, check=True)
-        assert done.stdout == "2 False\n", words

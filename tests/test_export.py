@@ -71,34 +71,6 @@ def test_a_refused_export_keeps_the_files_of_an_earlier_one(storage, capsys):
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-def test_a_pipeline_lies_beside_its_model_unless_told_otherwise(storage, capsys):
-    assert export.main(["train-digits", "--diffusers"]) == 0
-    assert "pipeline: ray_results/train-digits/diffusers\n" in capsys.readouterr().out
-    assert (storage / "train-digits" / "diffusers" / "model_index.json").exists()
-
-
-def test_refusals_leave_nothing(storage, capsys):
-    pipeline = storage.parent / "pipeline"
-    assert "did you mean night" in refused(capsys, "nigth", "--diffusers", "--out", "pipeline")
-    assert "'t0009' is not in night; there are: t0000" in refused(
-        capsys, "night", "--trial", "t0009", "--diffusers", "--out", "pipeline"
-    )
-    run_folder(storage / "wide", tiny(model__multipliers=[2, 4]))
-    assert "model.multipliers: [2, 4] cannot be handed to diffusers" in refused(
-        capsys, "wide", "--diffusers", "--out", "pipeline"
-    )
-    (storage / "train-digits" / "weights.safetensors").write_bytes(b"torn")
-    assert "weights.safetensors: is damaged" in refused(capsys, "train-digits", "--diffusers", "--out", "pipeline")
-    (storage.parent / "file").write_text("")
-    assert "--out: file/pipeline cannot be written" in refused(capsys, "night", "--diffusers", "--out", "file/pipeline")
-    assert not pipeline.exists()
-    pipeline.mkdir()
-    (pipeline / "notes.txt").write_text("mine")
-    words = ["night", "--diffusers", "--out", "pipeline"]
-    assert "pipeline: is not empty; allowed: a new or an empty folder" in refused(capsys, *words)
-    assert [path.name for path in pipeline.iterdir()] == ["notes.txt"]
-
-
 def test_an_exported_configuration_names_files_as_they_were_given(tmp_path, monkeypatch):
     """It may be taken to another machine, where the same folders lie elsewhere; paths outside stay what they are."""
     monkeypatch.chdir(tmp_path)

@@ -5,15 +5,16 @@ import json
 import jsonschema
 import pytest
 
-from tunediff import cli, knobs
 from tunediff import config as cfg
+from tunediff import knobs
 from tunediff.__main__ import COMMANDS
+from tunediff.core import text
 
 
 def listed(capsys, *words):
     assert knobs.main([*words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert content["schema"] == cli.SCHEMA
+    assert content["schema"] == text.SCHEMA
     return content["knobs"]
 
 

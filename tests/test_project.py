@@ -20,24 +20,12 @@ PACKAGES = (
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""
 UPWARD = {
-    "tunediff.api.ask_tell -> cli",
-    "tunediff.api.calls -> cli",
-    "tunediff.api.compare_run -> cli",
-    "tunediff.api.compare_setup -> cli",
-    "tunediff.api.workload_evaluation -> cli",
-    "tunediff.api.profile_run -> cli",
     "tunediff.api.search_results -> export",
-    "tunediff.api.search_setup -> cli",
-    "tunediff.api.train_run -> cli",
-    "tunediff.api.training -> cli",
     "tunediff.core.journal -> config",
     "tunediff.core.point -> config",
     "tunediff.core.trial_record -> config",
-    "tunediff.profiling.files -> cli",
     "tunediff.report.__main__ -> cli",
-    "tunediff.report.summary -> cli",
     "tunediff.tuning.cluster -> ",
-    "tunediff.tuning.experiment -> cli",
 }
 """Imports against the order that are left, to be removed; also those inside functions or for types only."""
 

@@ -15,7 +15,7 @@ from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while t
 
 # isort: split
 # It notes the threads of torch before the user's program sets them.
-from tunediff.core import machine  # noqa: F401
+from tunediff.core import machine
 
 # isort: split
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
@@ -52,5 +52,6 @@ does without."""
 def __getattr__(name: str) -> Any:
     for module, names in _LAZY.items():
         if name in names:
+            machine.limit_spinning()  # before torch is imported
             return getattr(importlib.import_module(f"tunediff.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

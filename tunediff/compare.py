@@ -25,9 +25,10 @@ from tunediff.api import compare_setup
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.command import compare as command_compare
 from tunediff.core.files import write_text
+from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
+from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
-from tunediff.integrations.services import SERVICES
 from tunediff.report import pair_plan
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
@@ -39,14 +40,13 @@ EXITS = {
 }
 
 
-@dataclasses.dataclass
-class CommandOptions(CompareOptions):
-    """The options of the command: those of a comparison, and how it prints."""
+@dataclasses.dataclass(kw_only=True)
+class CommandOptions(PrintingOptions, CompareOptions):
+    """The options of the command."""
 
-    comment: Path | None = None
-    json: bool = False
-    quiet: bool = False
-    progress: str = "text"
+    comment: Path | None = option(
+        None, "also write the result as Markdown, for a pull request", metavar="FILE"
+    )
 
 
 def arguments(argv: Sequence[str] | None) -> CommandOptions:
@@ -56,64 +56,7 @@ def arguments(argv: Sequence[str] | None) -> CommandOptions:
         "Exit codes: 0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one"
         " failed; 1 failed, 2 bad input, 130 interrupted."
     )
-    add = parser.add_argument
-    cli.completes(
-        add(
-            "words",
-            nargs="*",
-            metavar="A [knob=value …] [B [knob=value …]]",
-            help="what is compared",
-        )
-    )
-    add("--budget", help="training seconds of a run, e.g. 90s, 10m (default: 60s)")
-    cli.add_unit(parser)
-    add("--pairs", type=int, help=f"pairs of runs at most (default: {compare_setup.MOST})")
-    add(
-        "--resolution",
-        help="a difference that does not matter, e.g. 2%% of A's value, or 0.01 of an accuracy",
-    )
-    add(
-        "--compile",
-        choices=("charged", "free"),
-        help="whether compiling counts as training (default: charged)",
-    )
-    add(
-        "--setup",
-        choices=("charged", "free"),
-        help="whether what comes before the first batch does (default: free)",
-    )
-    add("--name", help="name of the comparison and its folder (default: compare and the time)")
-    cli.add_storage(parser, "all searches and comparisons")
-    add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
-    add(
-        "--track",
-        choices=SERVICES,
-        help="the service that shows every run (docs/how-to/trackers.md)",
-    )
-    cli.add_machine(parser, "comparison")
-    add(
-        "--force",
-        action="store_true",
-        help="start what would take over 30 days, or what another machine began to run",
-    )
-    add(
-        "--no-check",
-        action="store_true",
-        help="do not try workloads of your own with two steps and two evaluations",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print what would run and what it costs at most, and start nothing",
-    )
-    add(
-        "--comment",
-        type=Path,
-        metavar="FILE",
-        help="also write the result as Markdown, for a pull request",
-    )
-    cli.add_printing(parser)
-    return CommandOptions(**vars(parser.parse_intermixed_args(argv)))
+    return cli.parse(parser, CommandOptions, argv)
 
 
 @cli.guarded
@@ -125,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command_compare.main(words)
     options = arguments(argv)
     if options.comment is not None:
-        cli.check_writable("--comment", options.comment)
+        check_writable("--comment", options.comment)
     if options.dry_run and options.resume is None:
         with compare_setup.prepare(options, print) as request:
             planned = compare_setup.planned(request, options, print)
@@ -136,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     folder = compare_run.run(options, EventLines.of(options))
     if options.comment is not None:
-        with cli.writing("--comment", options.comment):
+        with writing("--comment", options.comment):
             write_text(options.comment, report.comment(pairs.read(folder)))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.json:

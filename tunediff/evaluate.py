@@ -27,6 +27,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines, Progress
+from tunediff.core.refusals import allow, check_writable, writing
 from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import image_files, weights
@@ -65,7 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked,
             f"for a model of {cfg.of(model.config).title}, which is judged as in its training",
         )
-        return evaluate_as_trained(model, args.out or model.folder / NUMBERS, args.json)
+        judged = evaluate_as_trained(model, args.out or model.folder / NUMBERS)
+        if judged is not None:
+            printed, typed = judged
+            cli.result(printed, args.json, typed)
+        return cli.OK
     config = _configured(model.config, args)
     sampler = drawing.describe_sampler(config)
     learned: Data = config.data
@@ -84,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
     if args.out is not None:
         numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
-    cli.check_writable("--out", args.out or numbers)
+    check_writable("--out", args.out or numbers)
     args.command = text.original_command("evaluate", argv)
     return _evaluate(model, config, real, kinds, numbers, args)
 
@@ -94,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.allow_abbrev = False  # the removed --data would be read as --data-path
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
-    cli.add_storage(parser, "names")
+    cli.add_storage(parser)
     add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
     drawing.add_sampler_options(parser, str(STEPS), "linear", "0")
     seeds = (
@@ -134,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help=f"{places}(default: a new evaluation-….json in the folder of the model)",
     )
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     return parser
 
 
@@ -155,18 +160,16 @@ def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse options that can be refused without the model; returns the metrics to compute."""
     drawing.check_sampler_options(args)
     image_files.check_output("--out", args.out, ".npz", ".json")
-    cli.allow(
+    allow(
         1 <= args.seeds <= MOST_SEEDS,
         "--seeds",
         args.seeds,
         f"a whole number from 1 to {MOST_SEEDS}",
     )
-    cli.allow(
-        args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all"
-    )
+    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
     metrics = args.metrics.split(",")
     for name in metrics:
-        cli.allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
+        allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
     return tuple(kind for kind in KINDS if kind in metrics)
 
 
@@ -249,7 +252,7 @@ def _evaluate(
                 "kept": None if image_folder is None else str(image_folder.absolute()),
                 "command": args.command, "time": time.time(), "environment": environment.describe(),
             }  # fmt: skip
-            with cli.writing("--out", numbers):
+            with writing("--out", numbers):
                 path = write_numbered(numbers, json.dumps(result, indent=1, allow_nan=False) + "\n")
             remote.push_or_warn(path)
             if args.json:

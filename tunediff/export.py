@@ -23,6 +23,7 @@ from tunediff.analysis.evidence import choose
 from tunediff.analysis.speed import repeating_budget
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
+from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         " (default: "
     )
     parser.add_argument("--out", type=Path, help=f"{outputs}diffusers in the folder of the model)")
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     args = parser.parse_args(argv)
     if args.diffusers:
         _export_pipeline(args)
@@ -78,7 +79,7 @@ def write(
     """
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
-    cli.allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
+    allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights, beside = (
@@ -86,7 +87,7 @@ def write(
         out.with_suffix(".safetensors"),
     )
     written = {"trial": trial.name, "configuration": str(shown_out)}
-    with cli.writing("--out", out):
+    with writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         model = (
             models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
@@ -126,7 +127,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
     model = model.averaged(args.ema)
     write: Any = cfg.of(model.config).get_hook("write_pipeline")
     folder = args.out or model.folder / "diffusers"
-    with cli.writing("--out", folder):
+    with writing("--out", folder):
         example = write(folder, model.config, lambda: model.network("cpu").state_dict())
     remote.push_or_warn(folder)
     _print_written({"model": model.name, "pipeline": folder, "sample": example}, args.json)

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("knobs", __doc__ or "")
     add = parser.add_argument
     words = "a knob or a section (default: all)"
-    cli.completes_knob(add("prefix", nargs="?", default="", metavar="PREFIX", help=words))
+    prefix = add("prefix", nargs="?", default="", metavar="PREFIX", help=words)
+    cli.completes(prefix, cli.knob_names, files=False)
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
     outputs = sorted(path.stem for path in OUTPUTS.glob("*.json"))
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=schema + ", ".join((*FILES, *outputs)),
     )
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     args: argparse.Namespace = parser.parse_args(argv)
     if args.schema in outputs:
         cli.restore_stdout()

@@ -29,6 +29,7 @@ from tunediff import __version__, cli
 from tunediff.config import ConfigError
 from tunediff.core import lock
 from tunediff.core.environment import install_command
+from tunediff.core.refusals import allow
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this"
@@ -108,14 +109,14 @@ class Server:
         seconds of a run. pairs: of runs at most.
         """
         allowed = "a configuration or a workload's file, or b_knobs"
-        cli.allow(b is not None or len(b_knobs) > 0, "b", None, allowed)
+        allow(b is not None or len(b_knobs) > 0, "b", None, allowed)
         words = [a, *a_knobs, *([b] if b is not None else [a, *a_knobs]), *b_knobs]
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
 
     def start(self, token: str) -> dict[str, Any]:
         """Start the search or comparison of a dry run, in the background; return its name."""
         allowed = "one of a dry run that has not started yet"
-        cli.allow(token in self._planned, "token", token, allowed)
+        allow(token in self._planned, "token", token, allowed)
         names = {folder.name for folder in self._storage.glob("*/")}
         names |= {
             file.name[1:].removesuffix(PROCESS) for file in self._storage.glob(f".*{PROCESS}")
@@ -187,7 +188,7 @@ class Server:
         """Return the dry run of a command, with a token for it."""
         allowed = "knob=value; options have arguments of their own"
         for word in words:
-            cli.allow(not word.startswith("-"), "knobs", word, allowed)
+            allow(not word.startswith("-"), "knobs", word, allowed)
         named = [f"--{key}={value}" for key, value in options.items() if value is not None]
         planned = self._json(command, *named, self._option, "--dry-run", words=words)
         token = secrets.token_hex(8)
@@ -226,7 +227,7 @@ class Server:
         """Raise `ConfigError` unless there is a search or comparison of this name."""
         known = self._file(name, ".log").exists() or (self._storage / name).is_dir()
         allowed = f"the name of a search or comparison in {self._storage}"
-        cli.allow(os.path.basename(name) == name and known, "name", name, allowed)
+        allow(os.path.basename(name) == name and known, "name", name, allowed)
 
     def _file(self, name: str, ending: str) -> Path:
         return self._storage / f".{name}{ending}"
@@ -281,7 +282,7 @@ def serve(storage: Path) -> Any:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = cli.parser("mcp", __doc__ or "")
-    cli.add_storage(parser, "all searches and comparisons")
+    cli.add_storage(parser)
     # For the server itself: print what the tool `result` returns.
     parser.add_argument("--result", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)

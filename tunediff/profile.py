@@ -11,57 +11,37 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tunediff import cli
 from tunediff.api import profile_run
 from tunediff.api.profile_run import ProfileOptions
 from tunediff.core import text
+from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
+
+VIEWERS = {"trace": "ui.perfetto.dev", "memory_snapshot": "pytorch.org/memory_viz"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class CommandOptions(PrintingOptions, ProfileOptions):
+    """The options of the command."""
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
-    parser = cli.parser("profile", __doc__ or "")
-    add = parser.add_argument
-    cli.completes(
-        add("words", nargs="*", metavar="knob=value", help="changes to the configuration")
-    )
-    add(
-        "--config", type=Path, required=True, help="configuration file, or digits, cifar10, mine.py"
-    )
-    add(
-        "--out",
-        type=Path,
-        help="new folder for the results (default: profile-CONFIG in the folder of all searches)",
-    )
-    cli.add_storage(parser)
-    add(
-        "--steps",
-        type=int,
-        help="steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)",
-    )
-    add("--try", dest="attempt", action="store_true", help="measure each piece of advice as well")
-    cli.add_printing(parser)
-    args = parser.parse_intermixed_args(argv)
-    names = {field.name for field in dataclasses.fields(ProfileOptions)}
-    options = ProfileOptions(**{name: value for name, value in vars(args).items() if name in names})
-    result = profile_run.run(
-        dataclasses.replace(options, command=text.original_command("profile", argv)),
-        EventLines.of(args),
-    )
-    if args.json:
+    options = cli.parse(cli.parser("profile", __doc__ or ""), CommandOptions, argv)
+    command = text.original_command("profile", argv)
+    result = profile_run.run(options, command, EventLines.of(options))
+    if options.json:
         cli.print_json(result.json())
         return cli.OK
     print(result.text(), end="\n\n")
     print(text.block(result.files))
-    print(f"trace: {result.folder / result.profile['trace']} (open it at ui.perfetto.dev)")
-    if result.profile["snapshot"] is not None:
-        print(
-            f"memory_snapshot: {result.folder / result.profile['snapshot']} (open it at"
-            " pytorch.org/memory_viz)"
-        )
+    files = {"trace": result.profile["trace"], "memory_snapshot": result.profile["snapshot"]}
+    for name, file in files.items():
+        if file is not None:
+            print(f"{name}: {result.folder / file} (open it at {VIEWERS[name]})")
     return cli.OK
 
 

@@ -21,6 +21,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.files import numbered
 from tunediff.core.progress import EventLines, Progress
+from tunediff.core.refusals import allow, check_writable
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("sample", __doc__ or "")
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
-    cli.add_storage(parser, "names")
+    cli.add_storage(parser)
     add("--images", type=int, metavar="N", help="images (default: 64, with --strip 8)")
     outputs = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
     add(
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="run the file of a workload of your own, as it lies beside the model",
     )
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     args = parser.parse_args(argv)
     args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
@@ -74,21 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sample_images", "sample", args.run, args.storage, hint=own, run_code=args.trust_code
     ).averaged(args.ema)  # fmt: skip
     config, args.seed, args.batch_size = _configure(model.config, args)
-    cli.check_writable("--out", args.out or model.folder / "samples.png")
+    check_writable("--out", args.out or model.folder / "samples.png")
     return _sample(model, config, args)
 
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options that can be refused without the model. Raises `ConfigError`."""
     most = STRIP_IMAGES if args.strip else 1_000_000
-    cli.allow(
+    allow(
         1 <= args.images <= most,
         "--images",
         args.images,
         f"a whole number of at least 1 and at most {most}",
     )
     is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
-    cli.allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
+    allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
     drawing.check_sampler_options(args)
     image_files.check_output("--out", args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
@@ -111,8 +112,8 @@ def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
     else:
         seed = args.seed if args.seed is not None else 0
         batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
-        cli.allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
-        cli.allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
+        allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
+        allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
     if args.strip and "steps" not in drawing.describe_sampler(config):
         raise ConfigError(
             f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown"

@@ -55,6 +55,7 @@ from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
 from tunediff.core.point import Point
+from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning.repeats import next_repeat
 
@@ -549,7 +550,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; see `--help`."""
     args = arguments(argv)
     for part in ("comparisons", "searches", "races"):
-        cli.allow(
+        allow(
             getattr(args, part) >= 0,
             f"--{part}",
             getattr(args, part),
@@ -573,7 +574,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows += [{"noise": name, **row} for row in found]
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
-    with cli.writing("--out", args.out):
+    with writing("--out", args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         frame.to_csv(args.out / "believe.csv", index=False, float_format="%.4g")
     print(f"seed {args.seed}; numpy {np.__version__}; at most {MOST} rounds")

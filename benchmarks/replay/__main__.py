@@ -31,6 +31,7 @@ from benchmarks.replay.report import markdown
 from benchmarks.replay.strategies import STRATEGIES, replay_seed
 from benchmarks.replay.table import load
 from tunediff import cli
+from tunediff.core.refusals import allow
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -59,9 +60,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay; see `--help`."""
     args = arguments(argv)
-    cli.allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
+    allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
     for name in args.only or ():
-        cli.allow(name in STRATEGIES, "--only", name, ", ".join(STRATEGIES))
+        allow(name in STRATEGIES, "--only", name, ", ".join(STRATEGIES))
     tables = {folder.resolve().name: load(folder) for folder in args.tables}
     names = ["random", *(name for name in args.only or STRATEGIES if name != "random")]
     seconds: dict[str, dict[str, np.ndarray]] = {}

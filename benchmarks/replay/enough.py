@@ -39,6 +39,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from benchmarks.replay.strategies import Sampled, begin
 from benchmarks.replay.table import Table, load, position
 from tunediff import cli
+from tunediff.core.refusals import allow
 from tunediff.core.trial_record import End
 from tunediff.tuning.sampling import default_sampler
 
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, default=20, help="searches of each table (default: %(default)s)"
     )
     args = parser.parse_args(argv)
-    cli.allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
+    allow(args.seeds >= 2, "--seeds", args.seeds, "at least 2")
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found = [

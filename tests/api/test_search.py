@@ -1,7 +1,9 @@
 """Searches from Python, without a cluster: results, errors, and what a call leaves of the process."""
 
+import inspect
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +17,8 @@ from matplotlib.figure import Figure
 import tunediff
 from tests import searches
 from tunediff import cli, search, search_space
-from tunediff.api import calls, display, search_run, search_setup
+from tunediff import config as cfg
+from tunediff.api import calls, display, search_run
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import lock
 
@@ -74,13 +77,13 @@ def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
     ("call", "message"),
     [
         (lambda: tunediff.run_search("nowhere.yaml"), "nowhere.yaml: no such search file; shipped:"),
-        (lambda: tunediff.run_search("digits", {"optimizer.lr": "fast"}), "optimizer.lr: 'fast' is not allowed"),
-        (lambda: tunediff.run_search("digits", trials=0, background=True), "--trials: 0 is not allowed"),
+        (lambda: tunediff.run_search("digits", {"optimizer.lr": "fast"}), "^optimizer.lr: 'fast' is not allowed"),
+        (lambda: tunediff.run_search("digits", trials=0, background=True), "^trials: 0 is not allowed"),
         (lambda: tunediff.run_search("digits", trials="x"), "trials: 'x' is not allowed; allowed: a whole number"),
         (lambda: tunediff.open_search("gone"), "gone: no such search in"),
         (lambda: tunediff.run_comparison("digits", "digits"), "digits: is what A is here, on the same seeds"),
         (lambda: tunediff.run_training("digits"), "run_training: needs budget or samples"),
-        (lambda: tunediff.run_profile("digits", steps=1), "--steps: 1 is not allowed"),
+        (lambda: tunediff.run_profile("digits", steps=1), "^steps: 1 is not allowed"),
         (lambda: tunediff.load_model("gone"), "gone: no such file or folder"),
     ],
 )
@@ -124,27 +127,43 @@ def test_sigterm_ends_a_call_before_ray_starts():
 
 
 def test_options_are_a_command_again():
-    options = SearchOptions(["digits", "seed=3"], name="a b", trials=3, force=True, confirm=0)
-    assert options.command() == "python -m tunediff.search digits seed=3 --name 'a b' --trials 3 --confirm 0 --force"
-    words = search.arguments(["digits", "seed=3", "--name", "a b", "--trials", "3", "--confirm", "0", "--force"])
-    assert search_setup.SearchOptions.command(words) == options.command()
-    assert calls.words(("a.b=1", {"optimizer.lr": 1e-5, "x": "none", "y": [1, 2], "z": False})) == [
-        "a.b=1", "optimizer.lr=1e-05", "x=none", "y=[1, 2]", "z=false",
+    options = SearchOptions(words=["digits", "seed=3"], name="a b", trials=3, budget=90, check=False, confirm=0)
+    command = options.command("search", SearchOptions)
+    assert shlex.split(command)[3:5] == ["digits", "seed=3"]
+    assert vars(search.arguments(shlex.split(command)[3:])).items() >= vars(options).items()
+
+
+def test_values_from_python_are_no_words():
+    """They are not read as YAML, although the command that goes on with them has them as words."""
+    values = {
+        "loader.batch_size": np.int64(64),
+        "ema.half_life": np.float32(0.5),
+        "model.multipliers": np.array([1, 2]),
+    }
+    settings = calls.words(("optimizer.lr=1e-3", values, {"optimizer.decay": "cosine"}))
+    assert settings == [
+        "optimizer.lr=1e-3", "loader.batch_size=64", "ema.half_life=0.5", "model.multipliers=[1, 2]",
+        "optimizer.decay=cosine",
     ]  # fmt: skip
+    config = cfg.with_words(cfg.baseline("digits"), settings)
+    assert (config.optimizer.lr, config.loader.batch_size, config.model.multipliers) == (1e-3, 64, (1, 2))
+    with pytest.raises(tunediff.ConfigError, match="optimizer.lr: '1e-3' is not allowed"):
+        cfg.with_words(cfg.baseline("digits"), calls.words(({"optimizer.lr": "1e-3"},)))
 
 
-def test_numbers_of_numpy_are_numbers(monkeypatch):
-    knobs = {"a": np.int64(64), "b": np.bool_(True), "c": np.float32(0.5), "d": [np.int64(1)], "e": np.arange(2)}
-    assert calls.words((knobs,)) == ["a=64", "b=true", "c=0.5", "d=[1]", "e=[0, 1]"]
-    assert calls.duration(np.int64(5)) == calls.duration(np.float32(5)) == "5s"
-    asked = []
-    monkeypatch.setattr("tunediff.api.search._started", asked.append)
-    tunediff.run_search("digits", trials=np.int64(4), seed=np.int64(3), budget=np.int64(5), background=True)
-    assert asked[0].command().endswith(" --trials 4 --budget 5s --seed 3")
-    monkeypatch.setattr("tunediff.api.train_run.prepare", lambda options: asked.append(options) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        tunediff.run_training("digits", samples=np.int64(100))
-    assert [type(value) for value in (asked[0].trials, asked[0].seed, asked[1].samples)] == [int] * 3
+def test_numbers_of_numpy_are_numbers():
+    options = SearchOptions(trials=np.int64(4), seed=np.int64(3), budget=np.int64(5), total="2m")
+    assert (options.trials, options.seed, options.budget, options.total) == (4, 3, 5.0, 120.0)
+    assert (type(options.trials), str(options.budget)) == (int, "5s")
+
+
+def test_keywords_are_those_of_the_options():
+    names = inspect.signature(tunediff.run_search).parameters
+    assert {"trials", "budget", "check", "background"} < set(names)
+    assert not {"resume", "dry_run", "json"} & set(names)
+    assert "trials: trials in all, the baseline included" in tunediff.run_search.__doc__
+    with pytest.raises(TypeError, match="trails"):
+        tunediff.run_search("digits", trails=3)
 
 
 def test_a_search_that_a_process_runs_is_running_until_that_ends(night):
@@ -173,8 +192,10 @@ def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_p
     one = tunediff.run_search("digits", budget=3, name="night", storage=tmp_path, background=True)
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
         one.wait()
-    assert started[0][1:] == ["-m", "tunediff.search", "digits", "--name", "night", "--storage", str(tmp_path),
-                              "--budget", "3s"]  # fmt: skip
+    assert started[0][1:3] == ["-m", "tunediff.search"]
+    assert search.arguments(started[0][3:]) == search.CommandOptions(
+        words=["digits"], name="night", storage=tmp_path, budget=3
+    )
     assert (one.folder.exists(), one.running) == (False, False)
     assert "night: did not start" in one._repr_html_()
 

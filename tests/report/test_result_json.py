@@ -11,6 +11,7 @@ from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.searches import FILE, make, noisy, write
 from tunediff import cli, search
 from tunediff.api import search_run
+from tunediff.core import text
 from tunediff.report import result_json, summary
 from tunediff.report.headline import headline
 
@@ -56,4 +57,4 @@ def test_json_has_no_nan(capsys):
     cli.print_json({"model": "m", "weights": Path("x"), "json": "y", "metrics": metrics})
     output = json.loads(capsys.readouterr().out)
     assert output["metrics"] == {name: {"name": name, "value": None} for name in "ab"}
-    assert (output["schema"], output["weights"]) == (cli.SCHEMA, "x")
+    assert (output["schema"], output["weights"]) == (text.SCHEMA, "x")

@@ -19,10 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, NoReturn
 
-from tunediff import cli
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
-from tunediff.api.calls import Knobs, called, duration, folder, plain, with_plain_numbers, words
+from tunediff.api.calls import Knobs, called, folder, plain, words
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
@@ -33,6 +32,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
 from tunediff.core.point import QUANTITIES, Point
+from tunediff.core.refusals import allow
 from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -194,12 +194,12 @@ class AskTellStudy:
         """
         with self._checked(trial):
             value = plain(value)
-            cli.allow(value is None or isinstance(value, int | float), "value", value, "a number")
+            allow(value is None or isinstance(value, int | float), "value", value, "a number")
             finite = value is None or math.isfinite(value)
-            cli.allow(finite or status != "ok", "value", value, "with status='ok' a finite number")
+            allow(finite or status != "ok", "value", value, "with status='ok' a finite number")
             status = status or ("ok" if finite else "nan")
             allowed = [name for name in STATUSES if name != "skipped"]
-            cli.allow(status in allowed, "status", status, ", ".join(allowed))
+            allow(status in allowed, "status", status, ", ".join(allowed))
             if value is not None and finite:
                 # The same once more, after an error, is no further evaluation.
                 told = {self.space.metric: value, **measured}
@@ -283,17 +283,17 @@ class AskTellStudy:
         allowed = f"{', '.join(sorted(MEASURED))}, and names of your own"
         taken = RESERVED | {*WORDS, self.space.metric}
         for name in measured:
-            cli.allow(name in MEASURED or name not in taken, "measured", name, allowed)
+            allow(name in MEASURED or name not in taken, "measured", name, allowed)
         allowed = "a finite number; study.tell(trial, status='nan') ends what has diverged"
         times = {"time_s": time_s} if time_s is not None else {}
         for name, number in {**measured, "value": value, **times}.items():
             fits = isinstance(number, int | float) and math.isfinite(number)
-            cli.allow(fits, name, number, allowed)
+            allow(fits, name, number, allowed)
         last, budget_s = trial._last_point(), trial.budget_s
         train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
         index, least_s = (last.index + 1, last.train_s) if last is not None else (1, 0.0)
         allowed = f"training seconds so far, at least {least_s:g}"
-        cli.allow(train_s >= least_s, "time_s", train_s, allowed)
+        allow(train_s >= least_s, "time_s", train_s, allowed)
         point = {"device_s": train_s * trial._spec.config.devices, "samples": 0, "steps": index}
         if (samples := float(measured.get("samples", 0))) and train_s:
             point["samples_per_s"] = samples / train_s
@@ -382,13 +382,13 @@ def open_study(
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(
             words=[*named, *words(knobs)], name=None if exists else name, resume=name if exists else None,
-            storage=place, trials=trials, budget=duration(budget), unit=unit, total=duration(total),
+            storage=place, trials=trials, budget=budget, unit=unit, total=total,
             confirm=None if exists else 0, seed=seed, warm_start=warm_start,
         )  # fmt: skip
-        request = search_setup.requested(with_plain_numbers(options))
+        request = search_setup.requested(options)
         space = request.space
         if request.content is not None:
-            space = experiment.create(request.folder, *search_setup.own_knobs(request))
+            space = experiment.create(request.folder, *search_setup.workload_knobs(request))
         elif journals.sessions(request.folder) and not search_setup.is_asked(request.folder):
             again = text.command("search", "--resume", request.folder.name, storage=place)
             raise ConfigError(

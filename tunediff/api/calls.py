@@ -1,36 +1,117 @@
-"""What every call from Python has in common: its errors, what it leaves of the process, and its
-arguments."""
+"""What every call from Python has in common: its keywords, its errors, and what it leaves of the
+process."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import json
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-from tunediff import cli
 from tunediff.config import ConfigError
-from tunediff.config.files import as_word
-from tunediff.core import machine, remote, text
+from tunediff.config.code import system_message
+from tunediff.config.files import KnobSetting
+from tunediff.core import machine, remote
 from tunediff.core.errors import TunediffError
+from tunediff.core.options import Options, option
 from tunediff.core.signals import terminable
 
 Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+O = TypeVar("O", bound=Options)  # noqa: E741
+Result = TypeVar("Result", covariant=True)
 _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
+
+
+class Call(Protocol[P, Result]):
+    """A function whose keywords are the fields of a dataclass, as type checkers see it."""
+
+    @overload
+    def __call__(self, workload: Any = ..., *args: P.args, **keywords: P.kwargs) -> Result: ...
+    @overload
+    def __call__(
+        self, workload: Any, knobs: Any, /, *args: P.args, **keywords: P.kwargs
+    ) -> Result: ...
+    @overload
+    def __call__(
+        self, workload: Any, knobs: Any, more_knobs: Any, /, *args: P.args, **keywords: P.kwargs
+    ) -> Result: ...
+
+
+def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call[P, R]]:
+    """Make the fields of `options`, a dataclass, the keywords of a function that takes
+    `**options`.
+
+    Its signature and its documentation list them.
+    """
+    fields = dataclasses.fields(cast("type[Options]", options))
+
+    def decorate(call: Callable[..., R]) -> Call[P, R]:
+        signature = inspect.signature(call)
+        parameters = [
+            one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD
+        ]
+        for field in fields:
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=field.type,
+                )
+            )
+        signature = signature.replace(parameters=parameters)
+
+        @functools.wraps(call)
+        def checked(*args: Any, **given: Any) -> R:
+            signature.bind(*args, **given)  # raises TypeError for a keyword that does not exist
+            return call(*args, **given)
+
+        lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
+        text = inspect.cleandoc(call.__doc__ or "")
+        checked.__doc__ = "\n".join([text, "", "Keywords:", *lines])
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        return cast("Call[P, R]", checked)
+
+    return decorate
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProgressKeywords(Options):
+    """A keyword of all calls that take long."""
+
+    progress: bool = option(
+        True,
+        "show a table or lines in a notebook or a terminal, elsewhere log to `tunediff.api`; false:"
+        " show nothing",
+    )
+
+
+def options_of(call: Options, kind: type[O], **others: Any) -> O:
+    """Return the options `kind` of a command with the values of a call's keywords, and others.
+
+    Its storage is absolute, since the working directory may change.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in vars(call).items() if name in names}
+    return kind(**{**values, "storage": folder(values["storage"]), **others})
 
 
 @contextlib.contextmanager
 def called(cluster: bool = False) -> Iterator[None]:
-    """Leave signal handlers and environment as they were, and turn errors of the system into
-    `TunediffError`.
+    """Leave signal handlers and environment as they were, turn errors of the system into
+    `TunediffError`, and let refusals name keywords.
 
     `cluster`: Ray starts inside, and SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Raises
     `ConfigError` where Ray runs in this process already.
@@ -47,8 +128,11 @@ def called(cluster: bool = False) -> Iterator[None]:
     try:
         with terminable() if cluster else contextlib.nullcontext():
             yield
+    except ConfigError as error:
+        error.args = (_with_keyword(str(error)),)
+        raise
     except OSError as error:
-        raise TunediffError(cli.of_system(error)) from error
+        raise TunediffError(system_message(error)) from error
     finally:
         for number, handler in handlers.items():
             if handler is not None:  # None: it was not installed from Python
@@ -59,16 +143,10 @@ def called(cluster: bool = False) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def words(knobs: tuple[Knobs, ...]) -> list[str]:
-    """Return knobs as the words of a command line: `knob=value`."""
-    result: list[str] = []
-    for knob in knobs:
-        result += (
-            [knob]
-            if isinstance(knob, str)
-            else [f"{name}={_as_yaml(value)}" for name, value in knob.items()]
-        )
-    return result
+def _with_keyword(message: str) -> str:
+    """Return the refusal of an option, `--early-stopping: …`, as that of a keyword."""
+    message = message.removeprefix("command line: ")
+    return re.sub(r"^--([a-z-]+):", lambda match: match[1].replace("-", "_") + ":", message)
 
 
 def plain(number: Any) -> Any:
@@ -76,29 +154,15 @@ def plain(number: Any) -> Any:
     return number.item() if getattr(number, "ndim", None) == 0 else number
 
 
-def with_plain_numbers(options: T) -> T:
-    """Return the options of a command with numbers of Python instead of those of numpy, as tables
-    have them.
-
-    Raises `ConfigError` for a count that is no whole number.
-    """
-    for name in ("trials", "pairs", "confirm", "seed", "cpus", "gpus"):
-        value = plain(getattr(options, name, None))
-        cli.allow(
-            value is None or (isinstance(value, int) and not isinstance(value, bool)),
-            name,
-            value,
-            "a whole number",
-        )
-    return dataclasses.replace(
-        options, **{name: plain(value) for name, value in vars(options).items()}
-    )  # type: ignore[type-var]
-
-
-def duration(value: str | float | None) -> str | None:
-    """Return a duration as an option takes it, `90s`; a number counts seconds."""
-    value = plain(value)
-    return text.format_exact(value) if isinstance(value, int | float) else value
+def words(knobs: tuple[Knobs, ...]) -> list[str]:
+    """Return knobs as words `knob=value`; those of a mapping carry their values."""
+    result: list[str] = []
+    for knob in knobs:
+        if isinstance(knob, str):
+            result.append(knob)
+        else:
+            result += [KnobSetting.of(name, value) for name, value in knob.items()]
+    return result
 
 
 def folder(storage: str | Path) -> Path:
@@ -111,13 +175,3 @@ def as_printed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result exactly as `--json` prints it and a program reads it."""
     printed: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False, default=str))
     return printed
-
-
-def _as_yaml(value: Any) -> str:
-    return as_word(value) if isinstance(value, str) else json.dumps(value, default=_as_json)
-
-
-def _as_json(value: Any) -> Any:
-    """Return a number or an array of numpy or torch as Python has it; anything else, such as a
-    path, as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
@@ -74,7 +73,7 @@ def _activity(folder: Path, options: CompareOptions) -> Activity:
 
 def as_json(folder: Path) -> dict[str, Any]:
     """Return the result of a comparison as `--json` prints it."""
-    return cli.versioned(_result(pairs.read(folder)))
+    return text.versioned(_result(pairs.read(folder)))
 
 
 def _result(result: pairs.Pairs) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
         say(f"at most {comparison.max_pairs} pairs × 2 × {budget}; results {folder}")
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(sessions.noted(folder, options.command()))
+        stack.enter_context(sessions.noted(folder, options.command("compare", CompareOptions)))
         slots = stack.enter_context(
             experiment.one_slot(folder, shared, options.address, greet, comparison.configs)
         )

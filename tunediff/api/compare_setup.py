@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.api.options import RunOptions, check_files
 from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, machine_options, remote, text
+from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
+from tunediff.core.refusals import allow, check_name, check_new, writing
 from tunediff.data.knobs import Data
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -33,38 +35,45 @@ from tunediff.training import probe
 from tunediff.tuning import resources
 
 MOST = 12
-"""Pairs of runs at most, unless asked otherwise."""
+"""Default of the largest number of pairs."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
 
-@dataclasses.dataclass
-class CompareOptions:
-    """What is asked of a comparison: the arguments of the command and of
-    `tunediff.run_comparison`."""
+@dataclasses.dataclass(kw_only=True)
+class CompareKeywords(RunOptions):
+    """Options of the command `compare` that are keywords of `tunediff.run_comparison`."""
 
-    words: Sequence[str] = ()
-    """A and B, each with `knob=value` behind it."""
-    budget: str | None = None
-    unit: str | None = None
-    pairs: int | None = None
-    resolution: str | None = None
-    compile: str | None = None
-    setup: str | None = None
-    name: str | None = None
-    storage: Path = text.STORAGE
-    resume: str | None = None
-    track: str | None = None
-    address: str | None = None
-    cpus: int | None = None
-    gpus: int | None = None
-    force: bool = False
-    no_check: bool = False
-    dry_run: bool = False
+    budget: str | float | None = option(
+        None, "training seconds of a run, e.g. 90s, 10m (default: 60s)", convert=duration_s
+    )
+    pairs: int | None = option(None, f"pairs of runs at most, 3 to 100 (default: {MOST})")
+    resolution: str | None = option(
+        None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
+    )
+    compile: str | None = option(
+        None,
+        "whether compiling counts as training (default: charged)",
+        choices=("charged", "free"),
+    )
+    setup: str | None = option(
+        None,
+        "whether what comes before the first batch does (default: free)",
+        choices=("charged", "free"),
+    )
 
-    def command(self) -> str:
-        """Return the command that asks for the same."""
-        return cli.command_of("compare", CompareOptions, self)
+
+@dataclasses.dataclass(kw_only=True)
+class CompareOptions(CompareKeywords):
+    """What is asked of a comparison."""
+
+    words: Sequence[str] = words_option("what is compared", "A [knob=value …] [B [knob=value …]]")
+    resume: str | None = option(
+        None, "go on with a comparison that was interrupted", metavar="NAME"
+    )
+    dry_run: bool = option(
+        False, "print what would run and what it costs at most, and start nothing"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +96,17 @@ def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    fixed = (options.name, options.budget, options.unit, options.pairs, options.resolution, options.compile,
-             options.setup, options.dry_run or None)  # fmt: skip
-    if options.words or any(option is not None for option in fixed):
+    given = CompareOptions(words=tuple(options.words), budget=options.budget, pairs=options.pairs,
+        resolution=options.resolution, compile=options.compile, setup=options.setup,
+        unit=options.unit, name=options.name, dry_run=options.dry_run)  # fmt: skip
+    if given != CompareOptions():
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
             f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}"
         )
-    folder = folder_of(str(options.resume), options.storage, pairs.FILE).resolve()
-    remote.check(options.storage)
+    storage = Path(options.storage)
+    folder = folder_of(str(options.resume), storage, pairs.FILE).resolve()
+    remote.check(storage)
     for trial in record.read_trials(folder):
         if not trial.finished:
             remote.pull(folder / "trials" / trial.name, heavy=True)
@@ -109,62 +120,63 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    budget_s = duration_s("60s" if options.budget is None else options.budget, "--budget")
+    budget_s = duration_s(options.budget or "60s", "--budget")
     most = MOST if options.pairs is None else options.pairs
-    cli.allow(
-        3 <= most <= 100,
-        "--pairs",
-        most,
-        "a whole number from 3 to 100: two say nothing of their own noise",
-    )
+    allowed = "a whole number from 3 to 100: two say nothing of their own noise"
+    allow(3 <= most <= 100, "--pairs", most, allowed)
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
-    remote.check(options.storage)
-    folder: Path = options.storage.resolve() / name
+    remote.check(Path(options.storage))
+    folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)
-    cli.check_name(name, folder.parent)
-    cli.allow(2 * most * budget_s <= MOST_DAYS * 86400 or options.force, "--budget", options.budget,
-              f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same")  # fmt: skip
+    check_name(name)
+    check_new(folder)
+    allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
+    fits = 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
+    allow(fits, "--budget", str(budget_s), allowed)
     side_words = _sides(options.words)
-    with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as elsewhere:
+    with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
-            _side(words, Path(elsewhere) / side)
+            _side(words, Path(temporary) / side)
             for words, side in zip(side_words, pairs.SIDES, strict=True)
         ]
-        within = _resolution(options.resolution, sides[0])
+        resolution = _resolution(options.resolution, sides[0])
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         _refuse_pointless(side_words, sides, most, device)
-        cli.warn_emulated((config.precision.amp for config in sides), options.address)
+        formats = (config.precision.amp for config in sides)
+        machine_options.warn_emulated(formats, options.address)
         content = {
-            "a": " ".join(side_words[0]), "b": " ".join(side_words[1]), "budget_s": budget_s, "pairs": most,
-            "within": within, "compile": options.compile or "charged",
-            "setup": options.setup or "free", "unit": options.unit or "wall",
-        }  # fmt: skip
-        names = [
-            f"{side.upper()}, {words[0]}"
-            for side, words in zip(pairs.SIDES, side_words, strict=True)
-        ]
-        checked = _check_sides(sides, names, options, say)
-        yield CompareRequest(folder, side_words, sides, content, checked, Path(elsewhere).resolve())
+            "a": " ".join(side_words[0]),
+            "b": " ".join(side_words[1]),
+            "budget_s": float(budget_s),
+            "pairs": most,
+            "within": resolution,
+            "compile": options.compile or "charged",
+            "setup": options.setup or "free",
+            "unit": options.unit or "wall",
+        }
+        checked = _check_sides(sides, side_words, options, say)
+        yield CompareRequest(folder, side_words, sides, content, checked, Path(temporary).resolve())
 
 
 def _check_sides(
-    sides: Sequence[Systems], names: Sequence[str], options: CompareOptions, say: Say
+    sides: Sequence[Systems],
+    side_words: Sequence[Sequence[str]],
+    options: CompareOptions,
+    say: Say,
 ) -> dict[str, dict[str, Any]]:
     """Check files and room of both sides and try users' workloads; return what was measured, by
     fingerprint."""
     checked: dict[str, dict[str, Any]] = {}
-    for config, name in zip(sides, names, strict=True):
-        cli.check_here(config, True)
+    for config, (name, *_), side in zip(sides, side_words, pairs.SIDES, strict=True):
+        check_files(config, evaluates=True)
         if options.address is None:
             resources.divided(
                 [resources.local()], *needs([config]), strategies=[config.parallel.strategy]
             )
-        tried = (
-            not options.no_check and not options.dry_run and cfg.fingerprint(config) not in checked
-        )
-        if cfg.of(config).file is not None and tried:
-            checked[cfg.fingerprint(config)] = _check(config, name, say)
+        users = cfg.of(config).file is not None and options.check and not options.dry_run
+        if users and (key := cfg.fingerprint(config)) not in checked:
+            checked[key] = _check(config, f"{side.upper()}, {name}", say)
     return checked
 
 
@@ -172,9 +184,11 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
     """Return what would run and what it costs, as `pair_plan.values` does; time an evaluation for
     it."""
     config = request.sides[0]
-    measured = request.checked.get(cfg.fingerprint(config), {})
+    measured: Mapping[str, Any] = request.checked.get(cfg.fingerprint(config), {})
     if cfg.of(config).file is None and options.address is None:
-        measured = _evaluation(config, options.dry_run, say)
+        task = announced("looking at the data and timing one evaluation", say)
+        with contextlib.nullcontext() if options.dry_run else task:
+            measured = {**probe.before_search(config, True, prepare=not options.dry_run)}
     names, content = [" ".join(words) for words in request.side_words], request.content
     return pair_plan.values(
         names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured
@@ -184,7 +198,7 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
 def create(request: CompareRequest) -> None:
     """Make the folder of a comparison, with both sides and what was asked. Raises `ConfigError`."""
     folder = request.folder
-    with cli.writing("--storage", folder):
+    with writing("--storage", folder):
         new = folder.with_name(f".{folder.name}-{os.getpid()}")
         for config, side in zip(request.sides, pairs.SIDES, strict=True):
             (new / side).mkdir(parents=True)
@@ -244,16 +258,15 @@ def _side(words: Sequence[str], elsewhere: Path) -> Systems:
     return cfg.override(config, {"seed": config.seed + PAIR_SEED_OFFSET})
 
 
-def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
-    """The file as it was, with its whole folder, or that above its package, which it may import
-    from.
+def _at_revision(file: Path, revision: str, target: Path) -> Path:
+    """Write the folder of a file as it was into `target`, and return the file.
 
-    Raises `ConfigError`.
+    The folder is that above its package, from which it may import. Raises `ConfigError`.
     """
     root = file.absolute().parent
     while (root / "__init__.py").is_file():
         root = root.parent
-    there = elsewhere / file.absolute().relative_to(root)
+    copy = target / file.absolute().relative_to(root)
 
     def git(*words: str) -> bytes:
         try:
@@ -269,68 +282,56 @@ def _at_revision(file: Path, revision: str, elsewhere: Path) -> Path:
         except tarfile.FilterError:  # a link out of the repository, such as one to data
             return None
 
-    # Its hash: git would take a revision that begins with a dash for an option, such as a file to
-    # write.
+    # A hash: git would take a revision that begins with a dash for an option.
     resolved = git("rev-parse", "--verify", "--end-of-options", revision).decode().strip()
     archive = git("archive", "--format=tar", resolved, ".")
     with tarfile.open(fileobj=io.BytesIO(archive)) as content:
-        content.extractall(elsewhere, filter=inside)
-    if not there.is_file():
+        content.extractall(target, filter=inside)
+    if not copy.is_file():
         raise ConfigError(f"{file}@{revision}: no such file in that revision")
-    return there
+    return copy
 
 
-def _resolution(text: str | None, config: Systems) -> float | None:
-    """A share of A's value where the metric falls, else in its units, as values are compared.
-    Raises `ConfigError`."""
-    if text is None:
+def _resolution(resolution: str | None, config: Systems) -> float | None:
+    """Return the resolution, as values are compared: a share of A's value where lower is better,
+    else in units of the metric.
+
+    Raises `ConfigError`.
+    """
+    if resolution is None:
         return None
     metric = cfg.of(config).objective
-    share = metric.mode == "min"
-    allowed = (
-        f"a share of A's {metric.name} such as 2%"
-        if share
-        else f"a number above 0, in units of {metric.name}"
-    )
+    relative = metric.mode == "min"
+    allowed = f"a number above 0, in units of {metric.name}"
+    if relative:
+        allowed = f"a share of A's {metric.name} such as 2%"
     try:
-        value = float(text.removesuffix("%") if share else text) / (100 if share else 1)
+        value = float(resolution.removesuffix("%") if relative else resolution)
     except ValueError:
         value = 0.0
-    cli.allow(0 < value < math.inf and text.endswith("%") == share, "--resolution", text, allowed)
-    return value
+    fits = 0 < value < math.inf and resolution.endswith("%") == relative
+    allow(fits, "--resolution", resolution, allowed)
+    return value / 100 if relative else value
 
 
 def _refuse_pointless(
     side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
-) -> None:  # fmt: skip
-    """One configuration on the same seeds, runs that would count twice, results that cannot be
-    compared.
-
-    `device`: None where it is not known.
-    """
+) -> None:
+    """Refuse sides that cannot be compared, or are equal on this device, which may be unknown."""
     for config in sides:
-        cfg.override(
-            config, {"seed": config.seed + most - 1}, where=f"the last of {most} pairs", check=False
-        )
+        last = f"the last of {most} pairs"
+        cfg.override(config, {"seed": config.seed + most - 1}, where=last, check=False)
     one, two = (cfg.of(config).objective for config in sides)
     if one != two:
         raise ConfigError(
             f"{side_words[1][0]}: is judged by {two.name} ({two.mode}), {side_words[0][0]} by"
             f" {one.name} ({one.mode})"
         )
-    ours, theirs = map(cfg.flat, sides)
-    # Our section `data` says which real images a model is judged against, or which are held out.
-    has_images = any(isinstance(getattr(config.knobs, "data", None), Data) for config in sides)
-    sections = ("evaluation.", "data.") if has_images else ("evaluation.",)
-    for knob in sorted(name for name in ours.keys() | theirs.keys() if name.startswith(sections)):
-        if has_images and knob == "data.horizontal_flip":
-            continue  # of the training alone
-        value, allowed = (values.get(knob) for values in (theirs, ours))
-        cli.allow(value == allowed, knob, value, f"{allowed!r}, as A has it: both are judged alike")
+    _refuse_other_protocol(*sides)
     seed_distance = sides[1].seed - sides[0].seed
-    here = [cfg.effective(config, device) if device is not None else config for config in sides]
-    alike = [cfg.override(config, {"seed": 0}, check=False) for config in here]
-    if len(set(map(cfg.fingerprint, alike))) == 1 and not seed_distance:
+    effective = [cfg.effective(one, device) if device is not None else one for one in sides]
+    prints = {cfg.fingerprint(cfg.override(one, {"seed": 0}, check=False)) for one in effective}
+    if len(prints) == 1 and not seed_distance:
         why = cfg.not_effective(sides[1], device) if device is not None else {}
         changes = cfg.differences(sides[1], sides[0])
         idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
@@ -339,11 +340,25 @@ def _refuse_pointless(
             f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}"
         )
     if 0 < abs(seed_distance) < most:
-        seed, allowed = sides[1].seed - PAIR_SEED_OFFSET, f"A's, or at least {most} away from it"
+        seed = sides[1].seed - PAIR_SEED_OFFSET
         raise ConfigError(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
-            f" allowed: {allowed}"
+            f" allowed: A's, or at least {most} away from it"
         )
+
+
+def _refuse_other_protocol(a: Systems, b: Systems) -> None:
+    """Refuse sides that are evaluated differently. Raises `ConfigError`."""
+    a_values, b_values = cfg.flat(a), cfg.flat(b)
+    # The section `data` of our workloads says what a model is judged against.
+    has_images = any(isinstance(getattr(side.knobs, "data", None), Data) for side in (a, b))
+    sections = ("evaluation.", "data.") if has_images else ("evaluation.",)
+    for knob in sorted(name for name in a_values | b_values if name.startswith(sections)):
+        if has_images and knob == "data.horizontal_flip":
+            continue  # of the training alone
+        value, expected = b_values.get(knob), a_values.get(knob)
+        allowed = f"{expected!r}, as A has it: both are judged alike"
+        allow(value == expected, knob, value, allowed)
 
 
 def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
@@ -355,23 +370,13 @@ def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
         checked = check.before_search(config, lambda line: say(f"{name}: {line}"))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
-    unread = (
-        [f"train(trial) never reads {', '.join(checked['unread'])}"] if checked["unread"] else []
-    )
-    for line in [*checked["warnings"], *unread]:
+    warnings = list(checked["warnings"])
+    if checked["unread"]:
+        warnings.append(f"train(trial) never reads {', '.join(checked['unread'])}")
+    for line in warnings:
         say(f"WARNING: {name}: {line}")
     keys = ("evaluation_s", "other_load_share", "disturbed")
     return {key: value for key, value in checked.items() if key in keys}
-
-
-def _evaluation(config: Systems, dry_run: bool, say: Say) -> dict[str, Any]:
-    """Time one evaluation, look at the data and return what `pair_plan.values` takes.
-
-    Raises `ConfigError` for data that cannot be used.
-    """
-    silent = contextlib.nullcontext()
-    with silent if dry_run else announced("looking at the data and timing one evaluation", say):
-        return {**probe.before_search(config, evaluates=True, prepare=not dry_run)}
 
 
 def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

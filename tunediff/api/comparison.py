@@ -3,16 +3,24 @@ returns."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import pairs
 from tunediff.api import compare_run, notebook
-from tunediff.api.calls import as_printed, called, duration, folder, with_plain_numbers, words
-from tunediff.api.compare_setup import CompareOptions
+from tunediff.api.calls import (
+    ProgressKeywords,
+    as_printed,
+    called,
+    folder,
+    keywords,
+    options_of,
+    words,
+)
+from tunediff.api.compare_setup import CompareKeywords, CompareOptions
 from tunediff.api.display import lines_of, show_figures
-from tunediff.core import text
 from tunediff.report import pairs as report
 from tunediff.report import style
 from tunediff.report.html import el, join
@@ -85,12 +93,13 @@ class PairedComparison:
         return f"PairedComparison({str(self.folder)!r})"
 
 
-def run_comparison(
-    a: Side, b: Side, *, budget: str | float | None = None, unit: str | None = None, pairs: int | None = None,
-    resolution: str | None = None, compile: str | None = None, setup: str | None = None, name: str | None = None,
-    storage: str | Path = text.STORAGE, track: str | None = None, address: str | None = None, cpus: int | None = None,
-    gpus: int | None = None, check: bool = True, force: bool = False, progress: bool = True,
-) -> PairedComparison:  # fmt: skip
+@dataclasses.dataclass(kw_only=True)
+class CompareCall(ProgressKeywords, CompareKeywords):
+    """The keywords of `run_comparison`."""
+
+
+@keywords(CompareCall)
+def run_comparison(a: Side, b: Side, **options: Any) -> PairedComparison:
     """Run pairs of trainings until it is decided whether B is better than A at equal training
     seconds.
 
@@ -98,15 +107,7 @@ def run_comparison(
         a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or a
             tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a
             mapping alone: A with these changes.
-        budget: Training seconds of a run. Default: 60.
-        unit: `wall`, or `device`: the budget counts training seconds times devices.
-        pairs: Pairs of runs at most, 3 to 100.
-        resolution: A difference that does not matter: `"2%"` of A's value, or `"0.01"` of an
-            accuracy.
-        compile: `charged` or `free`: whether compiling counts as training.
-        setup: `charged` or `free`: whether what comes before the first batch does. Default: `free`.
-        name: Name of the comparison and its folder in `storage`.
-        track, address, cpus, gpus, check, force, progress: As `run_search` takes them.
+        options: See `CompareCall`. Durations are seconds, or text such as `"10m"`.
 
     Raises:
         TunediffError: Something is not allowed or has failed; the message is the one of the
@@ -118,15 +119,12 @@ def run_comparison(
         >>> tunediff.run_comparison("digits", {"optimizer.lr": 3e-3}, budget="10s").verdict.verdict
         'better'
     """
-    place = folder(storage)
     with called():
-        sides = [*_side(a, a, place), *_side(a, b, place)]
-    options = CompareOptions(
-        words=sides, budget=duration(budget), unit=unit, pairs=pairs, resolution=resolution, compile=compile,
-        setup=setup, name=name, storage=place, track=track, address=address, cpus=cpus, gpus=gpus,
-        no_check=not check, force=force,
-    )  # fmt: skip
-    return _run(options, progress)
+        call = CompareCall(**options)
+        storage = folder(call.storage)
+        sides = [*_side(a, a, storage), *_side(a, b, storage)]
+        asked = options_of(call, CompareOptions, words=sides)
+    return _run(asked, call.progress)
 
 
 def _side(a: Side, side: Side, storage: Path) -> list[str]:
@@ -146,4 +144,4 @@ def _parts(side: Side) -> Sequence[Any]:
 
 def _run(options: CompareOptions, progress: bool) -> PairedComparison:
     with called(cluster=True):
-        return PairedComparison(compare_run.run(with_plain_numbers(options), lines_of(progress)))
+        return PairedComparison(compare_run.run(options, lines_of(progress)))

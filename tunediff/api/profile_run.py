@@ -12,32 +12,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli
 from tunediff import config as cfg
+from tunediff.api.options import check_files
 from tunediff.config import ConfigError, Systems, code
-from tunediff.core import remote, text
+from tunediff.core import remote
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
+from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.progress import EventLines
+from tunediff.core.refusals import allow, writing
 
 if TYPE_CHECKING:
     from tunediff.profiling.result import Profile
 
 
-@dataclasses.dataclass
-class ProfileOptions:
-    """What is asked of a profile: the arguments of the command and of `tunediff.run_profile`."""
+@dataclasses.dataclass(kw_only=True)
+class ProfileKeywords(StorageOptions):
+    """Options of the command `profile` that are keywords of `tunediff.run_profile`."""
 
-    config: Path
-    """A configuration file, or a baseline or a workload."""
-    words: Sequence[str] = ()
-    """`knob=value`."""
-    out: Path | None = None
-    storage: Path = text.STORAGE
-    steps: int | None = None
-    attempt: bool = False
-    command: str = "python -m tunediff.profile"
-    """How it was started."""
+    out: str | Path | None = option(
+        None,
+        "new folder for the results (default: profile-CONFIG in the folder of all searches)",
+    )
+    steps: int | None = option(
+        None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)"
+    )
+    attempt: bool = option(False, "measure each piece of advice as well", flag="--try")
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProfileOptions(ProfileKeywords):
+    """What is asked of a profile."""
+
+    config: Path = option(REQUIRED, "configuration file, or digits, cifar10, mine.py")
+    words: Sequence[str] = words_option("changes to the configuration", "knob=value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +72,29 @@ class ProfileResult:
         return f"ProfileResult({str(self.folder)!r})"
 
 
-def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
-    """Measure everything and write it into a new folder. Raises `ConfigError`, and `TunediffError`
-    for no memory."""
+def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResult:
+    """Measure everything and write it into a new folder; `command`: how it was started.
+
+    Raises `ConfigError`, and `TunediffError` for no memory.
+    """
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from tunediff.distributed import share_of_cores
 
-    with (
-        share_of_cores()
-    ):  # before the user's file is imported, which may set another number of threads
+    # Before the user's file is imported, which may set another number of threads
+    with share_of_cores():
         config, workers = _one_worker(cfg.named(options.config, options.words))
-        _check(config, options)
-        folder = _folder(options.out, options.storage, options.config.stem)
+        allowed = "a whole number of at least 3"
+        allow(options.steps is None or options.steps >= 3, "--steps", options.steps, allowed)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError(f"torchrun: profile runs in one process; start it as {command}")
+        check_files(config, evaluates=False)
+        if options.out is None:
+            remote.check(Path(options.storage))
+        folder = _folder(options)
         try:
-            return _profile(config, workers, folder, options, lines)
+            return _profile(config, workers, folder, options, command, lines)
         finally:
             _tidy(folder)
 
@@ -87,43 +102,29 @@ def run(options: ProfileOptions, lines: EventLines) -> ProfileResult:
 def _one_worker(config: Systems) -> tuple[Systems, int]:
     """Return the configuration of one of the training workers, and how many there are."""
     workers = config.parallel.workers
-    sharers = (
-        1 if config.parallel.strategy == "pipeline" else workers
-    )  # its stages see the whole batch
-    share = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // sharers}
-    return (cfg.override(config, share), workers) if workers > 1 else (config, 1)
+    if workers == 1:
+        return config, 1
+    # The stages of a pipeline see the whole batch
+    parts = 1 if config.parallel.strategy == "pipeline" else workers
+    part = {"parallel.workers": 1, "loader.batch_size": config.loader.batch_size // parts}
+    return cfg.override(config, part), workers
 
 
-def _check(config: Systems, options: ProfileOptions) -> None:
-    """Refuse what would fail later."""
-    cli.allow(
-        options.steps is None or options.steps >= 3,
-        "--steps",
-        options.steps,
-        "a whole number of at least 3",
-    )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(f"torchrun: profile runs in one process; start it as {options.command}")
-    cli.check_here(config, evaluates=False)
-    if options.out is None:
-        remote.check(options.storage)
-
-
-def _folder(out: Path | None, storage: Path, stem: str) -> Path:
-    """Return a new or empty folder. Without `--out`, `-2`, `-3`, … is added to a name that is
+def _folder(options: ProfileOptions) -> Path:
+    """Return a new or empty folder. Without `out`, `-2`, `-3`, … is added to a name that is
     taken."""
-    names = [out] if out is not None else numbered(storage, f"profile-{stem}")
-    for folder in names:
+    out, name = options.out, f"profile-{options.config.stem}"
+    folders = [Path(out)] if out is not None else numbered(Path(options.storage), name)
+    for folder in folders:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-            with cli.writing("--out", folder):
+            with writing("--out", folder):
                 folder.mkdir(parents=True, exist_ok=True)
             return folder
     raise ConfigError(f"--out: {out} exists and is not empty; allowed: a new or an empty folder")
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what an interruption left of the trainings, and the folder when there is nothing in
-    it."""
+    """Remove what an interruption left of the trainings, and the folder when it is empty."""
     for left in folder.glob(".*"):
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -131,23 +132,33 @@ def _tidy(folder: Path) -> None:
 
 
 def _profile(
-    config: Systems, workers: int, folder: Path, options: ProfileOptions, lines: EventLines
+    config: Systems,
+    workers: int,
+    folder: Path,
+    options: ProfileOptions,
+    command: str,
+    lines: EventLines,
 ) -> ProfileResult:
     from tunediff.profiling import files, run
     from tunediff.training.run_trial import end_of
 
     try:
         profile = run.profile(
-            config, folder, lines.aside.say, name=options.config.stem, command=options.command, workers=workers,
-            steps=options.steps, attempt=options.attempt,
-        )  # fmt: skip
+            config,
+            folder,
+            lines.aside.say,
+            name=options.config.stem,
+            command=command,
+            workers=workers,
+            steps=options.steps,
+            attempt=options.attempt,
+        )
     except Exception as error:
         if end_of(error).status == "oom":
-            raise TunediffError(
-                f"out of memory with a batch of {config.loader.batch_size}: {error}"
-            ) from error
+            batch = config.loader.batch_size
+            raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
         if cfg.of(config).file is not None and not isinstance(error, TunediffError):
-            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's own lines
+            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines
         raise
     profile["wall_s"] = time.monotonic() - lines.begun
     result = ProfileResult(folder, profile, files.write_all(profile, folder))

@@ -20,19 +20,21 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.api import notebook, search_run, search_setup
 from tunediff.api.calls import (
     Knobs,
+    ProgressKeywords,
     as_printed,
     called,
-    duration,
     folder,
-    with_plain_numbers,
+    keywords,
+    options_of,
     words,
 )
 from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.search_results import BestTrial
-from tunediff.api.search_setup import SearchOptions
+from tunediff.api.search_setup import SearchKeywords, SearchOptions
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
 from tunediff.core.lock import runner
+from tunediff.core.options import option
 from tunediff.report import context, page, style, summary, verdicts
 from tunediff.report import words as phrases
 from tunediff.report.html import el, join, table
@@ -201,16 +203,30 @@ class Search:
             self.wait(timeout)
 
     def resume(
-        self, trials: int | None = None, total: str | float | None = None, *, track: str | None = None,
-        address: str | None = None, cpus: int | None = None, gpus: int | None = None, background: bool = False,
+        self,
+        trials: int | None = None,
+        total: str | float | None = None,
+        *,
+        track: str | None = None,
+        address: str | None = None,
+        cpus: int | None = None,
+        gpus: int | None = None,
+        background: bool = False,
         progress: bool = True,
-    ) -> Search:  # fmt: skip
+    ) -> Search:
         """Go on with a search that was interrupted, or with more trials than before; see
         `run_search`."""
-        options = SearchOptions(
-            resume=self._begun().name, storage=self.folder.parent, trials=trials, total=duration(total),
-            track=track, address=address, cpus=cpus, gpus=gpus,
-        )  # fmt: skip
+        with called():
+            options = SearchOptions(
+                resume=self._begun().name,
+                storage=self.folder.parent,
+                trials=trials,
+                total=total,
+                track=track,
+                address=address,
+                cpus=cpus,
+                gpus=gpus,
+            )
         started = _run(options, background, progress)
         self._process = started._process
         return self
@@ -237,14 +253,18 @@ class Search:
         return search_run.read(self._begun())
 
 
-def run_search(
-    workload: Any = None, *knobs: Knobs, name: str | None = None, storage: str | Path = text.STORAGE,
-    trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
-    total: str | float | None = None, confirm: int | None = None, seed: int | None = None,
-    address: str | None = None, cpus: int | None = None, gpus: int | None = None, warm_start: str | None = None,
-    early_stopping: str | None = None, track: str | None = None, check: bool = True, force: bool = False,
-    background: bool = False, progress: bool = True,
-) -> Search:  # fmt: skip
+@dataclasses.dataclass(kw_only=True)
+class SearchCall(ProgressKeywords, SearchKeywords):
+    """The keywords of `run_search`."""
+
+    background: bool = option(
+        False,
+        "return at once; the search runs in a process of its own, and goes on when this one ends",
+    )
+
+
+@keywords(SearchCall)
+def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
     """Search for the configuration with the best result for its training seconds; return the
     finished search.
 
@@ -254,27 +274,7 @@ def run_search(
             module, or an object with `Knobs`, `OBJECTIVE` and `train`, also one that a notebook's
             cells define.
         knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
-        name: Name of the search and its folder in `storage`. Default: search file and time.
-        trials: Trials in all, the baseline included.
-        budget: Training seconds per trial: `"90s"`, `"10m"`, or a number.
-        unit: `wall`, or `device`: the budget counts training seconds times devices.
-        total: Wall-clock of the whole search, confirming runs included.
-        confirm: How many of the best are run again on new seeds; 0: none.
-        seed: Seed of the search.
-        address: A running Ray cluster, `auto` or `HOST:PORT`. The search then runs in a process of
-            its own.
-        cpus, gpus: How much of this machine to use. Default: all.
-        warm_start: An earlier search whose trials this one knows already.
-        early_stopping: `asha` or `none`; default: the search file's.
-        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows every trial as a run
-            (docs/how-to/trackers.md).
-        check: Try a workload of your own with two steps and two evaluations first.
-        force: Start what would take over 30 days, 100,000 trials or the whole disk, or what another
-            machine began to run at this storage.
-        background: Return at once; the search runs in a process of its own, and goes on when this
-            one ends.
-        progress: Show a table in a notebook or a terminal, elsewhere log to `tunediff.api`. False:
-            show nothing.
+        options: See `SearchCall`. Durations are seconds, or text such as `"10m"`.
 
     Raises:
         TunediffError: Something is not allowed or has failed; the message is the one of the
@@ -286,15 +286,11 @@ def run_search(
         >>> search = tunediff.run_search("digits", trials=8, budget="5s")
         >>> search.best.configuration
     """
-    place = folder(storage)
     with called():
-        named = [] if workload is None else [notebook.named(workload, place)]
-    options = SearchOptions(
-        words=[*named, *words(knobs)], name=name, storage=place, trials=trials, budget=duration(budget), unit=unit,
-        total=duration(total), confirm=confirm, seed=seed, address=address, cpus=cpus, gpus=gpus,
-        warm_start=warm_start, early_stopping=early_stopping, track=track, no_check=not check, force=force,
-    )  # fmt: skip
-    return _run(options, background, progress)
+        call = SearchCall(**options)
+        named = [] if workload is None else [notebook.named(workload, folder(call.storage))]
+        asked = options_of(call, SearchOptions, words=[*named, *words(knobs)])
+    return _run(asked, call.background, call.progress)
 
 
 def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
@@ -311,7 +307,6 @@ def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
 
 def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
     lines = lines_of(progress)
-    options = with_plain_numbers(options)
     # The loss of a cluster's head ends the process that waits for Ray.
     if background or options.address is not None:
         search = _started(options)
@@ -335,7 +330,7 @@ def _started(options: SearchOptions) -> Search:
             options = dataclasses.replace(options, name=request.folder.name)
         search = Search(request.folder)
         search.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, *shlex.split(options.command())[1:]]
+        command = [sys.executable, *shlex.split(options.command("search", SearchOptions))[1:]]
         with open(search.log, "wb") as log:
             search._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

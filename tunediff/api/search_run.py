@@ -106,7 +106,7 @@ def _run(
         command_time.charge()
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
-            session.enter_context(sessions.noted(folder, options.command()))
+            session.enter_context(sessions.noted(folder, options.command("search", SearchOptions)))
         shown = session.enter_context(display(folder, space, planned=planned))
         slots = stack.enter_context(
             experiment.workers(

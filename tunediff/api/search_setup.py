@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tunediff import analysis, cli, search_space
+from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
+from tunediff.api.options import RunOptions, check_files
 from tunediff.config import ConfigError, Lines, missing_equals_hint
 from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
+from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
+from tunediff.core.refusals import allow, check_name, check_new, check_writable
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
@@ -35,34 +38,50 @@ NODE_CORES = 9
 searched."""
 
 
-@dataclasses.dataclass
-class SearchOptions:
-    """What is asked of a search: the arguments of the command and of `tunediff.run_search`."""
+@dataclasses.dataclass(kw_only=True)
+class SearchKeywords(RunOptions):
+    """Options of the command `search` that are keywords of `tunediff.run_search`."""
 
-    words: Sequence[str] = ()
-    """Search file or workload, and `knob=value`."""
-    name: str | None = None
-    storage: Path = text.STORAGE
-    trials: int | None = None
-    budget: str | None = None
-    unit: str | None = None
-    total: str | None = None
-    confirm: int | None = None
-    seed: int | None = None
-    address: str | None = None
-    cpus: int | None = None
-    gpus: int | None = None
-    resume: str | None = None
-    warm_start: str | None = None
-    early_stopping: str | None = None
-    track: str | None = None
-    no_check: bool = False
-    force: bool = False
-    dry_run: bool = False
+    trials: int | None = option(None, "trials in all, the baseline included")
+    budget: str | float | None = option(
+        None, "training seconds per trial, e.g. 90s, 10m", convert=search_space.duration_s
+    )
+    total: str | float | None = option(
+        None,
+        "wall-clock of the whole search, confirming runs included, e.g. 8h",
+        convert=search_space.duration_s,
+    )
+    confirm: int | None = option(
+        None, "how many of the best to run again on new seeds; 0: none", metavar="N"
+    )
+    seed: int | None = option(None, "seed of the search")
+    warm_start: str | None = option(
+        None, "an earlier search whose trials this one knows already", metavar="NAME"
+    )
+    early_stopping: str | None = option(
+        None, "the rule that stops trials early", choices=search_space.EARLY_STOPPING
+    )
 
-    def command(self) -> str:
-        """Return the command that asks for the same."""
-        return cli.command_of("search", SearchOptions, self)
+
+@dataclasses.dataclass(kw_only=True)
+class SearchOptions(SearchKeywords):
+    """What is asked of a search."""
+
+    words: Sequence[str] = words_option(
+        "search file (default: digits), or a workload's file, which is searched around its baseline",
+        "SPACE.yaml | mine.py | knob=value",
+        complete=search_space.shipped,
+    )
+    resume: str | None = option(None, "go on with a search that was interrupted", metavar="NAME")
+    dry_run: bool = option(
+        False,
+        "print what would run, what it costs and if it fits; tries a workload of your own first",
+    )
+
+    @property
+    def folder_of_all(self) -> Path:
+        """Return the absolute folder of all searches: Ray's processes may run elsewhere."""
+        return Path(self.storage).resolve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +100,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    remote.check(options.storage)
+    remote.check(Path(options.storage))
     request = requested(options)
     if is_asked(request.folder):
         again = f"tunediff.open_study(name={request.folder.name!r})"
@@ -91,17 +110,15 @@ def prepare(options: SearchOptions) -> SearchRequest:
         )
     space = request.space
     # ---- data and weights that a trial would miss are missed now
-    cli.check_here(space.baseline, space.evaluates)
-    cli.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
+    check_files(space.baseline, space.evaluates)
+    machine_options.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
     listeners.check(space.track)
-    if options.address is None:
+    if options.address is None:  # what a cluster has is not known before it is asked
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
             _check_energy(space)
-    if (
-        not options.dry_run and options.address is None
-    ):  # what a cluster elsewhere has is not known before it is asked
-        plan.check(planned(request, options), options.force)
+        if not options.dry_run:
+            plan.check(planned(request, options), options.force)
     return request
 
 
@@ -117,7 +134,7 @@ def is_asked(folder: Path) -> bool:
     return any(session.command.startswith(sessions.ASKED) for session in journals.sessions(folder))
 
 
-def own_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
+def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
     """Return space and search file of a new search, without knobs of the engine that were inferred,
     not asked for.
 
@@ -174,10 +191,10 @@ def create(
     """
     folder, space, content = request.folder, request.space, request.content
     assert content is not None
-    own = space.workload.file is not None
-    cli.check_writable("--storage", folder)
+    users_file = space.workload.file is not None
+    check_writable("--storage", folder)
     measured: Measured = {}
-    if not (own or quiet or options.address):
+    if not (users_file or quiet or options.address):
         # What runs the trials is imported meanwhile: this process would only wait for the one that
         # measures.
         threading.Thread(
@@ -185,7 +202,7 @@ def create(
         ).start()
         measured = measure(space, say)
         plan.check(plan.values(space, folder, measured), options.force)
-    if own and not options.no_check:
+    if users_file and options.check:
         space, measured = _create_checked(request, folder, say)
     else:
         space = experiment.create(folder, space, content)
@@ -200,8 +217,8 @@ def measured_plan(
     A new search of a user's workload is tried as `create` does, so that its plan has no knobs that
     `train(trial)` never reads. Raises `ConfigError` with what is wrong with the workload.
     """
-    own = request.space.workload.file is not None
-    if request.content is None or not own or options.no_check:
+    users_file = request.space.workload.file is not None
+    if request.content is None or not users_file or not options.check:
         return planned(request, options, measure(request.space, say, prepare=False))
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
@@ -233,21 +250,13 @@ def _check_energy(space: SearchSpace) -> None:
 
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
-    fixed = (options.seed, options.confirm)
-    others = (
-        options.words,
-        options.name,
-        options.budget,
-        options.unit,
-        options.warm_start,
-        options.early_stopping,
-    )
-    if any(others) or any(value is not None for value in fixed):
+    fixed = (options.name, options.budget, options.unit, options.warm_start, options.early_stopping)
+    if options.words or any(value is not None for value in (*fixed, options.seed, options.confirm)):
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and"
             " --track can change"
         )
-    folder = search_space.folder_of(str(options.resume), options.storage).resolve()
+    folder = search_space.folder_of(str(options.resume), Path(options.storage)).resolve()
     if not options.dry_run:
         lock.check_free(folder)  # before a user's file is imported, which may take minutes
     space = _reopened(folder, options)
@@ -267,69 +276,58 @@ def reread(folder: Path, options: SearchOptions) -> SearchSpace:
 def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     """Return the space of an earlier search, with checkpoints of unfinished trials fetched. Raises
     `ConfigError`."""
-    for place in (folder, *sessions.confirming_folders(folder)):
-        for trial in record.read_trials(place):
+    for stage in (folder, *sessions.confirming_folders(folder)):
+        for trial in record.read_trials(stage):
             if not trial.finished:
-                remote.pull(place / "trials" / trial.name, heavy=True)
-    done = sum(trial.finished for trial in record.read_trials(folder))
+                remote.pull(stage / "trials" / trial.name, heavy=True)
+    done, limits = sum(trial.finished for trial in record.read_trials(folder)), _limits(options)
     fits = options.trials is None or options.trials >= done
-    cli.allow(fits, "--trials", options.trials, f"at least {done}, which are done")
+    allow(fits, "--trials", options.trials, f"at least {done}, which are done")
     spent_s = sessions.all_spent_s(folder)
-    fits = options.total is None or search_space.duration_s(options.total, "--total") >= spent_s
-    cli.allow(fits, "--total", options.total, f"at least {math.ceil(spent_s)}s, which are spent")
+    fits = limits.get("total", math.inf) >= spent_s
+    allow(fits, "--total", str(options.total), f"at least {math.ceil(spent_s)}s, which are spent")
     track = {"track": options.track} if options.track is not None else {}
-    return experiment.reopen(folder, _limits(options), keep=not options.dry_run, others=track)
+    return experiment.reopen(folder, limits, keep=not options.dry_run, others=track)
 
 
 def _new(options: SearchOptions) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
-    storage = (
-        options.storage.resolve()
-    )  # Ray needs an absolute path, and its processes may run elsewhere
+    storage = options.folder_of_all
     if options.name is not None:
         remote.pull(storage / options.name / "search.yaml")
-        cli.check_name(options.name, storage)
+        check_name(options.name)
+        check_new(storage / options.name)
     files = [word for word in options.words if "=" not in word]
+    settings = [word for word in options.words if "=" in word]
     if len(files) > 1:
-        raise ConfigError(
-            "command line: one search file at most, found"
-            f" {', '.join(files)}{missing_equals_hint(options.words)}"
-        )
+        hint = missing_equals_hint(options.words)
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{hint}")
     path = search_space.find(files[0] if files else None)
-    words = [word for word in options.words if "=" in word]
-    content, inferred = _content(path, words, options.address)
-    content = _confirmed_by(options.confirm, content)
-    _warm_start(options.warm_start, content, str(path), storage)
-    asked = {"track": options.track, "early_stopping": options.early_stopping}
-    content |= {key: value for key, value in asked.items() if value is not None}
-    narrowed = search_space.narrow(content, str(path), path.parent, words)
+    content, inferred = _content(path, settings, options.address)
+    content = _with_options(content, options, path)
+    narrowed = search_space.narrow(content, str(path), path.parent, settings)
     for notice in narrowed.notices:
         log.info(notice)
     space = search_space.parse(
         narrowed.content, str(path), path.parent, narrowed.words, _limits(options)
     )
-    if options.seed is not None:
-        cli.allow(
-            0 <= options.seed < 2**32,
-            "--seed",
-            options.seed,
-            "a whole number of at least 0 and below 2^32",
-        )
-        space = dataclasses.replace(space, seed=options.seed)
+    if (seed := options.seed) is not None:
+        allow(0 <= seed < 2**32, "--seed", seed, "a whole number of at least 0 and below 2^32")
+        space = dataclasses.replace(space, seed=seed)
     return SearchRequest(storage / (options.name or _name(path)), space, narrowed.content, inferred)
 
 
-def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lines, bool]:
+def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[Lines, bool]:
     """Return the content of a search file, completed for a workload without one, and whether it was
     completed."""
-    machine = resources.local()
-    # What a cluster elsewhere has is not known before it is asked.
-    world_sizes = resources.world_sizes_of(machine) if address is None else ()
-    read = search_space.read(path, world_sizes, machine.gpus > 0)
+    machine, sizes = resources.local(), tuple[int, ...]()
     # The machine of the search may train nothing: on a cluster every knob is searched that may
     # help.
-    cores, gpu = (machine.cores, machine.gpus > 0) if address is None else (NODE_CORES, True)
-    content = search_space.completed(read, path, words, cores, gpu)
+    cores, gpu = NODE_CORES, True
+    if address is None:
+        cores, gpu, sizes = machine.cores, machine.gpus > 0, resources.world_sizes_of(machine)
+    read = search_space.read(path, sizes, machine.gpus > 0)
+    content = search_space.completed(read, path, settings, cores, gpu)
     if content is read:
         return content, False
     if address is not None:
@@ -338,32 +336,35 @@ def _content(path: Path, words: Sequence[str], address: str | None) -> tuple[Lin
             path.name,
             NODE_CORES,
         )
-    # A file of a user's without a search file: its knobs on the command line are not searched.
-    whole = search_space.completed(read, path, [], cores, gpu)
-    for word in words:
-        name, _, value = word.partition("=")
-        if name in whole["search"].keys() - content["search"].keys():
+    # Knobs of a user's file that are set on the command line are not searched.
+    complete = search_space.completed(read, path, [], cores, gpu)
+    fixed = complete["search"].keys() - content["search"].keys()
+    for name, _, value in (setting.partition("=") for setting in settings):
+        if name in fixed:
             consequence = f"what {path.name} says of it is not searched"
             log.info("%s is fixed at %s by the command line; %s", name, value, consequence)
     return content, True
 
 
-def _warm_start(asked: str | None, content: Lines, source: str, storage: Path) -> None:
-    """Name the earlier search, by the option or in the file, by its absolute path. Raises
+def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
+    """Return the content of a search file with what the options change in it. Raises
     `ConfigError`."""
-    name, where = (
-        (asked, "--warm-start")
-        if asked is not None
-        else (content.get("warm_start"), f"{source}: warm_start")
-    )
-    if not isinstance(name, str):  # absent, or refused with the file's other lines
-        return
-    try:
-        content["warm_start"] = str(
-            search_space.of_search(search_space.folder_of(name, storage)).parent
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    changes = {"track": options.track, "early_stopping": options.early_stopping}
+    content = {**content, **{key: value for key, value in changes.items() if value is not None}}
+    if (finalists := options.confirm) is not None:
+        allowed = f"0 to {MOST_FINALISTS} finalists; 0: none"
+        allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
+        section = content.pop("confirm", None) or {}
+        content |= {"confirm": {**section, "of": finalists}} if finalists else {}
+    where = f"{path}: warm_start" if options.warm_start is None else "--warm-start"
+    name = options.warm_start or content.get("warm_start")
+    if isinstance(name, str):  # anything else is refused with the file's other lines
+        try:
+            earlier = search_space.folder_of(name, options.folder_of_all)
+            content["warm_start"] = str(search_space.of_search(earlier).parent)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return content
 
 
 def _name(path: Path) -> str:
@@ -372,30 +373,10 @@ def _name(path: Path) -> str:
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _confirmed_by(finalists: int | None, content: Lines) -> Lines:
-    """Return the content with so many finalists in `confirm:`, without it for 0. Raises
-    `ConfigError`."""
-    if finalists is None:
-        return content
-    cli.allow(
-        0 <= finalists <= MOST_FINALISTS,
-        "--confirm",
-        finalists,
-        f"0 to {MOST_FINALISTS} finalists; 0: none",
-    )
-    left = {key: value for key, value in content.items() if key != "confirm"}
-    section = content.get("confirm") or {}
-    return {**left, "confirm": {**section, "of": finalists}} if finalists else left
-
-
 def _limits(options: SearchOptions) -> Lines:
-    """Return the limits of the options, as `budget:` has them. Raises `ConfigError` naming the
-    option."""
-    for option, value in (("--budget", options.budget), ("--total", options.total)):
-        if value is not None:
-            search_space.duration_s(value, option)
+    """Return the limits of the options, as `budget:` has them. Raises `ConfigError`."""
     fits = options.trials is None or options.trials >= 1
-    cli.allow(fits, "--trials", options.trials, "a whole number of at least 1")
+    allow(fits, "--trials", options.trials, "a whole number of at least 1")
     limits = {
         "per_trial": options.budget,
         "unit": options.unit,

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff.api.stop_signals import stop_signals
+from tunediff.api.train_setup import INITIAL, TrainRequest, check_folder, starts_over
 from tunediff.config import ConfigError, Metric, Systems, Workload, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import listeners, lock, remote, remote_lock, text
+from tunediff.core import lock, remote, remote_lock, text
 from tunediff.core import trial_record as record
-from tunediff.core.clock import Budget, UnitName, own_s
-from tunediff.core.errors import TunediffError, UserCodeError
+from tunediff.core.errors import FAILED, TunediffError, UserCodeError, message_of
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
-from tunediff.search_space import duration_s
-from tunediff.training.knobs import Optimized
 
 if TYPE_CHECKING:
     from tunediff.distributed import World
@@ -37,58 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY_S = 60.0
-INITIAL = "weights in a .safetensors file, or a diffusers pipeline"
-
-
-@dataclasses.dataclass
-class TrainOptions:
-    """What is asked of a training: the arguments of the command and of `tunediff.run_training`."""
-
-    config: Path
-    """A configuration file, or a baseline or a workload."""
-    words: Sequence[str] = ()
-    """`knob=value`."""
-    budget: str | None = None
-    unit: UnitName | None = None
-    samples: int | None = None
-    every: str | None = None
-    name: str | None = None
-    out: Path | None = None
-    storage: Path = text.STORAGE
-    initial: Path | None = None
-    track: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainRequest:
-    """A training that has been checked and may start or go on."""
-
-    config: Systems
-    budget: Budget
-    folder: Path
-    initial: Path | None
-    command: str
-    """How it is started with several processes."""
-    track: str | None = None
-    """The service that shows it as a run."""
-
-
-def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) -> TrainRequest:
-    """Check what is asked for and make the folder of the training. Raises `ConfigError`.
-
-    `command`: how to start it with a number of processes; default: with the options' words.
-    """
-    listeners.check(options.track)
-    config = cfg.named(options.config, options.words)
-    budget, folder = _budget(options, config), _folder(options)
-    _check(config, budget, folder, options.initial)
-    processes = config.parallel.processes
-    start = (
-        command(processes)
-        if command is not None
-        else f"torchrun --nproc-per-node {processes} -m tunediff.train"
-    )
-    return TrainRequest(config, budget, folder.absolute(), options.initial, start, options.track)
 
 
 def run(request: TrainRequest, lines: EventLines) -> str:
@@ -98,25 +40,23 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and
     `KeyboardInterrupt`.
     """
-    main = (
-        int(os.environ.get("RANK", "0")) == 0
-    )  # the other ranks wait for it before they read anything
+    folder, again = request.folder, "the same command again"
     try:
-        if main:
-            remote.check(request.folder.parent)
-        with contextlib.ExitStack() as beside:
-            if main:
-                beside.enter_context(_alone(request.folder))
-                _recheck_folder(request)
-                held = remote_lock.held(request.folder, fetch=lambda: _fetch(request))
-                heard = Listeners(beside.enter_context(held))
-                objective, again = cfg.of(request.config).objective.name, "the same command again"
-                activity = Activity("train", request.folder, again, objective, {}, request.track)
-                beside.enter_context(heard.opened(activity, lines.aside.say))
+        if os.environ.get("RANK", "0") != "0":  # waits for rank 0 before it reads anything
             return _train(request, lines)
+        remote.check(folder.parent)
+        with _alone(folder):
+            _recheck_folder(request)
+            objective = cfg.of(request.config).objective.name
+            activity = Activity("train", folder, again, objective, {}, request.track)
+            with (
+                remote_lock.held(folder, fetch=lambda: _fetch(request)) as held,
+                Listeners(held).opened(activity, lines.aside.say),
+            ):
+                return _train(request, lines)
     except KeyboardInterrupt:
-        again = "interrupted; the same command again resumes from the last checkpoint"
-        raise KeyboardInterrupt(again) from None
+        message = f"interrupted; {again} resumes from the last checkpoint"
+        raise KeyboardInterrupt(message) from None
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -135,150 +75,18 @@ def _fetch(request: TrainRequest) -> None:
 
 
 def _recheck_folder(request: TrainRequest) -> None:
-    """Check the folder once more, since another process may have trained there, and remove a
-    journal without a point.
+    """Check the folder again under its lock, since another process may have trained in it, and
+    remove a journal without a point, and the copy of the workload beside it.
 
-    The copy of the workload beside such a journal is removed with it.
-
-    Call it under the lock. Raises `ConfigError` if the folder holds another training.
+    Raises `ConfigError` if the folder holds another training.
     """
     folder = request.folder
-    _check_folder(request.config, request.budget, folder, request.initial)
+    check_folder(request)
     trial = record.read_trial(folder)
-    if trial is not None and _starts_over(trial, folder):
-        cfg.remove_copy(
-            request.config, folder
-        )  # the user's file may be mended now, or after this attempt
+    if trial is not None and starts_over(trial, folder):
+        # The user's file may be mended now, or after this attempt.
+        cfg.remove_copy(request.config, folder)
         (folder / record.JOURNAL).unlink()
-
-
-def _folder(options: TrainOptions) -> Path:
-    """Return the folder of the run. Raises `ConfigError`."""
-    if options.name is None:
-        return Path(options.out or Path(options.storage, f"train-{options.config.stem}"))
-    if options.out is not None:
-        raise ConfigError(
-            "--name: names a folder in the folder of all trainings; --out names any folder:"
-            " give one"
-        )
-    cli.check_plain(options.name)
-    return Path(options.storage, options.name)
-
-
-def _budget(options: TrainOptions, config: Systems) -> Budget:
-    """Return the budget that the options give. Raises `ConfigError`."""
-    seconds, samples, every = options.budget, options.samples, options.every
-    if options.unit is not None and seconds is None:
-        raise ConfigError(f"--unit: {options.unit} goes with --budget")
-    cli.allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
-    if seconds is not None or samples is not None:
-        if every is not None:
-            raise ConfigError(
-                f"--every: {every} goes without --budget and --samples; set evaluation.points"
-                " instead"
-            )
-        own = (
-            own_s(duration_s(seconds, "--budget"), options.unit or "wall", config.devices)
-            if seconds
-            else None
-        )
-        return Budget(own, samples)
-    # A user's own section may have that name as well, and knobs that mean something else
-    optimizer = getattr(config.knobs, "optimizer", None)
-    if isinstance(optimizer, Optimized) and (decay := optimizer.decay) != "constant":
-        raise ConfigError(
-            f"optimizer.decay: {decay!r} is not allowed without --budget or --samples: a learning"
-            " rate that falls to zero needs an end to fall towards; allowed: constant"
-        )
-    # Schedules follow fractions of a budget: an open-ended training has that of its first
-    # `evaluation.points` rounds.
-    return Budget(duration_s(every or "10m", "--every") * config.evaluation.points, open_ended=True)
-
-
-def _check(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
-    """Refuse what would fail later, and a folder that holds another training. Raises
-    `ConfigError`."""
-    cli.check_here(config, evaluates=True)
-    cli.warn_emulated([config.precision.amp])
-    if initial is not None and not initial.exists():
-        raise ConfigError(f"--initial: {initial}: no such file; allowed: {INITIAL}")
-    _check_folder(config, budget, folder, initial)
-    with cli.writing("--out", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _starts_over(trial: record.TrialRecord, folder: Path) -> bool:
-    """Return whether a training was killed or out of memory, as with a larger batch, before
-    anything was kept."""
-    empty = not trial.points and not (folder / record.CHECKPOINT).exists()
-    return empty and (not trial.finished or trial.status == "oom")
-
-
-def _check_folder(config: Systems, budget: Budget, folder: Path, initial: Path | None) -> None:
-    """Refuse a folder that holds another training. Raises `ConfigError`."""
-    trial = record.read_trial(folder)
-    if trial is not None and not _starts_over(trial, folder):
-        if trial.fingerprint != cfg.fingerprint(config):
-            differs = cfg.differences(config, trial.configuration)
-            changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
-            if not differs or any(
-                not name.startswith("parallel.") for name in differs
-            ):  # what is learned is the same
-                raise ConfigError(
-                    f"--out: {folder} holds a training of another configuration ({changed}); choose"
-                    " another"
-                )
-        ours = _identity(budget, initial)
-        drawn = {
-            "initial": ours["initial"]
-        } | trial.drawn  # journals of earlier versions do not have it
-        if drawn["initial"] != ours["initial"]:
-            began = (
-                f"from weights of sha256 {drawn['initial']}"
-                if drawn["initial"]
-                else "without --initial"
-            )
-            given = "not given" if initial is None else f"{initial} is not allowed"
-            holds = f"{folder} holds a training that started {began}"
-            raise ConfigError(
-                f"--initial: {given}: {holds}; repeat it to resume, or choose another --out"
-            )
-        if (trial.budget_s, drawn) != (budget.seconds, ours):
-            theirs = f"with {_options(trial.budget_s, trial.drawn.get('samples'))}"
-            if trial.drawn.get("open_ended"):
-                every = trial.budget_s / config.evaluation.points if trial.budget_s else 0.0
-                theirs = f"without --budget and with --every {text.format_exact(every)}"
-            raise ConfigError(
-                f"--budget: {folder} holds a training {theirs}; repeat it to resume, or choose"
-                " another --out"
-            )
-
-
-def _options(budget_s: float | None, samples: int | None) -> str:
-    """Return the options that give this budget: `--budget 6s and --samples 100`."""
-    options = {"--budget": text.format_exact(budget_s) if budget_s else None, "--samples": samples}
-    return (
-        " and ".join(f"{option} {value}" for option, value in options.items() if value)
-        or "another budget"
-    )
-
-
-def _identity(budget: Budget, initial: Path | None) -> dict[str, Any]:
-    """Return what, besides configuration and seconds, must be the same for a training to go on."""
-    open_ended = {"open_ended": True} if budget.open_ended else {}
-    return {"samples": budget.samples, "initial": _digest(initial)} | open_ended
-
-
-def _digest(initial: Path | None) -> str | None:
-    """Return the sha256 of a file of weights, or of all in a folder; None without initial
-    weights."""
-    if initial is None:
-        return None
-    inside = sorted(
-        path for path in initial.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt")
-    )
-    files = inside if initial.is_dir() else [initial]
-    return " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
 
 
 def _train(request: TrainRequest, lines: EventLines) -> str:
@@ -292,18 +100,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
 
     config, folder, budget = request.config, request.folder, request.budget
     with from_environment() as world, stop_signals() as signals, lines.work(world.main):
-        if world.size != config.parallel.processes:
-            needed, started = (
-                config.parallel.workers,
-                text.pluralize(world.size, "process", "processes"),
-            )
-            other = (
-                "parallel.strategy=ddp"
-                if config.parallel.together
-                else f"parallel.workers={world.size}"
-            )
-            hint = f"start it as {request.command}, or set {other}"
-            raise ConfigError(f"parallel.workers: {needed} is not allowed with {started}; {hint}")
+        _check_processes(request, world)
         trial = record.read_trial(folder)
         if trial is not None and trial.status == "ok":
             return ""
@@ -315,17 +112,23 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
             done = trial.points[-1].samples if trial is not None and trial.points else None
             observer = ConsoleRecorder(folder, cfg.of(config), done, signals, lines=lines)
             config = cfg.take_along(config, folder)
-            journal.start(config, _identity(budget, request.initial), budget.seconds)
+            journal.start(config, request.identity(), budget.seconds)
             write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
-            (folder / weights.NAME).unlink(
-                missing_ok=True
-            )  # of an earlier stop: the checkpoint knows more
+            # Weights of an earlier stop: the checkpoint knows more.
+            (folder / weights.NAME).unlink(missing_ok=True)
             if budget.open_ended:
                 log.info("open-ended: Ctrl-C stops it, the same command goes on")
 
         # ---- train
-        engine = Engine(config, budget, world, observer, folder=folder, checkpoint_every_s=CHECKPOINT_EVERY_S,
-                        initial=initial)  # fmt: skip
+        engine = Engine(
+            config,
+            budget,
+            world,
+            observer,
+            folder=folder,
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            initial=initial,
+        )
         try:
             result = run_trial(lambda: run_engine(engine), world)
         finally:
@@ -336,10 +139,22 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
 
         if world.main:
             _conclude(result, outcome, config, journal)
-        stopped = (
-            f"stopped after {text.pluralize(outcome.steps, 'step')}; the same command again goes on"
+        if outcome.finished:
+            return ""
+        steps, path = text.pluralize(outcome.steps, "step"), folder / weights.NAME
+        return f"stopped after {steps}; the same command again goes on\nweights: {path}"
+
+
+def _check_processes(request: TrainRequest, world: World) -> None:
+    """Refuse another number of processes than the configuration needs. Raises `ConfigError`."""
+    parallel = request.config.parallel
+    if world.size != parallel.processes:
+        started = text.pluralize(world.size, "process", "processes")
+        other = "strategy=ddp" if parallel.together else f"workers={world.size}"
+        raise ConfigError(
+            f"parallel.workers: {parallel.workers} is not allowed with {started}; start it as"
+            f" {request.command}, or set parallel.{other}"
         )
-        return "" if outcome.finished else f"{stopped}\nweights: {folder / weights.NAME}"
 
 
 def _conclude(
@@ -372,20 +187,20 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
             journal.end(end)
         raise record.NotFiniteError(end.reason)
     assert error is not None
-    failure: BaseException = error
-    if (
-        end is not None
-        and end.status == "oom"
-        and not isinstance(error, ConfigError | WorkloadError)
-    ):
+    if isinstance(error, ConfigError | WorkloadError):
+        raise error
+    failure: TunediffError
+    if end is not None and end.status == "oom":
         journal.end(end)
         failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
-    elif cfg.of(config).file is not None and not isinstance(error, ConfigError | WorkloadError):
-        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the user's own lines
-    if world.size > 1 and isinstance(failure, TunediffError) and failure is not error:
-        print(cli.message_of(failure), file=sys.stderr, flush=True)
-        os._exit(cli.FAILED)  # the others may wait for this rank in a collective
-    raise failure from (error if failure is not error else None)
+    elif cfg.of(config).file is not None:
+        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the lines of the user
+    else:
+        raise error
+    if world.size > 1:
+        print(message_of(failure), file=sys.stderr, flush=True)
+        os._exit(FAILED)  # the others may wait for this rank in a collective
+    raise failure from error
 
 
 def _weights(path: Path, config: Systems) -> Any:
@@ -425,12 +240,18 @@ def as_json(folder: Path) -> dict[str, Any]:
     trial, workload, metric, last = _finished(folder)
     parts = ("data_wait", "compile", "evaluation", "checkpoint", "setup")
     return {
-        "metric": str(last.get("label", metric.label)), "objective": metric.name, "value": last[metric.name],
-        "train_s": last.train_s, "samples": last.samples, "unit": workload.unit, "steps": last.steps,
+        "metric": str(last.get("label", metric.label)),
+        "objective": metric.name,
+        "value": last[metric.name],
+        "train_s": last.train_s,
+        "samples": last.samples,
+        "unit": workload.unit,
+        "steps": last.steps,
         **{f"{part}_s": trial.end.seconds.get(part) for part in parts},
-        "weights": folder / "weights.safetensors", "pictures": sorted(map(str, folder.glob("*.png"))),
+        "weights": folder / "weights.safetensors",
+        "pictures": sorted(map(str, folder.glob("*.png"))),
         "journal": folder / record.JOURNAL,
-    }  # fmt: skip
+    }
 
 
 def _finished(folder: Path) -> tuple[Any, Workload, Metric, Point]:

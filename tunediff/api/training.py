@@ -4,30 +4,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tunediff import cli, models
-from tunediff.api import notebook, profile_run, train_run
+from tunediff import models
+from tunediff.api import notebook, profile_run, train_run, train_setup
 from tunediff.api.calls import (
     Knobs,
+    ProgressKeywords,
     as_printed,
     called,
-    duration,
     folder,
-    with_plain_numbers,
+    keywords,
+    options_of,
     words,
 )
 from tunediff.api.display import lines_of
-from tunediff.api.profile_run import ProfileOptions, ProfileResult
-from tunediff.api.train_run import TrainOptions
+from tunediff.api.profile_run import ProfileKeywords, ProfileOptions, ProfileResult
+from tunediff.api.train_setup import TrainKeywords, TrainOptions
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.core.clock import UnitName
 from tunediff.distributed import share_of_cores
 from tunediff.models import Saved
 from tunediff.report.html import el, join, table
@@ -56,7 +57,7 @@ class Training:
 
         `tunediff knobs --schema train-output` describes its keys.
         """
-        return as_printed(cli.versioned(train_run.as_json(self.folder)))
+        return as_printed(text.versioned(train_run.as_json(self.folder)))
 
     def points(self) -> pd.DataFrame:
         """Return one row per evaluation."""
@@ -76,12 +77,18 @@ class Training:
         return f"Training({str(self.folder)!r})"
 
 
-def run_training(
-    config: Any, *knobs: Knobs, budget: str | float | None = None, unit: UnitName | None = None,
-    samples: int | None = None, name: str | None = None, out: str | Path | None = None,
-    storage: str | Path = text.STORAGE, initial: str | Path | None = None, track: str | None = None,
-    progress: bool = True,
-) -> Training:  # fmt: skip
+@dataclasses.dataclass(kw_only=True)
+class TrainCall(ProgressKeywords, TrainKeywords):
+    """The keywords of `run_training`."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProfileCall(ProgressKeywords, ProfileKeywords):
+    """The keywords of `run_profile`."""
+
+
+@keywords(TrainCall)
+def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
     """Train one configuration in this process, or go on with a training in the same folder; return
     it, finished.
 
@@ -89,61 +96,44 @@ def run_training(
         config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
             workload as `run_search` takes it, which is trained with its baseline.
         knobs: Changes: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
-        budget, unit, samples: Training seconds (times devices: `unit="device"`), and training
-            samples; whichever comes first ends it.
-        name, out: Name of its folder in `storage`, or a folder anywhere. Default: train-CONFIG.
-        initial: Weights to start from.
-        track: `wandb`, `mlflow`, `trackio` or `tensorboard`: shows it as a run
-            (docs/how-to/trackers.md).
-        progress: Show bars and a line per evaluation on stderr of a terminal, elsewhere log to
-            `tunediff.api`.
+        options: See `TrainCall`. Durations are seconds, or text such as `"10m"`.
 
     Raises:
         TunediffError: Something is not allowed, or the training failed; the message is the one of
             the command.
         KeyboardInterrupt: It was interrupted; the same call goes on from its checkpoint.
     """
-    place = folder(storage)
     with _in_this_process():
-        options = TrainOptions(
-            Path(notebook.named(config, place)), words(knobs), budget=duration(budget), unit=unit, samples=samples,
-            name=name, out=None if out is None else Path(out), storage=place,
-            initial=None if initial is None else Path(initial), track=track,
-        )  # fmt: skip
-        if budget is None and samples is None:
+        call = TrainCall(**options)
+        if call.budget is None and call.samples is None:
             raise ConfigError(
                 "run_training: needs budget or samples; only the command trains without an end"
             )
-        request = train_run.prepare(with_plain_numbers(options))
-        if stopped := train_run.run(request, lines_of(progress)):
+        path = Path(notebook.named(config, folder(call.storage)))
+        asked = options_of(call, TrainOptions, config=path, words=words(knobs))
+        request = train_setup.prepare(asked)
+        if stopped := train_run.run(request, lines_of(call.progress)):
             raise KeyboardInterrupt(stopped)
     return Training(request.folder)
 
 
-def run_profile(
-    config: Any, *knobs: Knobs, out: str | Path | None = None, storage: str | Path = text.STORAGE,
-    steps: int | None = None, attempt: bool = False, progress: bool = True,
-) -> ProfileResult:  # fmt: skip
+@keywords(ProfileCall)
+def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
     """Measure where the seconds and the memory of a training go, in this process.
 
     Args:
         config, knobs: As `run_training` takes them.
-        out: New folder for the results. Default: profile-CONFIG in `storage`.
-        steps: Steps to measure. Default: what 5 seconds take.
-        attempt: Measure each piece of advice as well.
-        progress: Show what is measured next on stderr of a terminal, elsewhere log it to
-            `tunediff.api`.
+        options: See `ProfileCall`.
 
     Raises:
         TunediffError: Something is not allowed, or memory does not suffice.
     """
-    place, out = folder(storage), None if out is None else Path(out).expanduser().absolute()
     with _in_this_process():
-        options = ProfileOptions(
-            Path(notebook.named(config, place)), words(knobs), out, place, steps, attempt,
-            command="tunediff.run_profile",
-        )  # fmt: skip
-        return profile_run.run(with_plain_numbers(options), lines_of(progress))
+        call = ProfileCall(**options)
+        out = Path(call.out).expanduser().absolute() if call.out is not None else None
+        path = Path(notebook.named(config, folder(call.storage)))
+        asked = options_of(call, ProfileOptions, config=path, words=words(knobs), out=out)
+        return profile_run.run(asked, "tunediff.run_profile", lines_of(call.progress))
 
 
 def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:

@@ -27,7 +27,9 @@ from tunediff.config import ConfigError
 from tunediff.config.code import FOLDER
 from tunediff.core import text
 from tunediff.core.files import write_text
+from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
+from tunediff.core.refusals import allow, check_name, check_new, writing
 from tunediff.core.signals import terminable
 from tunediff.search_space import duration_s
 
@@ -88,12 +90,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pairs", type=int, default=MOST, help=f"pairs of runs at most (default: {MOST})")
     add("--resolution", help="a difference that does not matter: 2%% of A's value, or 0.01 for max")
     add("--name", help="name of the comparison and its folder (default: compare and the time)")
-    cli.add_storage(parser, "all searches and comparisons")
+    cli.add_storage(parser)
     add("--resume", metavar="NAME", help="go on with a comparison that was interrupted")
     add("--no-check", action="store_true", help="do not try the commands first")
     add("--dry-run", action="store_true", help="print what would run, and start nothing")
     add("--comment", type=Path, metavar="FILE", help="also write the result as Markdown")
-    cli.add_printing(parser)
+    cli.add_options(parser, PrintingOptions)
     return parser.parse_intermixed_args(argv)
 
 
@@ -102,7 +104,7 @@ def concerns(words: Sequence[str], storage: Path = text.STORAGE) -> bool:
     if any(word == "--run" or word.startswith("--run=") for word in words):
         return True
     options = [word.partition("=") for word in words]
-    following = [*words[1:], ""]
+    following = [*words, ""][1:]
 
     def value(name: str) -> str | None:
         given = zip(options, following, strict=True)
@@ -150,7 +152,7 @@ def _new(options: argparse.Namespace, lines: EventLines) -> Path | None:
         raise ConfigError(
             "--objective: is missing; allowed: the name of the metric as the command prints it"
         )
-    cli.allow(3 <= options.pairs <= 100, "--pairs", options.pairs, "a whole number from 3 to 100")
+    allow(3 <= options.pairs <= 100, "--pairs", options.pairs, "a whole number from 3 to 100")
     budget_s: float | None = None
     if options.outcome != "final" or options.budget is not None:
         budget_s = duration_s(options.budget or "60s", "--budget")
@@ -169,14 +171,15 @@ def _new(options: argparse.Namespace, lines: EventLines) -> Path | None:
     within = comparison.least_within(options.resolution, options.mode)
     name = options.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     folder: Path = options.storage.resolve() / name
-    cli.check_name(name, folder.parent)
+    check_name(name)
+    check_new(folder)
     for line in plan(both, budget_s, options.pairs):
         lines.say(line)
     if options.dry_run:
         return None
     if not options.no_check:
         comparison.checked(both, budget_s, lines.say)
-    with cli.writing("--storage", folder):
+    with writing("--storage", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         comparison.create(folder, both, budget_s, options.pairs, within)
     return folder
@@ -213,7 +216,7 @@ def _show(now: pairs.Pairs, options: argparse.Namespace) -> None:
         return
     report.write_all(now)
     if options.comment is not None:
-        with cli.writing("--comment", options.comment):
+        with writing("--comment", options.comment):
             write_text(options.comment, report.comment(now))
     if options.json:
         cli.print_json(compare_run.as_json(now.folder))

@@ -19,7 +19,7 @@ from types import ModuleType
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.config.script_arguments import script_arguments
 from tunediff.core.errors import TunediffError
-from tunediff.core.text import shown
+from tunediff.core.text import shown, truncate
 
 FOLDER = "workload"
 """Name of the folder with a copy of the workload: inside the folder of a search or a training, and
@@ -302,6 +302,12 @@ def described(error: BaseException, *roots: Path) -> str:
     return (
         f"{message} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})"
     )
+
+
+def system_message(error: OSError) -> str:
+    """Return the message about an error of the system: the file, and why."""
+    where = f"{truncate(str(error.filename), 60)}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}{missing_beside(error)}"
 
 
 def missing_beside(error: BaseException, *roots: Path) -> str:

@@ -150,6 +150,24 @@ def missing_equals_hint(words: Sequence[str]) -> str:
     return ""
 
 
+class KnobSetting(str):
+    """A word `knob=value` that carries its value, as calls from Python give it."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> KnobSetting:
+        """Return the setting of a knob; numbers and arrays of numpy and torch become Python's."""
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, list | tuple):
+            value = [item.tolist() if hasattr(item, "tolist") else item for item in value]
+        value = str(value) if isinstance(value, Path) else value
+        text = as_word(value) if isinstance(value, str) else json.dumps(value, default=str)
+        setting = cls(f"{name}={text}")
+        setting.value = value
+        return setting
+
+
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     """Return the knobs of `knob=value` words; values are YAML, or plain text; numbers may be
     written as 1e-3."""
@@ -163,7 +181,7 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         repeated = [other for other in words if other.partition("=")[0] == name]
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
-            values[name] = _value(text, knob)
+            values[name] = word.value if isinstance(word, KnobSetting) else _value(text, knob)
         except (yaml.YAMLError, ValueError, RecursionError):
             why = f"{text!r} is not understood; allowed: {knob.allowed}"
             raise ConfigError(f"command line: {name}: {why}") from None

@@ -207,8 +207,11 @@ def _space(marks: list[Any]) -> Lines | None:
             values = (list(value) if isinstance(value, tuple) else value for value in mark.values)
             return {"choice": list(values)}
         if isinstance(mark, Range):
+            # By identity: 0 is a bound, although it equals False.
             fields = vars(mark).items()
-            return {name: value for name, value in fields if value not in (None, False)}
+            return {
+                name: value for name, value in fields if value is not None and value is not False
+            }
     return None
 
 

@@ -1,4 +1,9 @@
-"""The exception that every error of a user's input or of a run derives from."""
+"""The exceptions that commands and calls raise, and the exit codes that they become."""
+
+from __future__ import annotations
+
+OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes of the commands."""
 
 
 class TunediffError(Exception):
@@ -24,3 +29,12 @@ def refuse(broken: object, why: str) -> None:
     """Raise `ConfigError` with the message `why` if `broken` is true."""
     if broken:
         raise ConfigError(why)
+
+
+def message_of(error: TunediffError) -> str:
+    """Return what a command prints of an error."""
+    if isinstance(error, UserCodeError):
+        return str(error)
+    lines = str(error).splitlines()
+    short = [line if len(line) < 1000 else f"{line[:600]} … {line[-300:]}" for line in lines]
+    return "error: " + "\n".join(short)

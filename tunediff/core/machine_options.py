@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import socket
-from typing import Protocol
+from collections.abc import Iterable
 
 from tunediff.core import machine
 from tunediff.core.errors import ConfigError
+from tunediff.core.options import Options, option
 
 log = logging.getLogger(__name__)
 
 
-class MachineOptions(Protocol):
-    """The options of `cli.add_machine`."""
+@dataclasses.dataclass(kw_only=True)
+class MachineOptions(Options):
+    """What a search or comparison may use."""
 
-    address: str | None
-    cpus: int | None
-    gpus: int | None
+    address: str | None = option(
+        None, "a running Ray cluster, auto or HOST:PORT (default: one on this machine)"
+    )
+    cpus: int | None = option(None, "CPU cores of this machine to use (default: all)")
+    gpus: int | None = option(None, "GPUs of this machine to use (default: all)")
 
 
 def check(args: MachineOptions) -> None:
@@ -44,10 +49,10 @@ def check(args: MachineOptions) -> None:
         if not answers:
             what = f"what answers at {args.address} is no head of a Ray cluster"
             raise ConfigError(f"--address: {what}")
-    for option, value in (("--cpus", args.cpus), ("--gpus", args.gpus)):
+    for flag, value in (("--cpus", args.cpus), ("--gpus", args.gpus)):
         if value is not None:
             theirs = f"of the cluster at {args.address} Ray gives out what is free"
-            raise ConfigError(f"{option}: takes a part of this machine; {theirs}")
+            raise ConfigError(f"{flag}: takes a part of this machine; {theirs}")
 
 
 def _speaks_http2(host: str, port: int) -> bool:
@@ -74,3 +79,10 @@ def words(args: MachineOptions) -> list[str]:
     return [
         word for name, value in options.items() if value is not None for word in (name, str(value))
     ]
+
+
+def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
+    """Warn of those values of `precision.amp` that the CPU of this machine only emulates."""
+    if address is None and not machine.gpus():
+        for name in sorted(machine.emulated().intersection(formats)):
+            log.warning("precision.amp=%s: this CPU has no units for it and emulates it", name)

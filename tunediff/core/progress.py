@@ -144,7 +144,7 @@ class _Bar:
 
 
 class PrintingOptions(Protocol):
-    """The options of `cli.add_printing`."""
+    """The options that say how a command prints."""
 
     quiet: bool
     json: bool
@@ -169,7 +169,7 @@ class EventLines:
 
     @classmethod
     def of(cls, args: PrintingOptions) -> EventLines:
-        """Return what the options of `cli.add_printing` ask for."""
+        """Return what the options of a command ask for."""
         as_json = args.progress == "jsonl"
         return cls(args.quiet, args.json or as_json, as_json, begun=command_began())
 

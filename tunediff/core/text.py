@@ -12,6 +12,9 @@ from typing import Any
 from tunediff.core import files
 
 STORAGE = files.STORAGE
+SCHEMA = 2
+"""Version of what `--json` prints: it rises when a key is renamed or removed, or changes its
+type."""
 
 
 def shown(path: Path) -> str:
@@ -139,3 +142,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as `--json` prints it: with the version of its keys, without NaN."""
+    return {"schema": SCHEMA, **finite(values)}

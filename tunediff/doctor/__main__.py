@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Exit codes: 0 a search can run here, 1 it cannot, 2 bad input, 130 interrupted."
     )
     cli.add_storage(parser)
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     args = parser.parse_args(argv)
     with terminable():  # SIGTERM also ends the processes that a check has started
         from tunediff.distributed import alone  # imports torch, after the arguments are checked

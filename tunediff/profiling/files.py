@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from tunediff import cli
+from tunediff.core import text
 from tunediff.core.files import write_csv
 from tunediff.profiling import tables
 from tunediff.profiling.result import Profile
@@ -32,7 +32,7 @@ def numbers(profile: Profile) -> str:
         {key: value for key, value in dataclasses.asdict(entry).items() if key != "tried" or value}
         for entry in profile["advice"]
     ]
-    content = cli.versioned({**profile, "advice": advice})
+    content = text.versioned({**profile, "advice": advice})
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 

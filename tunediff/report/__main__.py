@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tunediff import cli, search_space
 from tunediff.core import remote
+from tunediff.core.refusals import writing
 from tunediff.report import context, page
 
 
@@ -25,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, help="folder to write into (default: that of the search)"
     )
-    cli.add_printing(parser, quiet=False)
+    cli.add_json(parser)
     args = parser.parse_args(argv)
     folder = search_space.folder_of(args.name, args.storage)
     about, out = context.read(folder, args.name, args.storage), args.out or folder
-    with cli.writing("--out", out):
+    with writing("--out", out):
         written = page.write_all(about, out)
     remote.push_or_warn(out)
     cli.result(written, args.json)

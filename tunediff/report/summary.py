@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunediff import analysis, cli
+from tunediff import analysis
 from tunediff.analysis import Results, statistics
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirmation import longer_budgets
@@ -21,7 +21,7 @@ from tunediff.tuning import sessions
 
 def as_json(evidence: Evidence) -> dict[str, Any]:
     """Return the result of a search as `--json` prints it."""
-    return cli.versioned(_result(evidence, _studied(evidence), _longer(evidence)))
+    return text.versioned(_result(evidence, _studied(evidence), _longer(evidence)))
 
 
 def _result(

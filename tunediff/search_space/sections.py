@@ -6,6 +6,7 @@ A field's docstring describes allowed values in an error message where the type 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -16,6 +17,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 
 from tunediff.config import ConfigError, Knob, Lines, Values, removed
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
+from tunediff.core import text
 
 MAX_SEEDS = 100
 MAX_TIMES = 16
@@ -31,8 +33,17 @@ T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
+class Seconds(float):
+    """A duration that has been parsed; its text is what options and files take."""
+
+    def __str__(self) -> str:
+        return text.format_exact(self)
+
+
 def _seconds(value: Any) -> float:
     """Return the seconds of a duration. Raises `ValueError`."""
+    if isinstance(value, Seconds):
+        return value
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or not any(match.groups()):
         raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
@@ -42,10 +53,17 @@ def _seconds(value: Any) -> float:
     return total
 
 
-def duration_s(value: Any, where: str) -> float:
-    """Return the seconds of a duration such as 90s, 10m, 1h30m; above 0. Raises `ConfigError`."""
+def duration_s(value: str | float, where: str) -> Seconds:
+    """Return the seconds of a duration above 0, such as 90s, 10m, 1h30m, or of a number of them.
+
+    Raises `ConfigError`.
+    """
     try:
-        return _seconds(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if not 0 < value < math.inf:
+                raise ValueError("is not allowed; allowed: a duration above 0, e.g. 90s")
+            return Seconds(value)
+        return Seconds(_seconds(value))
     except ValueError as error:
         raise ConfigError(f"{where}: {value!r} {error}") from None
 

@@ -21,6 +21,7 @@ from tunediff.config.code import described
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, progress
 from tunediff.core.clock import Budget
+from tunediff.core.errors import FAILED
 from tunediff.core.files import write_text
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
@@ -187,7 +188,7 @@ def _end_with(parent: int) -> None:
     """End this process when the search that started it is killed."""
     while os.getppid() == parent:
         time.sleep(1)
-    os._exit(1)
+    os._exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import cli
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.core import environment, machine_options, text
 from tunediff.core import trial_record as record
+from tunediff.core.errors import FAILED
 from tunediff.core.files import write_text
 from tunediff.core.listeners import Listeners
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.progress import log_exceptions
+from tunediff.core.refusals import check_new
 from tunediff.core.signals import terminable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
@@ -79,7 +80,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
 
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
-    cli.check_free(folder)
+    check_new(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
@@ -356,7 +357,7 @@ def _headless(folder: Path, address: str) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(cli.FAILED)
+    os._exit(FAILED)
 
 
 def warm(space: SearchSpace) -> Systems | None:
