@@ -13,7 +13,7 @@ from tunediff.command.metrics import NUMBER, MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError
 
-FILE = "command.yaml"
+FILE = "tunediff_command.yaml"
 OutcomeName = Literal["budget", "final", "time"]
 TIME_TO_TARGET = "time_to_target_s"
 """The objective of `outcome: time`."""
@@ -45,7 +45,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class CommandDefinition:
-    """A command and how it is judged; made once, kept with its results as `command.yaml`."""
+    """A command and how it is judged; made once, kept with its results as `FILE`."""
 
     command: str | tuple[str, ...]
     objective: str
@@ -135,7 +135,7 @@ class CommandDefinition:
 
     @property
     def lines(self) -> dict[str, Any]:
-        """Return what differs from the defaults, as `command.yaml` has it."""
+        """Return what differs from the defaults, as its file has it."""
         names = [field.name for field in dataclasses.fields(self)]
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         lines = {name: getattr(self, name) for name in names}

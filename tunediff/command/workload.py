@@ -1,6 +1,6 @@
 """Make a command and its parameters a workload, so that all that runs or shows workloads takes it.
 
-A command is kept as `command.yaml`: how it is run and judged, and `parameters:` with the values of
+A command is kept as `tunediff_command.yaml`: how it is run and judged, and `parameters:` with the values of
 the baseline. A configuration of it has these parameters as its knobs, and a seed.
 """
 
@@ -26,7 +26,7 @@ from tunediff.config.schema import Configuration, Schema, nest
 from tunediff.config.workload import Metric, Quantity, Workload, from_dict
 
 PARAMETERS = "parameters"
-"""Key of `command.yaml` with the parameters and their values in the baseline."""
+"""Key of `tunediff_command.yaml` with the parameters and their values in the baseline."""
 
 
 @section
@@ -78,7 +78,7 @@ class CommandWorkload(Workload):
 
 
 def of_file(path: Path, where: str) -> Workload:
-    """Return the workload of a `command.yaml`. Raises `ConfigError`."""
+    """Return the workload of a `tunediff_command.yaml`. Raises `ConfigError`."""
     content = _unwritten.get(str(path))
     if content is None:
         if not path.is_file():

@@ -223,7 +223,7 @@ def is_users(name: str) -> bool:
 
 def is_command(name: str) -> bool:
     """Return whether a workload's name is that of a command's definition."""
-    return Path(name).name == "command.yaml"
+    return Path(name).name == "tunediff_command.yaml"
 
 
 @functools.cache

@@ -10,6 +10,7 @@ N` repeats the baseline, and `reruns: N` of the trials repeat what leads.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,6 +190,9 @@ def parse(
 
     `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
     """
+    if "command" in content:  # a package that stands on this one
+        commands = importlib.import_module("tunediff.command.search")
+        content = commands.translated(dict(content), source, folder)
     search_keys = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
     config = "is a configuration, not a search file; a search file names it after base:"
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tunediff.config import ConfigError, flat
+from tunediff.config import ConfigError
 from tunediff.config.systems import Systems
 from tunediff.core import text
 from tunediff.core.machine import OMP, cores, gpus
@@ -175,7 +176,8 @@ def values_of(space: SearchSpace, name: str) -> set[Any]:
     named = [
         point[name] for point in space.candidates if name in point
     ]  # of a ladder nothing is drawn
-    return {flat(space.baseline)[name], *named, *itertools.chain(*drawn)}
+    of_baseline = operator.attrgetter(name)(space.baseline)
+    return {of_baseline, *named, *itertools.chain(*drawn)}
 
 
 def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:

@@ -1,0 +1,99 @@
+"""Search files of commands: `command:` in the place of `workload:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff.command.definition import CommandDefinition
+from tunediff.command.workload import common_type, make
+from tunediff.config import ConfigError, Lines, flatten
+from tunediff.search_space import duration_s
+
+OF_OBJECTIVE = ("mode", "pattern", "metrics", "reduce", "target")
+"""Fields of a definition that stand under `objective:`, beside its name."""
+OF_COMMAND = ("outcome", "clock_from", "time", "gpus", "shell", "same_seed")
+"""Fields of a definition that are keys of a search file."""
+
+
+def translated(content: Lines, source: str, folder: Path) -> Lines:
+    """Return the search file of a workload that is the command of `content`.
+
+    `folder`: where the command runs. Parameters are what `baseline:` and `fixed:` have; each
+    searched one needs a value there. Raises `ConfigError`.
+    """
+    rest = dict(content)
+    objective = rest.pop("objective", None)
+    if not isinstance(objective, Mapping) or not isinstance(objective.get("name"), str):
+        example = "{name: val_loss, mode: min}"
+        raise ConfigError(f"{source}: objective: {objective!r} is not allowed; allowed: {example}")
+    settings = _taken(dict(objective), ("name", *OF_OBJECTIVE), f"{source}: objective")
+    settings["objective"] = settings.pop("name")
+    settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
+    if "grace" in rest:
+        settings["grace_s"] = duration_s(rest.pop("grace"), f"{source}: grace")
+    command = rest.pop("command")
+    words = command if isinstance(command, str) else tuple(map(str, command))
+    definition = CommandDefinition(command=words, folder=str(folder.absolute()), **settings)
+    definition.check(source)
+    for key in ("workload", "base"):
+        if key in rest:
+            raise ConfigError(
+                f"{source}: {key}: is not allowed with command:; allowed: one of them"
+            )
+    parameters = _parameters(rest, source)
+    rest.pop("baseline", None)
+    rest.pop("fixed", None)
+    workload = make(definition, parameters, source)
+    return {"workload": workload.name, **rest}
+
+
+def _taken(lines: Lines, allowed: Iterable[str], where: str) -> Lines:
+    for key in lines:
+        if key not in allowed:
+            raise ConfigError(f"{where}: {key}: unknown key; allowed: {', '.join(allowed)}")
+    return lines
+
+
+def _parameters(content: Lines, source: str) -> dict[str, Any]:
+    """Return the baseline's values, each of a type that its searched values have too."""
+    values: dict[str, Any] = {}
+    for key in ("fixed", "baseline"):
+        values |= flatten(content.get(key) or {}, f"{source}: {key}")
+    tried = list(_tried(content))
+    for name, _ in tried:
+        if name not in values and name != "seed":
+            raise ConfigError(
+                f"{source}: {name}: has no value in the baseline; allowed: {name} under baseline:"
+            )
+    types = {
+        name: common_type([value, *(other for key, other in tried if key == name)])
+        for name, value in values.items()
+    }
+    return {name: types[name](value) for name, value in values.items()}
+
+
+def _tried(content: Lines) -> Iterator[tuple[str, Any]]:
+    """Yield (parameter, value) for every value that a search may take, ends of ranges included."""
+    for form in ("search", "grid"):
+        for name, space in _spaces(content.get(form) or {}):
+            if isinstance(space, Mapping):
+                space = [
+                    *space.get("choice", ()),
+                    *(space[k] for k in ("low", "high") if k in space),
+                ]
+            yield from ((name, value) for value in (space if isinstance(space, list) else [space]))
+    for form in ("first", "trials"):
+        for point in content.get(form) or []:
+            yield from flatten(point).items() if isinstance(point, Mapping) else ()
+
+
+def _spaces(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield searched parameters by dotted name; a mapping with `low` or `choice` is a space."""
+    for key, value in nested.items():
+        inner = isinstance(value, Mapping) and not {"low", "high", "choice"} & value.keys()
+        if inner:
+            yield from _spaces(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
