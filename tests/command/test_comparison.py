@@ -91,6 +91,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     assert [run.attempts for run in now.runs[0]] == [1, 1]
     assert now.runs[1][1].attempts == 2
     assert "interrupted" in now.runs[1][1].remarks
+    assert now.runs[1][0].remarks == ""
     assert "worse" in capsys.readouterr().out
 
 

@@ -16,7 +16,9 @@ from tunediff.config import Values
 from tunediff.core import trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
+from tunediff.core.trial_record import End
 
+INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
 CALIBRATION = "calibration"
 """Folder of a search or a comparison with the steps of its configurations."""
 CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
@@ -47,30 +49,44 @@ def follow(
 ) -> Iterator[Point]:  # fmt: skip
     """Run one trial, write its journal, and yield its points; every line is on disk before.
 
-    A run that was interrupted begins again, or goes on from its last checkpoint if its program has
-    printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written.
+    Raises `OSError` where the journal cannot be written.
     """
     journal = Journal(run.folder)
-    reached_s = resumable_s(run.folder)
-    if reached_s is None:
-        journal.restarted("it was interrupted, and printed no CHECKPOINT to go on from")
     journal.start(config, drawn, run.budget_s, number)
+    for event in events(run, config, stopped):
+        if isinstance(event, Point):
+            journal.point(event)
+            yield event
+        else:
+            journal.end_trial(event)
+
+
+def events(
+    run: CommandRun, config: CommandSystems, stopped: Callable[[], bool]
+) -> Iterator[Point | End]:
+    """Run one trial whose journal has its start, and yield its points and its end.
+
+    A run that was interrupted begins again, or goes on from its last checkpoint if its program has
+    printed `CHECKPOINT path`.
+    """
+    journal = Journal(run.folder)
+    starts = sum(line["event"] == "start" for line in trial_record.events(run.folder))
+    if starts > 1 and resumable_s(run.folder) is None:
+        journal.restarted(INTERRUPTED)
     device = "cpu" if run.devices is None else "cuda"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     if run.definition.takes_steps:
         configuration = cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False))
         file = run.folder.parents[1] / CALIBRATION / f"{configuration}.json"
         run = dataclasses.replace(run, steps=calibration.steps(run, file))
-    for event in execute(dataclasses.replace(run, resumed_s=reached_s), stopped):
-        if isinstance(event, Point):
-            journal.point(event)
-            yield event
-        elif isinstance(event, Left):
+    run = dataclasses.replace(run, resumed_s=resumable_s(run.folder))
+    for event in execute(run, stopped):
+        if isinstance(event, Left):
             journal.write(CHECKPOINT_EVENT, **vars(event))
         elif isinstance(event, Clocked):
             journal.write(CLOCK_EVENT, **vars(event))
         else:
-            journal.end_trial(event)
+            yield event
 
 
 def resumable_s(folder: Path) -> float | None:

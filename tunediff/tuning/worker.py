@@ -183,6 +183,9 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
         return
 
     observer = ReportingObserver(job, connection)
+    if cfg.is_command(job.workload):
+        _run_command(job, observer, connection)
+        return
 
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
@@ -194,6 +197,18 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
     _conclude(result, job, connection, world, observer.draining)
+
+
+def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connection) -> None:
+    """Run a trial that is a command, and send its end."""
+    commands = importlib.import_module("tunediff.command.trial")  # stands on this package
+    stopped: list[Point] = []
+    run = commands.run_of(job.config, job.folder, job.budget.seconds, None, job.group.place.threads)
+    for event in commands.events(run, job.config, lambda: bool(stopped)):
+        if isinstance(event, End):
+            _end(job, connection, _with_reason_of_search(event, job.folder))
+        elif not observer.point(event):
+            stopped.append(event)
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
