@@ -101,7 +101,7 @@ def test_the_check_refuses_a_seed_without_effect_and_names_idle_parameters(progr
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *words]) == 2
     assert "seed" in capsys.readouterr().err
     assert not list(program.glob("ray_results/*"))
-    Path("train.py").write_text(NOISY.replace("options.lr *", "1.0 *") + "\nopen('left.txt', 'w').close()\n")
+    Path("train.py").write_text("open('left.txt', 'w').close()\n" + NOISY.replace("options.lr *", "1.0 *"))
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *words, "--pairs", "3"]) == 10
     printed = capsys.readouterr().out
     assert "WARNING: A: lr" in printed

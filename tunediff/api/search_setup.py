@@ -18,7 +18,7 @@ from typing import Any, cast
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
 from tunediff.api.options import RunOptions, check_files
-from tunediff.config import ConfigError, Lines, missing_equals_hint
+from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
 from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
@@ -169,6 +169,8 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
     `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run
     does not.
     """
+    if is_command(space.workload.name):
+        return {}
     evaluates = (
         space.evaluates and space.workload.file is None
     )  # the check of a user's file times one
@@ -229,9 +231,12 @@ def measured_plan(
 def _create_checked(
     request: SearchRequest, folder: Path, say: Callable[[str], None]
 ) -> tuple[SearchSpace, Measured]:  # fmt: skip
+    assert request.content is not None
+    if is_command(request.space.workload.name):  # the package stands on this one
+        importlib.import_module("tunediff.command.search").check_ends(request.space, say)
+        return experiment.create(folder, request.space, request.content), {}
     from tunediff.tuning import preflight  # imports torch
 
-    assert request.content is not None
     space, report = preflight.create(folder, request.space, request.content, say)
     keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})

@@ -71,4 +71,4 @@ def seconds_of(run: CommandRun, count: int) -> float:
     assert end is not None
     if end.status not in ("ok", "nan"):
         raise ConfigError(f"command: {{steps}}: {count} steps: {end.reason}")
-    return float(end.seconds.get("training", time.monotonic() - begun))
+    return float(end.seconds.get("train", time.monotonic() - begun))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -20,6 +21,8 @@ OTHER_SEED = 7919
 """Distance to a seed that no run of a comparison or a search has."""
 PATIENCE_S = 600.0
 """Seconds after which a command without any value is given up, where its budget is longer."""
+MOST_START_UP = 0.1
+"""Share of the budget up to which start-up inside it is not worth a word."""
 MOST_FILES = 10_000
 """Files of a folder at most that are looked at for what a run has written."""
 
@@ -37,10 +40,17 @@ class Checked:
     written: list[str]
     """Files outside the folder of a run that it wrote."""
     clock: str
+    budget_s: float | None = None
 
     @property
     def warnings(self) -> Iterator[str]:
         """Yield a sentence for whatever the user ought to know."""
+        budget_s = self.budget_s or math.inf
+        if self.clock == "process" and self.first_value_s > MOST_START_UP * budget_s:
+            yield (
+                f"the first value comes after {self.first_value_s:.1f} s of a budget of"
+                f" {budget_s:.0f} s: start-up counts unless the command prints TUNEDIFF start"
+            )
         for name in self.without_effect:
             yield f"{name}: its ends print the same first value as the baseline: has it an effect?"
         if self.written:
@@ -76,7 +86,9 @@ def check(
             )
         idle = [name for name, values in ends.items() if _idle(attempt, run, name, values, first)]
     clock = "process" if first.clock is None else first.clock.kind
-    return Checked(first.first_s, deterministic, idle if deterministic else [], written, clock)
+    return Checked(
+        first.first_s, deterministic, idle if deterministic else [], written, clock, run.budget_s
+    )
 
 
 @dataclasses.dataclass(frozen=True)

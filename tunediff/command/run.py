@@ -173,6 +173,7 @@ class RunReader:
                 samples=self.values,
                 steps=self.values,
                 device_s=seconds * max(1, self.run.definition.gpus),
+                samples_per_s=self.values / seconds if seconds > 0 else 0.0,
                 before_first_batch_s=self.clock.start_up_s(now),
                 metrics=metrics,
             )
@@ -274,7 +275,8 @@ def _end(
         status, reason = "error", f"the target {definition.target} was not reached"
     elif not math.isfinite(reader.value):
         status, reason = "nan", f"{definition.objective} is {reader.value}"
-    seconds = {"process": now - process.begun, "training": reader.clock.elapsed_s(now)}
+    trained_s = reader.clock.elapsed_s(now)
+    seconds = {"setup": max(0.0, now - process.begun - trained_s), "train": trained_s}
     return End(status, reason, seconds, reader.values)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunediff.command import trial
+from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.workload import common_type, make
 from tunediff.config import ConfigError, Lines, flatten
-from tunediff.search_space import duration_s
+from tunediff.search_space import SearchSpace, duration_s
 
 OF_OBJECTIVE = ("mode", "pattern", "metrics", "reduce", "target")
 """Fields of a definition that stand under `objective:`, beside its name."""
@@ -47,6 +49,22 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     rest.pop("fixed", None)
     workload = make(definition, parameters, source)
     return {"workload": workload.name, **rest}
+
+
+def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:
+    """Try the command of a search, its parameters at their ends too. Raises `ConfigError`."""
+    run = trial.run_of(space.baseline, Path(), space.budget.per_trial_s)
+    ends: dict[str, list[Any]] = {}
+    for dimension in space.dimensions:
+        if dimension.name != "seed" and not dimension.when:
+            choices = dimension.choices or (dimension.low, dimension.high)
+            ends[dimension.name] = [choices[0], choices[-1]]
+    checked = check(run, ends, say)
+    say(
+        f"the first value after {checked.first_value_s:.1f} s; the clock is that of: {checked.clock}"
+    )
+    for warning in checked.warnings:
+        say(f"WARNING: {warning}")
 
 
 def _taken(lines: Lines, allowed: Iterable[str], where: str) -> Lines:

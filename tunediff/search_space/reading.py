@@ -161,6 +161,9 @@ def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Li
     `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
+    if "command" in content:  # the package stands on this one
+        commands = importlib.import_module("tunediff.command.search")
+        content = commands.translated(content, str(path), Path())
     grid = content.get("grid")
     grid = spread(grid, f"{path}: grid") if isinstance(grid, dict) else {}
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
@@ -190,9 +193,6 @@ def parse(
 
     `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
     """
-    if "command" in content:  # a package that stands on this one
-        commands = importlib.import_module("tunediff.command.search")
-        content = commands.translated(dict(content), source, folder)
     search_keys = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
     config = "is a configuration, not a search file; a search file names it after base:"
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
