@@ -21,6 +21,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, evidence
 from tunediff.analysis.evidence import choose
 from tunediff.analysis.speed import repeating_budget
+from tunediff.command import trial as commands
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
 from tunediff.core.refusals import allow, writing
@@ -168,6 +169,8 @@ def provenance(
     lines.append(
         f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}"
     )
+    left = commands.artifacts(results.folder / "trials" / trial.name)
+    lines += [f"it left: {', '.join(map(text.shown, left))}"] if left else []
     return [*lines, f"train with it: {_train(results, trial, out)}"]
 
 
@@ -193,6 +196,8 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
 
 
 def _train(results: Results, trial: TrialRecord, out: Path) -> str:
+    if cfg.is_command(str(trial.config["workload"])):
+        return commands.command_line(trial.configuration)
     budget = repeating_budget(results, trial)
     return text.command("train", "--config", out, *budget, storage=results.folder.parent)
 

@@ -100,6 +100,7 @@ def sides(
         command = commands[min(index, len(commands) - 1)]
         revision = revisions[min(index, len(revisions) - 1)] if revisions else None
         definition = CommandDefinition(command=command, **settings)
+        definition.check(where)
         values = groups[min(index, len(groups) - 1)]
         if len(commands) == 2 and not definition.template.takes_all:
             named = definition.template.parameters

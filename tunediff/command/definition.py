@@ -76,9 +76,6 @@ class CommandDefinition:
     folder: str = "."
     """Where the command runs."""
 
-    def __post_init__(self) -> None:
-        self.check("command")
-
     def check(self, where: str) -> None:
         """Raise `ConfigError` for what is not allowed, with the name of the key."""
         for key, allowed in (("mode", ("min", "max")), ("outcome", get_args(OutcomeName))):
@@ -157,7 +154,9 @@ class CommandDefinition:
                 raise ConfigError(f"{where}: {key}: is missing")
         command = lines["command"]
         words = command if isinstance(command, str) else tuple(map(str, command))
-        return cls(**{**lines, "command": words})
+        definition = cls(**{**lines, "command": words})
+        definition.check(where)
+        return definition
 
 
 def _expression(text: str, where: str, groups: int | None) -> re.Pattern[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def events(
             journal.write(CLOCK_EVENT, **vars(event))
         else:
             yield event
+
+
+def command_line(config: CommandSystems) -> str:
+    """Return the command of a configuration, to be run by hand; capitals are to be filled in."""
+    run = run_of(config, Path("FOLDER"), None)
+    open_places = {"port": "PORT", "budget_s": "SECONDS", "steps": "STEPS"}
+    places = {"seed": config.seed, "folder": run.folder, "gpus": run.definition.gpus, **open_places}
+    words = run.definition.template.render(run.values, places)
+    return words[-1] if run.definition.shell else shlex.join(words)
 
 
 def resumable_s(folder: Path) -> float | None:

@@ -1,0 +1,75 @@
+"""Search files of commands."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.command.test_comparison import NOISY
+from tunediff import config as cfg
+from tunediff import export, search, search_space
+from tunediff.config import ConfigError
+from tunediff.core import trial_record
+
+FILE = {
+    "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}} {{overrides}}",
+    "objective": {"name": "loss", "mode": "min", "reduce": "mean:3"},
+    "outcome": "final",
+    "budget": {"per_trial": "10s", "trials": 4},
+    "baseline": {"lr": 1, "model.width": 64},
+    "search": {"lr": {"low": 0.1, "high": 10.0, "log": True}, "model": {"width": [32, 64, 128]}},
+}
+
+
+def parsed(folder, content):
+    path = folder / "search.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return search_space.parse(search_space.read(path), str(path), folder)
+
+
+def test_a_command_is_searched_by_its_parameters(tmp_path):
+    space = parsed(tmp_path, FILE)
+    assert {dimension.name for dimension in space.dimensions} == {"lr", "model.width"}
+    assert (space.metric, space.mode) == ("loss", "min")
+    assert cfg.flat(space.baseline) | {"workload": ""} == {"workload": "", "lr": 1.0, "model.width": 64, "seed": 0}
+    definition = space.workload.definition
+    assert (definition.reduce, definition.outcome) == ("mean:3", "final")
+
+
+REFUSED = {
+    "objective": {"objective": "loss"},
+    "objective: modus": {"objective": {"name": "loss", "modus": "min"}},
+    "model.width": {"baseline": {"lr": 1.0}},
+    "lr": {"command": "python train.py {seed}"},
+    "workload": {"workload": "digits"},
+    "outcome": {"outcome": "best"},
+    "grace": {"grace": "long"},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_bad_files_are_refused_with_their_key(tmp_path, key):
+    with pytest.raises(ConfigError, match=rf"search\.yaml: {key}"):
+        parsed(tmp_path, FILE | REFUSED[key])
+
+
+@pytest.mark.nightly
+@pytest.mark.cluster
+def test_a_search_of_a_command_ends_with_its_best(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NOISY)
+    content = FILE | {
+        "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}",
+        "baseline": {"lr": 1.0},
+        "search": {"lr": [1.0, 0.1, 10.0]},
+        "objective": {"name": "loss", "mode": "min"},
+    }
+    Path("s.yaml").write_text(yaml.safe_dump(content))
+    assert search.main(["s.yaml", "--name", "found"]) == 0
+    trials = trial_record.read_trials(tmp_path / "ray_results" / "found")
+    assert [trial.status for trial in trials] == ["ok"] * 4
+    best = min(trials, key=lambda trial: trial.value("loss"))
+    assert best.drawn["lr"] == 0.1
+    assert export.main(["found", "--out", "best.yaml"]) == 0
+    assert "train.py --lr 0.1 --seed 0" in Path("best.yaml").read_text()
