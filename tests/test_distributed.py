@@ -107,7 +107,7 @@ def test_each_process_may_see_its_own_gpu_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     for name in ("init_process_group", "barrier", "destroy_process_group"):
-        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_: None)
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
     with from_environment() as world:
         assert (world.rank, world.device) == (1, torch.device("cuda", 0))
     assert devices == [torch.device("cuda", 0)]
@@ -119,6 +119,6 @@ def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(monkeypa
     monkeypatch.setattr("os.environ", environment)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("init_process_group", "barrier", "destroy_process_group"):
-        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_: None)
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
     with from_environment() as world:
         assert (world.rank, world.size) == (3, 4)

@@ -169,9 +169,14 @@ def provenance(
     lines.append(
         f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}"
     )
-    left = commands.artifacts(results.folder / "trials" / trial.name)
-    lines += [f"it left: {', '.join(map(text.shown, left))}"] if left else []
+    lines += _left(results, trial)
     return [*lines, f"train with it: {_train(results, trial, out)}"]
+
+
+def _left(results: Results, trial: TrialRecord) -> list[str]:
+    """Return the line about the files that a command has named."""
+    files = commands.artifacts(results.folder / "trials" / trial.name)
+    return [f"it left: {', '.join(map(text.shown, files))}"] if files else []
 
 
 def _measured(results: Results, trial: TrialRecord) -> list[str]:

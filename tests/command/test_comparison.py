@@ -140,6 +140,13 @@ def test_values_of_a_parameter_have_one_type():
         comparison.values_of(["=3"], "x")
 
 
+def test_a_side_that_diverges_has_failed(program, capsys):
+    Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('loss: nan')\n")
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "nan")
+    assert (code, result["verdict"]) == (12, "failed")
+    assert "nan" in result["failure"]
+
+
 def test_what_a_run_leaves_is_what_it_names(program, capsys):
     Path("train.py").write_text(NOISY + "\nprint('CHECKPOINT step1.pt'); print('ARTIFACT adapter')\n")
     compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "left", "--pairs", "3")

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import math
 import pickle
 import shutil
 
@@ -287,17 +286,6 @@ def test_an_end_that_comes_late_is_an_end(drive, monkeypatch):
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     slot, _, read_back = drive([End("ok")])
     assert (slot.killed, read_back.status) == ([], "ok")
-
-
-def test_a_value_that_is_not_finite_is_the_worst(drive):
-    _, told, _ = drive([point(1, frechet=math.nan), End("ok")])
-    assert told[0]["objective"] == math.inf
-
-
-def test_the_worst_of_what_shall_be_large_is_small(tmp_path):
-    spec = spec_of(tmp_path, objective="samples_per_s")
-    assert trial.reported(point(samples_per_s=math.nan), spec)["objective"] == -math.inf
-    assert trial.reported(point(samples_per_s=7.0), spec)["objective"] == 7.0
 
 
 def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):

@@ -127,7 +127,8 @@ class RunReader:
             self._file = MetricFile(path)
         self._others: dict[str, float] = {}
         self.left: list[Left] = []
-        self.values = 0
+        self.values, self.value = 0, math.nan
+        """How many values there were, and the one that counts so far."""
         self.first_at: float | None = None
         self.target_met = False
         self.out_of_memory = False
@@ -140,7 +141,11 @@ class RunReader:
             self.left.append(Left(path.strip(), word == "ARTIFACT", self.clock.elapsed_s(now)))
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
         values = declared(line)
-        self._others |= {name: value for name, value in values.items() if name not in RESERVED}
+        self._others |= {
+            name: value
+            for name, value in values.items()
+            if name not in RESERVED and math.isfinite(value)
+        }
         value = values.get(self._pattern.name)
         # most lines have no metric: looking for a word is faster than for a pattern
         searched = self.run.definition.pattern is not None or self._pattern.name in line
@@ -161,7 +166,10 @@ class RunReader:
             return
         self.values += 1
         self.first_at = self.first_at or now
-        metrics = {**self._others, self._pattern.name: self._reduction.add(value)}
+        self.value = self._reduction.add(value)
+        if not math.isfinite(self.value):  # points hold finite numbers; the end says it
+            return
+        metrics = {**self._others, self._pattern.name: self.value}
         if self._target is not None and not self.target_met:
             self.target_met = self._target.met(metrics.get(self._target.metric, math.nan))
             if self.target_met:
@@ -178,12 +186,6 @@ class RunReader:
                 metrics=metrics,
             )
         )
-
-    @property
-    def value(self) -> float:
-        """Return the value that counts so far; NaN without one."""
-        latest = self.curve.latest
-        return math.nan if latest is None else float(latest[self._pattern.name])
 
     def clocked(self, now: float) -> Clocked:
         """Return which seconds counted."""
