@@ -262,7 +262,10 @@ def test_check_refuses_what_a_resume_or_evaluate_would_judge_otherwise(tmp_path,
 def test_check_warns_of_an_evaluation_that_cannot_be_repeated(tmp_path):
     text = edited(
         ("import torch\n", "import os\n\nimport torch\n"),
-        (".float().mean()}", ".float().mean() + os.urandom(4)[0], 'own_s': os.urandom(1)[0]}"),
+        (
+            ".float().mean()}",
+            ".float().mean() + int.from_bytes(os.urandom(3), 'big'), 'own_s': int.from_bytes(os.urandom(6), 'big')}",
+        ),
     )
     found = checked(tmp_path, text)
     assert found["warnings"] == [
