@@ -261,11 +261,8 @@ def test_check_refuses_what_a_resume_or_evaluate_would_judge_otherwise(tmp_path,
 
 def test_check_warns_of_an_evaluation_that_cannot_be_repeated(tmp_path):
     text = edited(
-        ("import torch\n", "import os\n\nimport torch\n"),
-        (
-            ".float().mean()}",
-            ".float().mean() + int.from_bytes(os.urandom(3), 'big'), 'own_s': int.from_bytes(os.urandom(6), 'big')}",
-        ),
+        ("import torch\n", "import random\n\nimport torch\n\nchance = random.SystemRandom().random\n"),
+        (".float().mean()}", ".float().mean() + chance(), 'own_s': chance()}"),
     )
     found = checked(tmp_path, text)
     assert found["warnings"] == [

@@ -201,7 +201,7 @@ class Template:
 
     def _reply(self) -> dict[str, Any]:
         line = b""
-        with contextlib.suppress(ConnectionError):  # it has died with our message unread
+        with contextlib.suppress(ConnectionError, ValueError):  # it has died, or was closed
             line = self._replies.readline()
         if not line:
             raise TemplateError(_described("the template of the run", self._process.wait()))
