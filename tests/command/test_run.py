@@ -12,7 +12,7 @@ import pytest
 from tunediff.command import process
 from tunediff.command.curve import POINTS
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import CommandRun, execute
+from tunediff.command.run import CommandRun, RunReader, execute
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
@@ -59,6 +59,13 @@ def test_the_value_at_the_budget_counts_and_the_curve_has_seconds(tmp_path):
     assert points[-1]["loss"] == pytest.approx(1 / points[-1].steps)
     assert not processes_of(tmp_path)
     assert "loss: 1.0\n" in (tmp_path / process.LOG).read_text()
+
+
+def test_what_is_printed_after_the_budget_does_not_count(tmp_path):
+    reader = RunReader(CommandRun(definition(""), {}, 3, tmp_path, 2.0), begun=100.0)
+    for line, now in (("loss: 1", 101.0), ("loss: 0.5", 102.5)):
+        reader.read(line, now)
+    assert (reader.values, reader.curve.last()["loss"]) == (1, 1.0)
 
 
 def test_a_command_that_ends_by_itself_has_the_value_of_its_end(tmp_path):
