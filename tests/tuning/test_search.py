@@ -125,7 +125,7 @@ def test_faults_become_statuses_and_kills_lose_nothing(search, tmp_path):
     summary = block(one.log)
     assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("5", "3", "1", "1")
     assert not list(one.folder.glob("trials/*/checkpoint.pt"))
-    assert any(path.name.startswith("t0003_fault=waits") for path in one.folder.glob("tune/*/*"))
+    assert list(one.folder.glob("tune/*/t0004_fault=waits*"))  # Tune's others may be lost with what was killed
 
 
 @pytest.fixture
