@@ -576,15 +576,16 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     assert again.suggest("d") == "FINISHED"
 
 
-def test_a_stopped_trial_says_when_and_from_when_on(make):
+def test_a_stopped_trial_says_what_it_was_compared_with(make):
     searcher = make(early_stopping="asha")
-    suggestion = searcher.suggest("a")
-    end(searcher, suggestion, None, status=None)
-    Journal(searcher.proposer.experiment / "trials" / "t0000").point(point(2, 1.5, frechet=9.0))
-    searcher.on_trial_complete("a", {})
-    stopped = record.read_trial(searcher.proposer.experiment / "trials" / "t0000")
+    for name, value in ("t0000", 5.0), ("t0001", 9.0), ("t0002", 7.0):
+        end(searcher, searcher.suggest(name), None, status=None)
+        Journal(searcher.proposer.experiment / "trials" / name).point(point(2, 1.5, frechet=value))
+        searcher.on_trial_complete(name, {})
+    stopped = record.read_trial(searcher.proposer.experiment / "trials" / "t0002")
     assert stopped.status == "pruned"
-    assert stopped.reason.startswith("stopped by asha after 1.5 s; no trial is stopped before 1.5 s")
+    assert stopped.reason.startswith("stopped by asha after 1.5 s: FD 7, 1 of 2 other trials were better by then")
+    assert "the best 5;" in stopped.reason
 
 
 def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, monkeypatch):

@@ -10,6 +10,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
   further, or had ended for a reason outside of the trial, with the reason.
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
+- `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """

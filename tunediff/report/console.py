@@ -227,8 +227,9 @@ class Console(Listener):
         return "  ".join(filter(None, words))
 
     def _unended(self, trial: TrialRecord) -> str:
-        if (lost := record.was_lost(self.folder / "trials" / trial.name)) is None:
-            return "?"
+        folder = self.folder / "trials" / trial.name
+        if (lost := record.was_lost(folder)) is None:
+            return record.disk_fault(folder) or "?"
         reason = "has lost its node"
         if lost.get("draining"):
             reason = "leaves its node, which is draining,"

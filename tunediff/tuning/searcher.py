@@ -13,7 +13,7 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.trial_record import End
+from tunediff.core.trial_record import End, read_trials
 from tunediff.tuning.loop import Dispatcher
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.stopping import ended_early
@@ -107,10 +107,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             raise OSError(
                 why
             )  # no fault of the trial: it stays without an end, and a resumed search takes it up
-        died = End("error", "its driver died", process_died=True)
-        Journal(spec.folder).end_trial(
-            died if error else ended_early(self.proposer.space, trial_record)
-        )
+        end = End("error", "its driver died", process_died=True)
+        if not error:
+            end = ended_early(self.proposer.space, trial_record, read_trials(experiment))
+        Journal(spec.folder).end_trial(end)
 
 
 class Driver(tune.Trainable):  # type: ignore[misc]

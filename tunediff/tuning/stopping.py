@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -13,10 +13,12 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
+from tunediff.core import text
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import SPEC, reported
 
+Trials = Sequence[TrialRecord]
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
@@ -166,16 +168,29 @@ def _name_of(trial: Any) -> TrialName:
     return TrialName(trial.config[SPEC].name)
 
 
-def ended_early(space: SearchSpace, trial_record: TrialRecord | None) -> End:
-    """Return the end of a trial that the scheduler stopped; its reason says how long no trial is
-    stopped."""
-    budget_s = trial_record.budget_s if trial_record is not None else None
-    points = trial_record.points if trial_record is not None else []
-    after = f" after {points[-1].train_s:.1f} s" if points else ""
+def ended_early(space: SearchSpace, stopped: TrialRecord | None, others: Trials) -> End:
+    """Return the end of a trial that the scheduler stopped; its reason says what the trial was
+    compared with: the values of `others` at the same point of their curves."""
+    budget_s = stopped.budget_s if stopped is not None else None
     grace_s = GRACE * (budget_s or space.longest_s)
-    why = (
-        f"stopped by {space.early_stopping}{after}; no trial is stopped before {grace_s:.1f} s,"
-        " while compilation, warm-up and EMA still make curves cross, nor within the noise of the"
-        " best"
-    )
-    return End("pruned", why)
+    where = ""
+    if stopped is not None and stopped.points:
+        point, metric = stopped.points[-1], space.metric
+        where = f" after {point.train_s:.1f} s"
+        values = [
+            other[metric]
+            for trial in others
+            if trial.name != stopped.name
+            for other in trial.points
+            if other["index"] == point["index"] and other.get(metric) is not None
+        ]
+        if values and point.get(metric) is not None:
+            least = space.mode == "min"
+            better = sum(v < point[metric] if least else v > point[metric] for v in values)
+            best = text.number(min(values) if least else max(values))
+            where += (
+                f": {space.label} {text.number(point[metric])}, {better} of {len(values)} other trials"
+                f" were better by then, the best {best}"
+            )
+    why = f"stopped by {space.early_stopping}{where}; no trial is stopped before {grace_s:.1f} s"
+    return End("pruned", f"{why} or within the noise of the best")
