@@ -76,49 +76,56 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     ],
 )
 def test_threads_are_the_share_of_the_cores_unless_a_program_has_set_fewer(monkeypatch, keep_fewer, own, now, expected):
-    threads = [now]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(machine, "threads", lambda: 4)
     monkeypatch.setattr(machine, "TORCH_DEFAULT_THREADS", own)
-    with share_of_cores(keep_fewer):
-        assert threads[-1] == expected
-        torch.set_num_threads(3)  # as the user's file does
-        with from_environment():
-            assert threads[-1] == 3
-    assert threads[-1] == now
+    before = torch.get_num_threads()
+    torch.set_num_threads(now)
+    try:
+        with share_of_cores(keep_fewer):
+            assert torch.get_num_threads() == expected
+            torch.set_num_threads(3)  # as the user's file does
+            with from_environment():
+                assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == now
+    finally:
+        torch.set_num_threads(before)
 
 
-def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
-    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("CUDA error: invalid device ordinal"))
+@pytest.fixture
+def torchrun(monkeypatch):
+    """Makes this process one that torchrun has started, which sees so many GPUs; returns the devices that it takes."""
+
+    def start(gpus, **environment):
+        devices = []
+        monkeypatch.setattr("os.environ", environment)
+        cuda = {"is_available": lambda: gpus > 0, "device_count": lambda: gpus, "set_device": devices.append}
+        alone = {name: lambda *_, **__: None for name in ("init_process_group", "barrier", "destroy_process_group")}
+        for module, functions in ((torch.cuda, cuda), (torch.distributed, alone)):
+            for name, function in functions.items():
+                monkeypatch.setattr(module, name, function)
+        return devices
+
+    return start
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(torchrun):
+    devices = torchrun(1, WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     with pytest.raises(ConfigError, match="LOCAL_RANK: 1 is not allowed: .* this one sees 1; allowed: 0 to 0"):  # noqa: SIM117
         with from_environment():
             pass
+    assert devices == [], "CUDA error: invalid device ordinal"
 
 
-def test_each_process_may_see_its_own_gpu_alone(monkeypatch):
+def test_each_process_may_see_its_own_gpu_alone(torchrun):
     """As with `torchrun --virtual-local-rank`, which numbers the one GPU of every process 0."""
-    devices = []
-    monkeypatch.setattr("os.environ", {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    for name in ("init_process_group", "barrier", "destroy_process_group"):
-        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
+    devices = torchrun(1, WORLD_SIZE="2", RANK="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
     with from_environment() as world:
         assert (world.rank, world.device) == (1, torch.device("cuda", 0))
     assert devices == [torch.device("cuda", 0)]
 
 
-def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(monkeypatch):
+def test_a_rank_of_the_second_machine_is_not_taken_for_one_of_the_first(torchrun):
     """`LOCAL_RANK` counts within a machine, and chooses the GPU; two machines would have two ranks 0."""
-    environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
-    monkeypatch.setattr("os.environ", environment)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("init_process_group", "barrier", "destroy_process_group"):
-        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, **__: None)
+    torchrun(0, WORLD_SIZE="4", RANK="3", LOCAL_RANK="1")
     with from_environment() as world:
         assert (world.rank, world.size) == (3, 4)

@@ -16,6 +16,27 @@ from tunediff.core import environment, machine
 FOUR = tuple(f"GPU-{name}" for name in ("aa11", "ab22", "bb33", "cc44"))
 
 
+@pytest.fixture
+def has(tmp_path, monkeypatch):
+    """Gives the machine eight cores and these GPUs: an `nvidia-smi` lists them, or does what a line of the shell says."""
+
+    def make(gpus=(), smi=""):
+        lines = ["#!/bin/sh", *(f"echo 'GPU {i}: NVIDIA H200 (UUID: {gpu})'" for i, gpu in enumerate(gpus)), smi]
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/nvidia-smi").write_text("\n".join(lines) + "\n")
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+
+    machine.cards.cache_clear()  # they are listed once in a process
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "WSL", tmp_path)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
+    monkeypatch.setattr(machine, "quota", lambda: math.inf)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    yield make
+    machine.cards.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("flags", "missing"),
     [
@@ -111,21 +132,12 @@ def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, e
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-aa11)'", ["0"]),  # what is kept from us
     ],
 )
-def test_gpus_are_device_files_where_nvidia_smi_cannot_say(tmp_path, monkeypatch, smi, expected):
+def test_gpus_are_device_files_where_nvidia_smi_cannot_say(tmp_path, has, smi, expected):
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     if smi is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setattr(machine, "WSL", tmp_path)
-    monkeypatch.setattr(machine, "DEVICES", tmp_path)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    machine._cards.cache_clear()
-    try:
-        assert machine.gpus() == expected
-    finally:
-        machine._cards.cache_clear()
+        has(smi=smi)
+    assert machine.gpus() == expected
 
 
 def test_signs_of_a_gpu(tmp_path, monkeypatch):
@@ -149,14 +161,11 @@ def test_signs_of_a_gpu(tmp_path, monkeypatch):
     ],
 )
 def test_no_search_runs_on_the_cpu_beside_a_gpu_without_a_word(
-    monkeypatch, capsys, signs, cards, words, visible, warned
+    has, monkeypatch, capsys, signs, cards, words, visible, warned
 ):
-    with mock.patch.dict(os.environ):
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        if visible is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible
-        monkeypatch.setattr(machine, "signs", lambda: signs)
-        monkeypatch.setattr(machine, "_cards", lambda: cards)
+    monkeypatch.setattr(machine, "signs", lambda: signs)
+    has(cards)
+    with mock.patch.dict(os.environ, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}):
         assert search.main(["digits", "--trials", "0", *words]) == 2  # goes no further
     assert ("WARNING: there seems to be an NVIDIA GPU (/dev/nvidia0)" in capsys.readouterr().err) == warned
 
@@ -191,10 +200,8 @@ def test_torch_reads_visible_devices_alike(monkeypatch, chosen):
     assert machine.visible(FOUR, chosen) == [str(one) for one in torch.cuda._parse_visible_devices()]
 
 
-def test_a_part_of_a_machine(monkeypatch):
-    monkeypatch.setattr(machine, "_cards", lambda: FOUR)
-    monkeypatch.setattr(machine, "_affinity", lambda: 8)
-    monkeypatch.setattr(machine, "quota", lambda: math.inf)
+def test_a_part_of_a_machine(has):
+    has(FOUR)
     with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "3,1,0"}):
         machine.take(None, None)
         assert (machine.cores(), machine.gpus()) == (8, ["3", "1", "0"])
@@ -220,8 +227,8 @@ def test_a_part_of_a_machine(monkeypatch):
         ({"OMP_NUM_THREADS": "8", machine.PART: "8", "LOCAL_WORLD_SIZE": "2"}, 4),  # of --cpus
     ],
 )
-def test_processes_share_the_cores_unless_the_user_has_chosen(monkeypatch, environment, expected):
-    monkeypatch.setattr(machine, "cores", lambda: 8)
+@pytest.mark.usefixtures("has")
+def test_processes_share_the_cores_unless_the_user_has_chosen(environment, expected):
     with mock.patch.dict(os.environ, environment, clear=True):
         assert machine.threads() == expected
 
@@ -248,11 +255,8 @@ def test_every_process_started_from_here_knows_the_part():
         ),
     ],
 )
-def test_more_than_there_is(monkeypatch, capsys, words, message):
-    monkeypatch.setattr(machine, "_cards", lambda: FOUR)
-    monkeypatch.setattr(machine, "_affinity", lambda: 8)
-    monkeypatch.setattr(machine, "quota", lambda: math.inf)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_more_than_there_is(has, capsys, words, message):
+    has(FOUR)
     for command in (search.main, compare.main):
         assert command(["digits", *words]) == 2
         assert message in capsys.readouterr().err
@@ -266,17 +270,18 @@ def test_more_than_there_is(monkeypatch, capsys, words, message):
         ("file://{folder}/gone", "pip install '.[timm]'"),
         ("https://example.org/tunediff", "pip install '.[timm]'"),
         (None, "pip install '.[timm]'"),
+        ("not installed", "pip install '.[timm]'"),
     ],
 )
 def test_an_extra_is_installed_from_where_the_package_came_from(tmp_path, monkeypatch, origin, command):
+    """And from the folder where the package is not installed."""
     (tmp_path / "a b").mkdir()
-    record = None if origin is None else json.dumps({"url": origin.format(folder=tmp_path)})
-    installed = mock.Mock(read_text=lambda name: record if name == "direct_url.json" else None)
-    monkeypatch.setattr(environment.importlib.metadata, "distribution", lambda name: installed)
+
+    def distribution(name):
+        if origin == "not installed":
+            raise environment.importlib.metadata.PackageNotFoundError(name)
+        record = None if origin is None else json.dumps({"url": origin.format(folder=tmp_path)})
+        return mock.Mock(read_text=lambda name: record if name == "direct_url.json" else None)
+
+    monkeypatch.setattr(environment.importlib.metadata, "distribution", distribution)
     assert environment.install_command("timm") == command.format(folder=tmp_path)
-
-
-def test_an_extra_is_installed_from_the_folder_where_the_package_is_not_installed(monkeypatch):
-    missing = environment.importlib.metadata.PackageNotFoundError("tunediff")
-    monkeypatch.setattr(environment.importlib.metadata, "distribution", mock.Mock(side_effect=missing))
-    assert environment.install_command("timm") == "pip install '.[timm]'"

@@ -7,7 +7,7 @@ import pytest
 
 import tunediff
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]  # `tests/tuning/test_search.py` resumes by a call from Python
 
 SCRIPT = """
 import signal, types

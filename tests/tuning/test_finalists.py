@@ -1,20 +1,19 @@
 """What comes after a search: its finalists on new seeds, and two configurations compared."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from tests.tuning.conftest import FIXED, pids
-from tunediff import config as cfg
+from tests.tuning.conftest import pids
+from tests.tuning.test_search import HELPER, WAITS
+from tunediff import compare
 from tunediff.core import trial_record as record
 from tunediff.search_space.model import LONGER_SEEDS
 
-pytestmark = pytest.mark.cluster
-
 
 @pytest.mark.nightly
+@pytest.mark.cluster
 @pytest.mark.parametrize("budgets", [["1x"], ["1x", "2x"]], ids=len)
 def test_finalists_run_again_in_the_same_workers(search, budgets):
     """What comes after a search needs no new cluster; interrupted, it goes on where it was."""
@@ -45,21 +44,19 @@ def test_finalists_run_again_in_the_same_workers(search, budgets):
     assert ("With 2 s:" in one.log.replace("\xa0", " ")) == (len(budgets) > 1)
 
 
-def test_two_configurations_are_compared(tmp_path):
-    """Three pairs of runs, and again from what they left."""
-    base = tmp_path / "base.yaml"
-    base.write_text(cfg.dump(cfg.override(cfg.baseline("digits"), {**FIXED, "optimizer.lr": 1e-5})))
-    words = [str(base), str(base), "optimizer.lr=3e-3", "--budget", "1s", "--pairs", "3", "--name", "two", "--json"]
-    command = [sys.executable, "-m", "tunediff.compare", *words, "--storage", "kept"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert done.returncode == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]], done.stderr
+def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
+    """Three pairs of runs of a user's file, in processes of their own, and again from what they left."""
+    monkeypatch.chdir(tmp_path)
+    Path("waits.py").write_text(WAITS)
+    Path("helper.py").write_text(HELPER)
+    words = ["waits.py", "lr=0.01", "--budget", "1s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
+    code, told = compare.main(words), json.loads(capsys.readouterr().out)
+    assert code == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]]
     assert (told["pairs"], told["runs"]) == (3, 6)
     low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
     if ratio is None:  # three runs of a second may differ so much that the interval says nothing of its size
         assert (low, high) == (None, None)
     else:
         assert low < ratio < high
-    again = [*command[:3], "--resume", "two", "--storage", "kept", "--json"]
-    repeated = subprocess.run(again, capture_output=True, text=True, cwd=tmp_path)
-    assert json.loads(repeated.stdout)["ratio"] == told["ratio"]
+    assert compare.main(["--resume", "two", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["ratio"] == ratio

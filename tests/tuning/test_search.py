@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,8 +13,10 @@ import psutil
 import pytest
 import yaml
 
-from tests.tuning.conftest import WAIT_S, all_gone, block, of_search, pids
+import tunediff.search
+from tests.tuning.conftest import all_gone, block, of_search, pids
 from tunediff import search_space
+from tunediff.core import trial_record as record
 from tunediff.tuning import experiment, resources
 
 pytestmark = pytest.mark.cluster
@@ -36,12 +39,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from helper import Net
 from tunediff import Metric
 
 
 @dataclass(frozen=True)
 class Knobs:
     fault: Literal["none", "nan", "oom", "waits"] = "none"
+    lr: float = 1e-6
 
 
 OBJECTIVE = Metric("error", "min")
@@ -51,8 +56,8 @@ Y = X.sum(1, keepdim=True)
 
 
 def train(trial):
-    net = trial.prepare(torch.nn.Linear(4, 1))
-    optimizer, evaluations = torch.optim.AdamW(net.parameters(), 0.01), []
+    net = trial.prepare(Net())
+    optimizer, evaluations = torch.optim.AdamW(net.parameters(), trial.knobs.lr), []
     trial.keep(net=net, optimizer=optimizer)
 
     @torch.no_grad()
@@ -69,63 +74,91 @@ def train(trial):
         loss = (net(x) - y).square().mean()
         trial.step(loss * float("nan") if trial.knobs.fault == "nan" else loss, optimizer)
 '''
+HELPER = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+"""
+RESUME = """
+import signal, sys, ray, tunediff
+numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+handlers = [signal.getsignal(number) for number in numbers]
+tunediff.open_search("faults", "results").resume()
+assert handlers == [signal.getsignal(number) for number in numbers]
+assert not ray.is_initialized()
+"""
 
 
 @pytest.mark.usefixtures("another_cluster_was_here")
-def test_faults_become_statuses_and_kills_lose_nothing(search, tmp_path):
-    """Out of memory, not finite; kill -9 of a worker and of the search; then resume. What is killed waits for that."""
+def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(search, tmp_path, capfd):
+    """Of a user's file: out of memory, not finite; kill -9 of a worker and of the search; then a call from Python
+    resumes it. What is killed waits for that."""
     (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "helper.py").write_text(HELPER)
     one = search("faults")
-    trials = [{}, *({"fault": fault} for fault in ("oom", "nan", "waits")), {"fault": "waits", "loader.batch_size": 32}]
-    content = {"workload": "waits.py", "budget": {"per_trial": "1s"}, "trials": trials}
+    trials = [{}, {"lr": 0.01}, *({"fault": fault} for fault in ("oom", "nan", "waits"))]
+    trials.append({"fault": "waits", "loader.batch_size": 32})
+    confirm = {"of": 1, "seeds": 2}
+    content = {"workload": "waits.py", "budget": {"per_trial": "1s"}, "trials": trials, "confirm": confirm}
     one.file.write_text(yaml.safe_dump(content))
     process = one.start(str(one.file), "--name", "faults")
 
+    # What is edited or deleted meanwhile does not matter.
+    one.wait_for(lambda: one.trial("t0000") is not None)
+    (tmp_path / "waits.py").unlink()
+    (tmp_path / "helper.py").write_text("raise ImportError")
+
     # A worker dies after its first point: a fresh group goes on from the checkpoint.
-    one.wait_for(has(one, "t0003", 1))
-    assert [one.trial(f"t000{i}").status for i in (1, 2)] == ["oom", "nan"], one.log
-    assert "finite" in one.trial("t0002").reason
-    os.kill(pids(one, "t0003")[1], signal.SIGKILL)
-    one.wait_for(lambda: one.trial("t0003").finished)
-    killed = one.trial("t0003")
+    one.wait_for(has(one, "t0004", 1))
+    assert [one.trial(f"t000{i}").status for i in (2, 3)] == ["oom", "nan"], one.log
+    assert "finite" in one.trial("t0003").reason
+    os.kill(pids(one, "t0004")[1], signal.SIGKILL)
+    one.wait_for(lambda: one.trial("t0004").finished)
+    killed = one.trial("t0004")
     assert (killed.status, len(killed.points), killed.attempts) == ("ok", 2, 2)
-    assert len(one.events("t0003", "point")) == 2  # the first point was not measured again
+    assert len(one.events("t0004", "point")) == 2  # the first point was not measured again
 
     # The search dies while its worker waits. (Not both: Ray's controller, busy with a lost worker, may miss the other.)
-    one.wait_for(has(one, "t0004", 1))
+    one.wait_for(has(one, "t0005", 1))
     family = of_search(process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert all_gone(family) == []
     before = one.journals
-    assert [t.state.name for t in one.study] == ["COMPLETE"] * 4 + ["RUNNING"]
+    assert [t.state.name for t in one.study] == ["COMPLETE"] * 5 + ["RUNNING"]
 
-    # Resume measures what is left; again, it does nothing twice, and a name is never overwritten.
-    one.run("--resume", "faults")
+    # Resume measures what is left and leaves the process as it was; again, it does nothing twice.
+    script = [sys.executable, "-c", RESUME]
+    log = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
     after = one.journals
-    assert {name: after[name] for name in before if name != "t0004"} == {
-        name: before[name] for name in before if name != "t0004"
-    }
-    assert after["t0004"].startswith(before["t0004"])
-    assert (one.trial("t0004").status, len(one.events("t0004", "point"))) == ("ok", 2)
-    one.run("--resume", "faults")
+    assert all(after[name] == before[name] for name in before if name != "t0005")
+    assert after["t0005"].startswith(before["t0005"])
+    assert (one.trial("t0005").status, len(one.events("t0005", "point"))) == ("ok", 2)
+    assert tunediff.search.main(["--resume", "faults", "--storage", str(one.storage)]) == 0
     assert one.journals == after
-    assert one.start(str(one.file), "--name", "faults").wait(WAIT_S) == 2
-    assert "--name: 'faults' exists" in one.log
+
+    # The finalist ran beside the baseline on new seeds.
+    confirming = record.read_trials(one.folder / "confirm")
+    assert [(run.status, run.drawn["seed"]) for run in confirming] == [("ok", 1000 + i // 2) for i in range(4)]
+    assert "confirming: 1 finalist and the baseline" in log
 
     # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
     study = one.study
-    assert [t.state.name for t in study] == ["COMPLETE"] * 5
-    assert [t.user_attrs["status"] for t in study] == ["ok", "oom", "nan", "ok", "ok"]
-    ended = (0, 3, 4)
+    assert [t.state.name for t in study] == ["COMPLETE"] * 6
+    assert [t.user_attrs["status"] for t in study] == ["ok", "ok", "oom", "nan", "ok", "ok"]
+    ended = (0, 1, 4, 5)
     assert [study[i].value for i in ended] == [one.trial(f"t000{i}").points[-1]["error"] for i in ended]
-    assert min(study[1].value, study[2].value) > study[0].value, "worse than all that was known then"
+    assert min(study[2].value, study[3].value) > study[0].value, "worse than all that was known then"
 
     # What a user reads and browses.
-    summary = block(one.log)
-    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("5", "3", "1", "1")
+    summary = block(capfd.readouterr().out)
+    assert (summary["trials"], summary["ok"], summary["oom"], summary["nan"]) == ("6", "4", "1", "1")
+    assert (summary["finalist"], "confirmed_value" in summary) == ("lr=0.01", True)
     assert not list(one.folder.glob("trials/*/checkpoint.pt"))
-    assert list(one.folder.glob("tune/*/t0004_fault=waits*"))  # Tune's others may be lost with what was killed
+    assert list(one.folder.glob("tune/*/t0005_fault=waits*"))  # Tune's others may be lost with what was killed
 
 
 @pytest.fixture

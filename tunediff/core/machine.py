@@ -142,7 +142,7 @@ def gpus() -> list[str]:
 
     A part of a GPU that MIG has split is one where `CUDA_VISIBLE_DEVICES` names it.
     """
-    return visible(_cards(), os.environ.get(VISIBLE))
+    return visible(cards(), os.environ.get(VISIBLE))
 
 
 def visible(cards: Sequence[str], chosen: str | None) -> list[str]:
@@ -182,7 +182,7 @@ def nvidia_smi() -> str | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _cards() -> tuple[str, ...]:
+def cards() -> tuple[str, ...]:
     """List the UUIDs of the GPUs by nvidia-smi, which omits those that a container or a batch
     system hides. Where it is missing or fails, each device file is one, of unknown UUID."""
     if (command := nvidia_smi()) is not None:
@@ -198,7 +198,7 @@ def _cards() -> tuple[str, ...]:
 def unused() -> str:
     """Return why an NVIDIA GPU that seems to be present goes unused, unless that was requested; ''
     otherwise."""
-    if _cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
+    if cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
     return (
