@@ -76,7 +76,8 @@ def test_a_command_that_ends_by_itself_has_the_value_of_its_end(tmp_path):
 
 def test_the_seconds_until_the_target_are_the_outcome(tmp_path):
     settings = {"outcome": "time", "target": "loss<=0.1"}
-    points, end = run(tmp_path, FOREVER, 60.0, **settings)
+    program = f"print('\\n'.join(f'loss: {{1 / i}}' for i in range(1, 30)))\n{FOREVER}"  # many at once, then more
+    points, end = run(tmp_path, program, 60.0, **settings)
     assert end.status == "ok"
     assert points[-1]["time_to_target_s"] == points[-1].train_s < 60
     assert points[-1].steps == 10

@@ -162,7 +162,7 @@ class RunReader:
 
     def _add(self, value: float, now: float) -> None:
         seconds, limit_s = self.clock.elapsed_s(now), self.run.limit_s
-        if limit_s is not None and seconds > limit_s:
+        if self.target_met or (limit_s is not None and seconds > limit_s):
             return
         self.values += 1
         self.first_at = self.first_at or now
