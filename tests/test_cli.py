@@ -127,11 +127,16 @@ def test_json_schemas_are_on_stdout_also_with_json(capsys, name):
     ("line", "expected"),
     [
         ("tunediff se", "search"),
-        ("tunediff search --wa", "--warm-start"),
-        ("tunediff search digits_cl", "digits_classifier"),
         ("tunediff search studies/lad", "studies/ladder"),
         ("tunediff train timesteps.unt", "timesteps.until="),
-        ("tunediff knobs timesteps.unt", "timesteps.until"),
+        *(
+            pytest.param(*row, marks=pytest.mark.nightly)
+            for row in (
+                ("tunediff search --wa", "--warm-start"),
+                ("tunediff search digits_cl", "digits_classifier"),
+                ("tunediff knobs timesteps.unt", "timesteps.until"),
+            )
+        ),
     ],
 )
 def test_a_shell_completes_commands_options_files_and_knobs(tmp_path, line, expected):

@@ -128,6 +128,7 @@ def test_full_protocol(model, tmp_path, capsys):
     assert "\nIS (classifier) " in out
 
 
+@pytest.mark.nightly
 def test_ddim_and_seeds(model, tmp_path, capsys):
     words = "--images 264 --sampler ddim --steps 5 --skip quadratic --eta 0.5 --metrics is,fd".split()
     out, found = measured(capsys, *words, "--seeds", "3", "--out", "first.npz")
@@ -252,6 +253,7 @@ def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, mon
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.nightly
 def test_two_processes_find_what_one_finds(model, tmp_path, capsys):
     words = ["--images", "261", "--batch-size", "40", "--sampler", "ddim", "--steps", "3", "--seeds", "2"]
     _, one = measured(capsys, *words, "--out", "one.npz")

@@ -144,6 +144,7 @@ def classified(world):
     return weights(train(config, samples=64 * 4, world=world, evaluates=True))
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_what_one_learns(tmp_path):
     first, second = ranks(classified, tmp_path)
     assert_equal(first, second)

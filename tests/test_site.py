@@ -38,7 +38,7 @@ def test_options_in_the_documentation_exist(capsys, monkeypatch):
             assert re.search(rf"{option}\b", helps[name, *variant]), f"{page}: {name} {option}"
 
 
-@pytest.mark.training
+@pytest.mark.nightly
 def test_site_builds_without_a_warning(tmp_path, monkeypatch, caplog):
     pytest.importorskip("mkdocs")
     from mkdocs.commands.build import build

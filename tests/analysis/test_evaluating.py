@@ -48,6 +48,7 @@ def test_who_measures_ends_with_who_asked(monkeypatch):
         judging._end_with(os.getppid())
 
 
+@pytest.mark.nightly  # trains the classifier that judges
 def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):
     """Decoded images, classifier, reference: the first trial finds them in the cache folder."""
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))

@@ -56,6 +56,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.nightly
 def test_the_page_runs_from_top_to_bottom(run):
     scope = run(ROOT / "docs" / "how-to" / "python.md")
     assert scope["comparison"].verdict.verdict == "better"

@@ -116,6 +116,7 @@ def test_a_check_says_what_is_broken_and_what_that_means(examine, name, replaced
     assert words in f"{finding.found} {finding.means}"
 
 
+@pytest.mark.nightly
 def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
     """Really two processes; then one whose mean is wrong."""
     numbers = checks.answer(checks.MODULE, "averaged", ranks=2, within_s=1200)

@@ -96,6 +96,7 @@ def test_random_network_orders_noise_blur_and_missing_digits(digits: Images) -> 
         assert distances[-1] > 5 * distances[0]
 
 
+@pytest.mark.nightly  # trains it once more
 def test_classifier_is_reproducible_and_leaves_no_trace(
     digits: Images, classifier: features.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def of_a_rank(world):
     return weights(outcome), models[0].losses, [point.metrics["eval_loss"] for point in outcome.points]
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_one_model_from_parts_of_the_data(tmp_path):
     first, second = ranks(of_a_rank, tmp_path)
     assert_equal(first[0], second[0])

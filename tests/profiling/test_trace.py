@@ -20,6 +20,7 @@ from tunediff.workloads.diffusion.unet import network
 MIB = 2**20
 
 
+@pytest.mark.nightly  # `test_profile.py` has one of two steps
 def test_trace(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "TRACED", 2)
     config = tiny(loader__accumulation=2)

@@ -84,10 +84,10 @@ def counts(point):
 
 def test_as_many_kinds_of_blocks_as_there_are_are_compiled(eagerly):
     """By itself torch stops at 8 and runs the others as they are."""
-    widths = [4, *range(5, 16)]
+    widths = [4, *range(5, 13)]
     parts = [Part(one, two) for one, two in zip(widths, [*widths[1:], 1], strict=True)]
     found = points(*parts, Part(1, 1), Part(1, 1))
-    assert counts(found[0]) == counts(found[-1]) == (13, 13), "two are alike and share theirs"
+    assert counts(found[0]) == counts(found[-1]) == (10, 10), "two are alike and share theirs"
 
 
 def test_what_is_judged_is_counted_as_well(eagerly):
@@ -251,5 +251,5 @@ def test_the_loss_that_a_cuda_graph_returns_is_kept(monkeypatch, own):
                 trial.step(loss, optimizer)
 
     config = toy(compile__mode="reduce-overhead", evaluation__points=1)
-    outcome = train(config, samples=2000 * config.loader.batch_size, body=body)
-    assert outcome.points[-1].loss == pytest.approx(1000.5), "the mean of 1 to 2000; number 0 is the warm-up"
+    outcome = train(config, samples=200 * config.loader.batch_size, body=body)
+    assert outcome.points[-1].loss == pytest.approx(100.5), "the mean of 1 to 200; number 0 is the warm-up"

@@ -245,8 +245,14 @@ class Normalized(torch.nn.Module):
         return x.relu()
 
 
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("scope", ["model", "blocks"])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("scope", "broken"),
+    [("model", False), ("blocks", True), pytest.param("model", True, marks=NIGHTLY),
+     pytest.param("blocks", False, marks=NIGHTLY)],
+)  # fmt: skip
 def test_checkpointed_blocks_can_be_compiled(scope, broken):
     """They learn the same, batch statistics included, also where a block cannot be compiled in one piece."""
     states, x = [], torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

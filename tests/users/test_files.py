@@ -332,6 +332,7 @@ def checked_space(tmp_path, text, **search):
 OWN_LOADER = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
 
 
+@pytest.mark.nightly
 def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_path):
     """Knobs of a loader that the file has not, also where it reads other parts of `trial.config`."""
     text = OWN_LOADER.replace("    net = trial", "    torch.manual_seed(trial.config.seed)\n    net = trial", 1)
@@ -352,6 +353,7 @@ def test_a_search_file_loses_knobs_that_nobody_reads_with_what_depends_on_them(m
     assert [(dimension.name, dimension.when) for dimension in created.dimensions] == [("lr", ())]
 
 
+@pytest.mark.nightly
 def test_a_knob_that_only_some_configurations_read_is_searched(mine, tmp_path):
     """One behind a switch, and one that only forked loader processes look at."""
     knobs = (
@@ -378,6 +380,7 @@ def test_a_knob_that_only_some_configurations_read_is_searched(mine, tmp_path):
     assert not {"smoothing", "shift"} & set(found["unread"])
 
 
+@pytest.mark.nightly
 def test_a_search_of_knobs_that_nobody_reads_is_refused(mine, tmp_path):
     """As with a parser of command lines that does not get the knobs."""
     text = OWN_LOADER.replace("trial.knobs", "Knobs()").replace("with trial.autocast():", "if True:")
@@ -475,6 +478,7 @@ def test_data_beside_the_file_is_linked_into_its_copies(beside):
     assert cfg.fingerprint(exported) == cfg.fingerprint(cfg.baseline("datapkg/train.py"))
 
 
+@pytest.mark.nightly
 def test_data_that_is_missing_beside_a_copy_is_told_with_its_place(beside):
     """The folder was moved to another machine, or the data came later than the copy."""
     cfg.take_along(cfg.baseline("datapkg/train.py"), beside / "night")

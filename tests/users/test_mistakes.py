@@ -485,6 +485,7 @@ def test_check_leaves_out_further_runs_that_would_take_long(tmp_path, monkeypatc
     assert "whether a resume and tunediff.evaluate judge the same model was not checked" in warning
 
 
+@pytest.mark.nightly
 def test_two_ranks_that_train_the_same_batches(tmp_path):
     text = edited(("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"))
     config = cfg.override(cfg.baseline(str(file(tmp_path, text))), {"parallel.workers": 2})

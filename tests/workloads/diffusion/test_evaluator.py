@@ -192,6 +192,7 @@ def _judged(world: World) -> tuple[Any, Any, list[str], Any]:
     return scores, evaluator.judge.last_images.numpy(), failures, shifted
 
 
+@pytest.mark.nightly
 def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tmp_path: Path) -> None:
     alone = judge(config, digits)
     expected: Scores = alone(network, identity)

@@ -199,7 +199,14 @@ def test_the_network_is_told_what_schedulers_of_diffusers_tell() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- solvers
-@every_process
+@pytest.mark.parametrize(
+    "process",
+    [
+        pytest.param(process, marks=[] if process.path == "flow" or process.schedule == "edm" else pytest.mark.nightly)
+        for process in PROCESSES
+    ],
+    ids=lambda p: f"{p.path}-{p.schedule}-{p.prediction}-{p.sigma_data:g}",
+)
 @pytest.mark.parametrize("sampler", ["euler", "heun"])
 def test_solvers_follow_the_ode_of_gaussian_data(process: knobs.Process, sampler: Any) -> None:
     """y − m shrinks as √(s²+σ²). Euler's error falls with the step, Heun's with its square."""

@@ -232,6 +232,7 @@ def learned(world: World) -> tuple[Tensor, Tensor]:
     return sampler.probabilities(), sampler.state_dict()["selected"]
 
 
+@pytest.mark.nightly  # `test_train.py` has it among its ranks
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     alone = policy()
     steps_of_a_rank(alone, 0, 1)

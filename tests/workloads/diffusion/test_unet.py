@@ -147,7 +147,9 @@ def test_autocast(kind: torch.dtype, tolerance: float) -> None:
     assert 0 < (rough - exact).norm() / exact.norm() < tolerance
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, pytest.param(torch.channels_last, marks=pytest.mark.nightly)]
+)
 def test_one_graph_without_breaks(memory_format: torch.memory_format) -> None:
     net = disturbed(knobs.Model(8, (1, 2), 1, (4,), 0.0, 4)).to(memory_format=memory_format)
     compiled = torch.compile(net, backend="eager", fullgraph=True)
