@@ -6,7 +6,6 @@ import math
 import os
 import re
 import subprocess
-import types
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +15,7 @@ import pytest
 from tests.comparisons import BETTER, PLAIN, made
 from tests.helpers import point
 from tests.json_schemas import validate
+from tests.tuning.asked import AskedBackend
 from tunediff import ConfigError, TunediffError, compare, run_comparison
 from tunediff import config as cfg
 from tunediff.analysis import pairs
@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
         raise sessions.StoppedError("nothing runs in this test")
         yield
 
-    monkeypatch.setattr(experiment, "one_slot", workers)
+    monkeypatch.setattr(experiment, "one_by_one", workers)
 
 
 def asked(*given, name="x"):
@@ -219,49 +219,36 @@ def test_what_was_interrupted_can_be_resumed(capsys):
 
 
 # ------------------------------------------------------------------------------------------------------ from end to end
-class Slot:
-    """Takes notes, and that is all."""
-
-    def __init__(self):
-        self.notes = []
-        self.note = self
-
-    def options(self, name):
-        return self
-
-    def remote(self, words):
-        self.notes.append(words)
-
-
 @pytest.fixture
-def slot(monkeypatch):
+def backend(monkeypatch):
     """Runs end at once: A at about 2, B at about 1, or as `ends` says by trial."""
-    from tunediff.tuning import trial
+    noise = np.random.default_rng(0)
 
-    slot, noise = Slot(), np.random.default_rng(0)
-    slot.ends = {}
+    def events_of(spec):
+        journal = Journal(spec.folder)
+        value = {"A": 2.0, "B": 1.0}[spec.drawn["side"]] * math.exp(0.05 * noise.normal())
+        journal.point(measured := point(4, spec.budget.seconds, frechet=value, label="FD (classifier)"))
+        yield measured
+        if (status := backend.ends.get(spec.name, "ok")) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        end = status if isinstance(status, End) else End(status, "" if status == "ok" else "needs 9 GiB")
+        journal.end(end)
+        yield end
+
+    backend = AskedBackend(None, events_of)
+    backend.ends = {}
 
     @contextlib.contextmanager
-    def one_slot(folder, share, address, greet, configs):
-        asked = share(resources.local())
+    def one_by_one(folder, share, address, greet, configs):
+        backend.devices = Pool(share(resources.local()))
         greet(None)
-        yield types.SimpleNamespace(prefix="slot-", actors=[slot], pool=Pool(asked), tell=lambda say: None)
+        yield backend
 
-    def run_trial_on_slot(spec):
-        journal = spec.begin()
-        value = {"A": 2.0, "B": 1.0}[spec.drawn["side"]] * math.exp(0.05 * noise.normal())
-        journal.point(point(4, spec.budget.seconds, frechet=value, label="FD (classifier)"))
-        yield {}
-        if (status := slot.ends.get(spec.name, "ok")) is KeyboardInterrupt:
-            raise KeyboardInterrupt
-        journal.end(status if isinstance(status, End) else End(status, "" if status == "ok" else "needs 9 GiB"))
-
-    monkeypatch.setattr(experiment, "one_slot", one_slot)
-    monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
-    return slot
+    monkeypatch.setattr(experiment, "one_by_one", one_by_one)
+    return backend
 
 
-def test_pairs_run_until_it_is_decided(slot, capsys):
+def test_pairs_run_until_it_is_decided(backend, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x"]) == 0
     out = capsys.readouterr().out
     assert "runs: at most 12 pairs × 2 × 20s training" in out
@@ -270,16 +257,16 @@ def test_pairs_run_until_it_is_decided(slot, capsys):
     assert re.search(r"\] wall-clock: about \S+ with 12 pairs, about \S+ with 3\n", out)
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
-    assert slot.notes[:2] == [
+    assert backend.shown[:2] == [
         "A seed 500",
-        f"A seed 500  FD (classifier) {slot.notes[1].split()[5]} at 20.0 s  3 images/s",
+        f"A seed 500  FD (classifier) {backend.shown[1].split()[5]} at 20.0 s  3 images/s",
     ]
-    assert [words for words in slot.notes if len(words.split()) == 3][:4] == [
+    assert [words for words in backend.shown if len(words.split()) == 3][:4] == [
         "A seed 500", "B seed 500", "B seed 501", "A seed 501",
     ]  # fmt: skip
 
 
-def test_compare_warns_once_of_runs_on_different_hardware(slot, capsys, monkeypatch):
+def test_compare_warns_once_of_runs_on_different_hardware(backend, capsys, monkeypatch):
     from tunediff.core.journal import Journal
 
     point_of = Journal.point
@@ -295,15 +282,15 @@ def test_compare_warns_once_of_runs_on_different_hardware(slot, capsys, monkeypa
     assert "WARNING: A seed 500 ran on A100 (400 W), B seed 500 runs on H100 (400 W): what they" in warning
 
 
-def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
-    slot.ends = {"t0002": KeyboardInterrupt}
+def test_an_interrupted_one_goes_on_where_it_was(backend, capsys):
+    backend.ends = {"t0002": KeyboardInterrupt}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 130
     error = capsys.readouterr().err
     assert error.endswith("resume: python -m tunediff.compare --resume x\n")
     before = [
         (folder.name, (folder / "journal.jsonl").read_bytes()) for folder in Path("ray_results/x/trials").iterdir()
     ]
-    slot.ends = {}
+    backend.ends = {}
     assert compare.main(["--resume", "x"]) == 0
     out = capsys.readouterr().out
     assert out.count("after 1 pair: ") == 1
@@ -313,7 +300,7 @@ def test_an_interrupted_one_goes_on_where_it_was(slot, capsys):
             assert (Path("ray_results/x/trials") / name / "journal.jsonl").read_bytes() == content
 
 
-def test_quiet_says_the_result_and_json_nothing_else(slot, capsys):
+def test_quiet_says_the_result_and_json_nothing_else(backend, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("comparison: x\n")
     four = ["digits", "loader.batch_size=64", "parallel.workers=2", "--unit", "device", "--name", "y", "--json"]
@@ -325,18 +312,18 @@ def test_quiet_says_the_result_and_json_nothing_else(slot, capsys):
     assert told.clock.along == told.runs[0][1].along == "device_s"
 
 
-def test_a_run_that_fails_ends_it(slot, capsys):
-    slot.ends = {"t0003": "oom"}
+def test_a_run_that_fails_ends_it(backend, capsys):
+    backend.ends = {"t0003": "oom"}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
     out = capsys.readouterr().out
     assert "B seed 501  oom  needs 9 GiB" in out
     assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
 
 
-def test_a_run_whose_workers_died_runs_again_on_resume(slot, capsys):
-    slot.ends = {"t0003": End("error", "the workers died 2 times: killed", process_died=True)}
+def test_a_run_whose_workers_died_runs_again_on_resume(backend, capsys):
+    backend.ends = {"t0003": End("error", "the workers died 2 times: killed", process_died=True)}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
-    slot.ends = {}
+    backend.ends = {}
     assert compare.main(["--resume", "x"]) == 0
     assert "verdict: better\n" in capsys.readouterr().out
 
@@ -394,7 +381,7 @@ def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, monkey
     assert "] WARNING: other processes use 63% of the cores: " in out
 
 
-def test_compare_json_tells_progress_and_cost_on_stderr(slot, measured, capsys):
+def test_compare_json_tells_progress_and_cost_on_stderr(backend, measured, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--json"]) == 0
     out, error = capsys.readouterr()
     assert json.loads(out)["verdict"] == "better"
@@ -403,7 +390,7 @@ def test_compare_json_tells_progress_and_cost_on_stderr(slot, measured, capsys):
     assert "after 3 pairs: " in error
 
 
-def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(slot, measured, capsys):
+def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(backend, measured, capsys):
     words = ["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--progress", "jsonl"]
     assert compare.main(words) == 0
     out, error = capsys.readouterr()

@@ -53,3 +53,45 @@ def pool(slots=1, sizes=(1,), **how):
     """One for so many trials at once, each on a machine of its own."""
     machines = tuple(Machine(64, 0, f"m{index}", f"id{index}") for index in range(slots))
     return Pool(ResourcePartition(machines, sizes, False, True), **how)
+
+
+class AskedBackend:
+    """A backend, and its slots, that trains nothing: `events_of(spec)` yields what a job reports."""
+
+    device, environment = "cpu", None
+
+    def __init__(self, devices, events_of=None):
+        self.devices, self._events_of = devices, events_of
+        self.shown, self.released, self.lost = [], [], []
+
+    def slot(self, spec):
+        return self
+
+    def release(self, spec):
+        self.released.append(spec.name)
+
+    def say_through(self, say):
+        pass
+
+    def show(self, slot, line):
+        self.shown.append(line)
+
+    def listeners(self, folder, space):
+        return ()
+
+    # ---- as a slot
+    def start(self, job):
+        self._events, self.lost = self._events_of(job), job.group.place.nodes
+        return job.attempt
+
+    def event(self, serial, cursor):
+        return next(self._events)
+
+    def go_on(self, serial, index):
+        pass
+
+    def gone(self, nodes):
+        return self.lost
+
+    def draining(self, nodes):
+        return []

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.tuning.asked import FILE, pool
+from tests.tuning.asked import FILE, AskedBackend, pool
 from tunediff import search_space
 from tunediff.core import trial_record as record
 
@@ -158,7 +158,7 @@ def make(tmp_path):
     def make(slots=1, spent_s=0.0, device="cpu", here=None, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
-        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device, here=here), pool(slots))
+        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device, here=here), AskedBackend(pool(slots)))
 
     return make
 

@@ -14,6 +14,7 @@ import yaml
 from ray.tune.schedulers import TrialScheduler
 
 from tests.helpers import point
+from tests.tuning.asked import AskedBackend, pool
 from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError
@@ -40,9 +41,9 @@ def test_a_search_puts_log_levels_and_warnings_back(tmp_path, monkeypatch):
 
     experiment.create(tmp_path / "night", space := loaded(), CONTENT)
     monkeypatch.setattr(tuner, "_tuner", lambda *_: types.SimpleNamespace(fit=fit))
-    slots = types.SimpleNamespace(device="cpu", environment=None, pool=None, actors=[])
+    backend = AskedBackend(pool())
     before = [logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)
-    assert tuner.search(tmp_path / "night", space, slots, 0.0, Listeners()) is None
+    assert tuner.search(tmp_path / "night", space, backend, 0.0, Listeners()) is None
     assert levels == [logging.ERROR] * 2
     assert ([logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)) == before
 

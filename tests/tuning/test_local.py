@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.tuning import local, trial
-from tunediff.tuning.messages import Lost
+from tunediff.tuning.backend import Lost
 from tunediff.tuning.resources import Machine, ResourcePartition
 
 
@@ -26,15 +26,15 @@ def slots(tmp_path_factory):
 def placed(slots, job):
     """The job on the slot, as the loop places it."""
     job = dataclasses.replace(job, metric="samples_per_s")  # nothing is judged here
-    allocation = slots.pool.take(job.config.parallel.workers)
-    slots.pool.give(allocation.slot)
+    allocation = slots.devices.take(job.config.parallel.workers)
+    slots.devices.give(allocation.slot)
     return job.on(allocation)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks):
     job = placed(slots, job_of(tmp_path / "t0", cfg.override(CONFIG, {"parallel.workers": ranks})))
-    reported = list(trial.run_trial_on_slot(job))
+    reported = list(trial.run_trial_on_slot(job, slots.slot(job)))
     found = record.read_trial(job.folder)
     assert (found.status, len(reported), len(found.points)) == ("ok", 2, 2)
     assert found.points[-1].device_s == pytest.approx(ranks * found.points[-1].train_s)
@@ -42,7 +42,7 @@ def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks)
 
 def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
     job = placed(slots, job_of(tmp_path / "t0"))
-    points = trial.run_trial_on_slot(job)
+    points = trial.run_trial_on_slot(job, slots.slot(job))
     next(points)
     psutil.Process(next(e["pid"] for e in record.events(job.folder) if e["event"] == "worker")).kill()
     list(points)
@@ -53,13 +53,14 @@ def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
 
 def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_path):
     job = placed(slots, job_of(tmp_path / "t0"))
-    serial = slots.slot.submit(job)
-    while (event := slots.slot.event(serial, 0)) is None:
+    slot = slots.slot(job)
+    serial = slot.start(job)
+    while (event := slot.event(serial, 0)) is None:
         pass
     assert isinstance(event, Point)
-    slots.slot.kill("past its deadline")
-    assert slots.slot.event(serial, 1) == Lost("past its deadline")
-    list(trial.run_trial_on_slot(job))
+    slot.stop("past its deadline")
+    assert slot.event(serial, 1) == Lost("past its deadline")
+    list(trial.run_trial_on_slot(job, slots.slot(job)))
     assert record.read_trial(job.folder).status == "ok"
 
 

@@ -17,7 +17,7 @@ from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.core import environment, machine_options
-from tunediff.tuning import cluster, experiment, slots, tuner
+from tunediff.tuning import cluster, experiment, ray_backend, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
 GPU = {
@@ -106,10 +106,10 @@ def test_nodes_that_train_are_described(monkeypatch):
     assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
     assert (
-        slots.Slots(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
+        ray_backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
         == "of the node"
     )
-    assert slots.Slots(Path("x"), share).environment is None
+    assert ray_backend.RayBackend(Path("x"), share).environment is None
 
 
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
@@ -200,7 +200,7 @@ def test_the_check_of_a_node_stops_when_the_search_ends(nodes, tmp_path):
     look = cluster.Nodes(cluster.nodes(), [slow, checked.append])
     share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
     nodes.append(GPU | {"NodeID": "b"})
-    with pytest.raises(KeyboardInterrupt), slots.opened(tmp_path, share, None, look):
+    with pytest.raises(KeyboardInterrupt), ray_backend.opened(tmp_path, share, None, look):
         look()
         assert first.wait(60)
         raise KeyboardInterrupt
@@ -312,15 +312,3 @@ def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatc
 
     monkeypatch.setattr(cluster.ray, "get", get)
     assert cluster._answer(object()) == "PermissionError: /data"
-
-
-@pytest.mark.parametrize(("slot_count", "freed"), [(1, []), (2, [7.0])])
-def test_only_a_slot_beside_others_gives_its_devices_back(monkeypatch, tmp_path, slot_count, freed):
-    """Else its workers would start again for every trial."""
-    asked = []
-    actor = types.SimpleNamespace(free=types.SimpleNamespace(remote=asked.append))
-    monkeypatch.setattr(slots, "_create", lambda *_: actor)
-    made = slots.Slots(tmp_path, ResourcePartition((Machine(slot_count, slot_count),), (1,), True, False))
-    made.actors[:] = [actor] * slot_count
-    made._free(0, 7.0)
-    assert asked == freed

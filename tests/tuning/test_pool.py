@@ -166,10 +166,10 @@ def test_node_that_comes_while_all_others_are_busy_has_room(monkeypatch):
 
 def test_a_slot_whose_workers_are_warm_is_used_again():
     heard = []
-    pool = Pool(share(cpus(2, "a"), cpus(2, "b")), taken=heard.append)
+    pool = Pool(share(cpus(2, "a"), cpus(2, "b")), taken=lambda slot, actor: heard.append(actor), prefix="s")
     seats = [pool.take(1), pool.take(1)]
     pool.give(0)
     pool.give(1)
     assert pool.take(1) == seats[0]
     pool.give(0)
-    assert heard == [0, 1, 0]
+    assert heard == ["s0", "s1", "s0"]

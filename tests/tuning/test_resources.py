@@ -7,7 +7,7 @@ import pytest
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.tuning import resources
-from tunediff.tuning.slots import Slots
+from tunediff.tuning.ray_backend import RayBackend
 
 
 def test_all_world_sizes_are_those_of_the_machine():
@@ -33,9 +33,9 @@ def test_threads_that_trials_do_not_take_from_the_environment_are_named(monkeypa
     if chosen is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     share = resources.share(search_space.load(search_space.find("digits")), resources.Machine(4, 0))
-    slots = Slots(Path("night"), share)
+    backend = RayBackend(Path("night"), share)
     said = []
-    slots.tell(said.append)
+    backend.say_through(said.append)
     note = "OMP_NUM_THREADS=1 does not change trials: a single worker has 4 threads; train obeys it"
     assert [line for line in said if "OMP" in line] == [note] * count
 

@@ -5,40 +5,40 @@ import functools
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import pool
+from tests.tuning.asked import AskedBackend, pool
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
-from tunediff.core.journal import repeat_lost
+from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.listeners import Listener, Listeners
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchBudget
-from tunediff.tuning import rounds, trial
+from tunediff.tuning import rounds
+from tunediff.tuning.backend import Lost
 from tunediff.tuning.sessions import StoppedError
 from tunediff.tuning.trial_spec import TrialSpec
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path):
     """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
 
     def run(rivals=2, most=3, ends=None, over=lambda: False, loses=()):
         ran, heard = [], []
 
-        def run_trial_on_slot(spec):
+        def events_of(spec):
             name = spec.name
             assert (spec.slot, spec.group.place.nodes) == (0, ("id0",))
             ran.append((name, spec.config.seed, spec.drawn["side"]))
-            journal = spec.begin()
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
                 raise OSError("no space left")
-            journal.point(point(1, frechet=2.0))
-            yield {"objective": 2.0}
+            journal, measured = Journal(spec.folder), point(1, frechet=2.0)
+            journal.point(measured)
+            yield measured
             if name in loses and [one for one, *_ in ran].count(name) == 1:
-                journal.write("lost", nodes=["id0"], reason="died")
-            else:
-                journal.end(end)
+                yield Lost("its node died")
+            journal.end(end)
+            yield end
 
-        monkeypatch.setattr(trial, "run_trial_on_slot", run_trial_on_slot)
         config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
         configs = [cfg.override(config, {"loader.batch_size": 32 * 2**place}) for place in range(rivals)]
         candidates = [(one, {"side": "ABC"[place]}) for place, one in enumerate(configs)]
@@ -56,7 +56,7 @@ def run(tmp_path, monkeypatch):
 
         hub = Listeners()
         with hub.with_listeners(Recorder()):
-            rounds.run(tmp_path, rounds.Rounds(candidates, most, make, over), pool(), hub)
+            rounds.run(tmp_path, rounds.Rounds(candidates, most, make, over), AskedBackend(pool(), events_of), hub)
         return ran, heard
 
     return run

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
+from tests.tuning.asked import BIG, EARLIER, FILE, AskedBackend, end, pool, study
 from tunediff import search_space
 from tunediff.config import workload
 from tunediff.core import environment
@@ -529,7 +529,7 @@ def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp
     earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}
     wanted = search_space.parse(earlier, "x.yaml")
     experiment.create(tmp_path / "earlier", wanted, earlier)
-    searcher = Searcher(OptunaProposer(wanted, tmp_path / "earlier"), pool())
+    searcher = Searcher(OptunaProposer(wanted, tmp_path / "earlier"), AskedBackend(pool()))
     for value in (3.0, 2.0, 4.0, 5.0):
         end(searcher, searcher.suggest("a"), "a", value=value)
     later = make(

@@ -17,7 +17,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.tuning import trial
-from tunediff.tuning.messages import Lost
+from tunediff.tuning.backend import Lost
 from tunediff.tuning.pool import Allocation
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
@@ -40,7 +40,7 @@ class Slot:
         self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
         self.missing = 0.0
 
-    def submit(self, job):
+    def start(self, job):
         self.jobs.append(job)
         return str(len(self.jobs))
 
@@ -48,13 +48,13 @@ class Slot:
         events = self.events[int(serial) - 1]
         return events[cursor] if events[cursor] is not None else events.pop(cursor)
 
-    def let_go_on(self, serial, index):
+    def go_on(self, serial, index):
         self.went_on.append(index)
 
     def missing_s(self):
         return self.missing
 
-    def kill(self, reason):
+    def stop(self, reason):
         self.killed.append(reason)
 
     def draining(self, nodes):
@@ -68,18 +68,17 @@ class Slot:
 
 
 @pytest.fixture
-def drive(tmp_path, monkeypatch):
+def drive(tmp_path):
     """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
 
     def drive(*events, nodes=(), missing=0.0, **changes):
         slot = Slot(*events)
         slot.missing = missing
-        monkeypatch.setattr(trial, "client", lambda name: slot)
         place = dataclasses.replace(PLACE, nodes=tuple(nodes))
         spec = spec_of(tmp_path, **changes).on(Allocation(0, place, "slot-0"))
         return (
             slot,
-            list(trial.run_trial_on_slot(spec)),
+            list(trial.run_trial_on_slot(spec, slot)),
             record.read_trial(tmp_path / "trials" / "t0003"),
         )
 
@@ -107,7 +106,7 @@ def test_a_trial_that_runs_to_its_end(drive):
 
 def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
     _, _, read_back = drive([End("nan", "diverged")])
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
     assert read_back.status == "nan"
@@ -115,7 +114,7 @@ def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monk
 
 def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypatch):
     checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: checkpoint.touch() or "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: checkpoint.touch() or "1")
     _, _, read_back = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
     assert read_back.status == "oom"
     assert not checkpoint.exists()
@@ -126,7 +125,7 @@ def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_
     doing, left = tmp_path / "trials" / "t0003" / DOING, []
     doing.parent.mkdir(parents=True)
     doing.write_text("{}")
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: left.append(doing.exists()) or "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: left.append(doing.exists()) or "1")
     drive([End("ok")])
     assert left == [False]
 
@@ -215,7 +214,7 @@ def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch
     clocks = itertools.chain([0.0], itertools.repeat(1e6, 2), [0.0], itertools.repeat(1e6))
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clocks))
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(EVALUATES) and "1")
     limits = {"budget": CONTENT["budget"] | {"deadline": "60s"}, "final": {"evaluation.images": 640}}
     slot, _, read_back = drive([None, None, End("ok")], **limits)
     assert (slot.killed, read_back.status) == ([], "ok")
@@ -240,7 +239,7 @@ def test_evaluations_do_not_count_towards_the_default_deadline(
         (folder / DOING).write_text(json.dumps({"part": part}))
         return "1"
 
-    monkeypatch.setattr(Slot, "submit", submit)
+    monkeypatch.setattr(Slot, "start", submit)
     _, _, read_back = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
     assert read_back.status == status
 
@@ -252,7 +251,7 @@ def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, monkeypatch, tm
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(trial, "STALLED_S", stalled_s)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
     _, _, read_back = drive([None, point(1, frechet=4.0), End("ok")])
     assert read_back.status == status
 
@@ -263,7 +262,7 @@ def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeyp
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(trial, "STALLED_S", -1.0)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: doing.write_text(EVALUATES) and "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(EVALUATES) and "1")
     _, _, read_back = drive([None, End("ok")])
     assert read_back.status == "timeout"
     assert "beside" not in read_back.reason
@@ -275,7 +274,7 @@ def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
     clock = iter([0.0, 1e6])
     monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "submit", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
+    monkeypatch.setattr(Slot, "start", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
     slot, _, read_back = drive([None, End("timeout")])
     assert (slot.killed, read_back.status, read_back.end.steps) == ([], "ok", 7)
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]

@@ -28,7 +28,7 @@ from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
 from tunediff.training import run_trial, state, weights
 from tunediff.tuning import group, worker
-from tunediff.tuning.messages import Draining, Lost
+from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from tunediff.report import page, pair_plan, result_json
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.mixed_hardware import MixedHardware
-from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning import experiment, resources, rounds, sessions
+from tunediff.tuning.backend import Backend
+from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +135,6 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
         return
     if options.address is None and (warning := experiment.foreign(comparison.folder)):
         log.warning(warning)
-    from tunediff.tuning import rounds
-    from tunediff.tuning.trial_spec import TrialSpec
-
     folder = comparison.folder
     candidates = [
         (config, {"side": side})
@@ -170,11 +169,11 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(sessions.noted(folder, options.command("compare", CompareOptions)))
-        slots = stack.enter_context(
-            experiment.one_slot(folder, shared, options.address, greet, comparison.configs)
+        backend = stack.enter_context(
+            experiment.one_by_one(folder, shared, options.address, greet, comparison.configs)
         )
-        slots.tell(say)
-        if options.address is not None and (warning := experiment.foreign(folder, slots)):
+        backend.say_through(say)
+        if options.address is not None and (warning := experiment.foreign(folder, backend)):
             say(f"WARNING: {warning}")
         make = functools.partial(
             TrialSpec.of,
@@ -185,14 +184,12 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
             mode=comparison.metric.mode,
         )
         stack.enter_context(
-            listeners.with_listeners(
-                RunLines(folder, slots.actors, say), sessions.SessionNotes(folder)
-            )
+            listeners.with_listeners(RunLines(folder, backend, say), sessions.SessionNotes(folder))
         )
         rounds.run(
             folder,
             rounds.Rounds(candidates, comparison.max_pairs, make, over),
-            slots.pool,
+            backend,
             listeners,
         )
 
@@ -214,15 +211,15 @@ class RunLines(Listener):
     """Shows how each run ends, also on Ray's pages, and warns where runs are on different
     hardware."""
 
-    def __init__(self, folder: Path, slots: Sequence[Any], say: Say) -> None:
-        self._folder, self._slots, self._say = folder, slots, say
+    def __init__(self, folder: Path, backend: Backend, say: Say) -> None:
+        self._folder, self._backend, self._say = folder, backend, say
         runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
         self._mixed_hardware = MixedHardware(runs, say)
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
         words = _words(content)
         self._say(f"{words} start", "start", **self._fields(trial, content))
-        self._note(words)
+        self._backend.show(0, words)
 
     def end(self, trial: str, content: Mapping[str, Any]) -> None:
         run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
@@ -232,7 +229,7 @@ class RunLines(Listener):
             value = run.value(cfg.of(run.configuration).objective.name)
             fields = {"status": run.status, "reason": run.reason, "value": value}
             self._say(words, "end", **self._fields(trial, content), **fields)
-        self._note(words)
+        self._backend.show(0, words)
 
     @staticmethod
     def _fields(trial: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +247,3 @@ class RunLines(Listener):
             f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s",
             f"{last.samples / last.train_s:,.0f} {workload.unit}/s",
         ]
-
-    def _note(self, words: str) -> None:
-        if self._slots:  # there is one as soon as a run has its devices
-            self._slots[0].note.options(name=words[:200]).remote(words)

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunediff import analysis
 from tunediff.analysis import confirmation, evidence
@@ -26,10 +26,8 @@ from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import CommandTime
-
-if TYPE_CHECKING:
-    from tunediff.tuning.slots import Slots
 
 NO_TIME = "no further confirming runs: another round would not end within --total"
 Display = Callable[..., Console]
@@ -108,35 +106,32 @@ def _run(
         if not searched:
             session.enter_context(sessions.noted(folder, options.command("search", SearchOptions)))
         shown = session.enter_context(display(folder, space, planned=planned))
-        slots = stack.enter_context(
-            experiment.workers(
-                folder,
-                share,
-                options.address,
-                experiment.warm(space),
-                shown.greet,
-                [space.baseline],
-                space.evaluates,
-            )
+        where = (folder, share, options.address)
+        trains = (shown.greet, [space.baseline], space.evaluates)
+        opened: contextlib.AbstractContextManager[Backend] = (
+            experiment.one_by_one(*where, *trains)
+            if searched
+            else experiment.workers(*where, experiment.warm(space), *trains)
         )
-        slots.tell(shown.say)
-        log_exceptions("the warm start", shown.say_reused, slots.device, slots.environment)
-        if options.address is not None and (warning := experiment.foreign(folder, slots)):
+        backend = stack.enter_context(opened)
+        backend.say_through(shown.say)
+        log_exceptions("the warm start", shown.say_reused, backend.device, backend.environment)
+        if options.address is not None and (warning := experiment.foreign(folder, backend)):
             shown.say(f"WARNING: {warning}")
         listeners.speak_through(shown.say)
         if not searched:
             with listeners.with_listeners(shown):
-                experiment.search(folder, space, slots, listeners)
+                experiment.search(folder, space, backend, listeners)
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):
             shown.say(f"nothing to confirm: {why}")
         session.close()
         if confirming.pending(folder, space):
-            _run_again(folder, slots, display, listeners)
+            _run_again(folder, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(NO_TIME)
 
 
-def _run_again(folder: Path, slots: Slots, display: Display, listeners: Listeners) -> None:
+def _run_again(folder: Path, backend: Backend, display: Display, listeners: Listeners) -> None:
     """Run the finalists and the baseline on new seeds, until it is decided; then with the longer
     budgets."""
     prepared = confirming.prepare(results := analysis.read(folder))
@@ -150,7 +145,7 @@ def _run_again(folder: Path, slots: Slots, display: Display, listeners: Listener
             listeners.speak_through(shown.say)
             log_exceptions("what is confirmed", _announce, shown, space is not again)
             tell = functools.partial(_tell, shown)
-            confirming.run(results, place, space, slots, listeners, tell)
+            confirming.run(results, place, space, backend, listeners, tell)
             if not confirming.over(results, place):
                 shown.say(NO_TIME)
 

@@ -175,6 +175,14 @@ class Template:
         self._run_pid = 0
         return status
 
+    def kill_run(self) -> None:
+        """End the run at once, in any thread; a template that does not get ready ends instead."""
+        if self.unsafe or not self._ready:
+            self._process.kill()
+        elif self._run_pid:
+            with contextlib.suppress(OSError):
+                os.killpg(self._run_pid, signal.SIGKILL)
+
     @property
     def alive(self) -> bool:
         """Return whether it can start a run."""

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tunediff import analysis
 from tunediff import config as cfg
@@ -20,10 +19,9 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS, SEED_OFFSET
-from tunediff.tuning import experiment, sessions
-
-if TYPE_CHECKING:
-    from tunediff.tuning.slots import Slots
+from tunediff.tuning import experiment, rounds, sessions
+from tunediff.tuning.backend import Backend
+from tunediff.tuning.trial_spec import TrialSpec
 
 
 def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
@@ -137,7 +135,7 @@ def run(
     results: Results,
     folder: Path,
     space: SearchSpace,
-    slots: Slots,
+    backend: Backend,
     listeners: Listeners,
     tell: Callable[[Confirmation], None],
 ) -> None:
@@ -146,14 +144,10 @@ def run(
 
     Raises `StoppedError` when the folder cannot be written.
     """
-    from tunediff.tuning import rounds  # imports Ray
-    from tunediff.tuning.dashboard import RayDashboardReporter
-    from tunediff.tuning.trial_spec import TrialSpec
-
     points = [point for point in space.candidates if point["seed"] == space.baseline.seed]
     candidates = [(space.config(point), point) for point in points]
     make = functools.partial(TrialSpec.of_space, space, folder, role="confirm")
-    board, rounds_reported = RayDashboardReporter(folder, space, slots.actors), 0
+    rounds_reported = 0
 
     def decided() -> bool:
         nonlocal rounds_reported
@@ -169,10 +163,10 @@ def run(
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
     with (
         sessions.noted(folder, resume),
-        listeners.with_listeners(board, sessions.SessionNotes(folder)),
+        listeners.with_listeners(*backend.listeners(folder, space), sessions.SessionNotes(folder)),
     ):
         rounds.run(
-            folder, rounds.Rounds(candidates, space.seeds, make, decided), slots.pool, listeners
+            folder, rounds.Rounds(candidates, space.seeds, make, decided), backend, listeners
         )
 
 

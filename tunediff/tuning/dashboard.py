@@ -7,7 +7,7 @@ numbers also become gauges, for users of Prometheus and Grafana.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,15 @@ from tunediff.core.files import plain
 from tunediff.core.listeners import Listener
 from tunediff.search_space import SearchSpace
 
-WIDTH = 200
-"""Characters of a task's name."""
-
 
 class RayDashboardReporter(Listener):
     """Show the events of trials on Ray's dashboard."""
 
-    def __init__(self, folder: Path, space: SearchSpace, slots: Sequence[Any]) -> None:
-        """`slots`: their actors, a list that grows."""
+    def __init__(self, folder: Path, space: SearchSpace, show: Callable[[int, str], None]) -> None:
+        """`show`: see `RayBackend.show`."""
         from ray.util.metrics import Gauge
 
-        self._folder, self._space, self._slots = folder, space, slots
+        self._folder, self._space, self._show_line = folder, space, show
         keys = ("search", "trial")
         self._gauges = {
             "objective": Gauge(
@@ -73,10 +70,7 @@ class RayDashboardReporter(Listener):
             words.insert(1, trial.status or "ended")
             words.append(trial.reason)
         line = "  ".join(word for word in [*words, knobs] if word)
-        if not self._slots:  # there is one as soon as a trial has a place
-            return
-        slot = self._slots[int(content.get("slot", 0)) % len(self._slots)]
-        slot.note.options(name=line[:WIDTH]).remote(line)
+        self._show_line(int(content.get("slot", 0)), line)
         if event == "point":
             for key, gauge in self._gauges.items():
                 if key in content:

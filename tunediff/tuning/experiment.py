@@ -40,9 +40,9 @@ from tunediff.tuning import resources
 from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
 
 if TYPE_CHECKING:
+    from tunediff.tuning.backend import Backend
     from tunediff.tuning.cluster import Nodes
-    from tunediff.tuning.local import LocalSlots
-    from tunediff.tuning.slots import Slots
+    from tunediff.tuning.ray_backend import RayBackend
 
 
 def why_stopped(
@@ -136,18 +136,18 @@ def reopen(
     return space
 
 
-def foreign(folder: Path, slots: Slots | LocalSlots | None = None) -> str:
+def foreign(folder: Path, backend: Backend | None = None) -> str:
     """Return a warning that trials of the search, or confirming runs, were measured on another
     machine; '' if not.
 
-    `slots`: those that will train, on a cluster; None: this machine trains.
+    `backend`: what will train, on a cluster; None: this machine trains.
     """
-    here = None if slots is None else slots.environment
+    here = None if backend is None else backend.environment
     if here == {}:  # no node of a cluster has said it
         return ""
     folders = (folder, *folder.glob("confirm*"))
     trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
-    device = resources.local().device if slots is None else slots.device
+    device = resources.local().device if backend is None else backend.device
     environments = [trial.environment for trial in trials]
     differences = [
         why for there in environments if (why := environment.differences(there, device, here))
@@ -299,8 +299,8 @@ def workers(
     greet: Callable[[str | None], None],
     configs: Sequence[Systems] = (),
     evaluates: bool = True,
-) -> Iterator[Slots]:
-    """Yield the slots of a cluster for what runs in `folder`.
+) -> Iterator[RayBackend]:
+    """Yield Ray's backend for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
     `warm`: what the first trials train, if their workers may start now; every node of a cluster
@@ -309,7 +309,7 @@ def workers(
     """
     here = share(resources.local()) if address is None else None
     with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
-        from tunediff.tuning import local_ray, slots  # imports Ray, which takes seconds
+        from tunediff.tuning import local_ray, ray_backend  # imports Ray, which takes seconds
 
         url = getattr(context, "dashboard_url", None)
         log_exceptions("the start", greet, local_ray.dashboard(url, address) if url else None)
@@ -322,30 +322,31 @@ def workers(
                     there.head_watched(functools.partial(_headless, folder, str(address)))
                 )
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
-            yield stack.enter_context(slots.opened(folder, partition, warm, nodes))
+            yield stack.enter_context(ray_backend.opened(folder, partition, warm, nodes))
 
 
 @contextlib.contextmanager
-def one_slot(
+def one_by_one(
     folder: Path,
     share: Callable[..., resources.ResourcePartition],
     address: str | None,
     greet: Callable[[str | None], None],
     configs: Sequence[Systems],
-) -> Iterator[Slots | LocalSlots]:
-    """Yield the slot for runs of these configurations, one at a time: on this machine without Ray,
-    or on the cluster at `address` as `workers` does."""
+    evaluates: bool = True,
+) -> Iterator[Backend]:
+    """Yield the backend for runs of these configurations, one at a time: on this machine without
+    Ray, or on the cluster at `address` as `workers` does."""
     if address is not None:
-        with workers(folder, share, address, None, greet, configs) as slots:
-            yield slots
+        with workers(folder, share, address, None, greet, configs, evaluates) as of_cluster:
+            yield of_cluster
         return
     from tunediff.tuning import local
 
     partition = share(resources.local())
     names = dict.fromkeys(config.schema.workload for config in configs)
-    with terminable(), local.opened(folder, partition, list(names)) as slot:
+    with terminable(), local.opened(folder, partition, list(names)) as here:
         log_exceptions("the start", greet, None)
-        yield slot
+        yield here
 
 
 def _headless(folder: Path, address: str) -> None:
@@ -366,11 +367,11 @@ def warm(space: SearchSpace) -> Systems | None:
     return None if space.baseline.parallel.together else space.baseline
 
 
-def search(folder: Path, space: SearchSpace, slots: Slots, listeners: Listeners) -> None:
+def search(folder: Path, space: SearchSpace, backend: Backend, listeners: Listeners) -> None:
     """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be
     written."""
     from tunediff.tuning import tuner  # imports Ray and Optuna, which takes seconds
 
     alive(folder)  # what this session has spent until here counts, too: Ray has started
-    if (why := tuner.search(folder, space, slots, all_spent_s(folder), listeners)) is not None:
+    if (why := tuner.search(folder, space, backend, all_spent_s(folder), listeners)) is not None:
         raise StoppedError(f"{folder} cannot be written: {why}")

@@ -4,17 +4,15 @@ in processes that are forked from templates. Imports no torch."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 from typing import Any, TypedDict
 
-from tunediff.core.point import Point
-from tunediff.core.template import Run, TemplateError
-from tunediff.core.trial_record import End
-from tunediff.tuning.messages import Draining, Event, Lost, get
+from tunediff.core.template import Run
+from tunediff.tuning import mailbox
+from tunediff.tuning.backend import Draining
 from tunediff.tuning.templates import Templates
-from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
+from tunediff.tuning.trial_spec import WorkerGroupSpec
 
 
 class Setup(TypedDict):
@@ -30,14 +28,10 @@ class Setup(TypedDict):
     """Folder to work in: that of the search's command."""
 
 
-class SlotLostError(RuntimeError):
-    """The slot was restarted and does not know the job; its driver will submit it again."""
-
-
 def run_group(
     slot: str, generation: str, spec: WorkerGroupSpec, workload: str, storage: str, here: str
 ) -> None:
-    """Run a group of workers until its slot lets it go; `storage`: folder of Ray Train's own files;
+    """Run a group of workers until its slot ends it; `storage`: folder of Ray Train's own files;
     `here`: that the workers work in. Raises when a worker fails.
     """
     # `TorchTrainer` would import torch in each process of the group
@@ -86,65 +80,31 @@ def run_group(
 
 # ---- one worker
 def serve(setup: Setup) -> None:
-    """Run one worker: take jobs from the slot until it says to leave. An exception ends the
-    group."""
-    import ray
+    """Run one worker: train the jobs of its slot until it is ended. An exception ends the group."""
     import ray.train
+
+    from tunediff.tuning import cluster
+    from tunediff.tuning.slot import RaySlot
 
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(setup["here"])
-    slot, done = get(setup["slot"]), ""
+    slot, done, runs = RaySlot(setup["slot"]), "", list[Run]()
+
+    def notice(nodes: list[str]) -> None:
+        for run in runs[-1:]:
+            run.send(Draining(nodes))
+
     with Templates(setup["threads"]) as templates:
         if setup["workload"]:
             templates.prepare(setup["workload"])
         while True:
-            assignment = ray.get(slot.take.remote(setup["generation"], done))
-            if assignment is None:
+            if (assignment := slot.take_of(setup["generation"], done)) is None:
                 continue
-            if assignment.job is None:
-                return
-            done = assignment.serial
-            _train(assignment.job, done, slot, templates, context)
-
-
-def _train(job: TrialSpec, serial: str, slot: Any, templates: Templates, context: Any) -> None:
-    """Train a job as the rank of this worker, and pass on what it reports."""
-    import ray
-
-    from tunediff.tuning import cluster
-
-    ranks, main = context.get_world_size(), context.get_world_rank() == 0
-    runs = list[Run]()
-
-    def notice(nodes: list[str]) -> None:
-        for run in runs:
-            run.send(Draining(nodes))
-
-    take = functools.partial(_pass_on, job, serial, slot, ranks)
-    nodes = job.group.place.nodes if main else ()
-    try:
-        with cluster.watched(nodes, notice):
-            templates.train(job, _variables(context), take, runs.append)
-    except TemplateError as error:
-        if ranks > 1:  # the other ranks wait for this one: the group ends with all of them
-            raise
-        ray.get(slot.post.remote(serial, Lost(str(error))))
-
-
-def _pass_on(job: TrialSpec, serial: str, slot: Any, ranks: int, run: Run, event: Event) -> None:
-    """Report an event of a run to the driver of its trial; after a point, bring the decision."""
-    import ray
-
-    fails = isinstance(event, End) and event.status in ("oom", "error")
-    ray.get(slot.post.remote(serial, event, ranks > 1 and fails))
-    if not isinstance(event, Point) or event.index == job.points:
-        return
-    while (answer := ray.get(slot.decision.remote(serial, event.index))) is None:
-        pass
-    if answer == "unknown":
-        raise SlotLostError(f"the slot was restarted and knows nothing of {job.name}")
-    run.send(answer)
+            done, job = assignment
+            nodes = job.group.place.nodes if context.get_world_rank() == 0 else ()
+            with cluster.watched(nodes, notice):
+                mailbox.train(job, done, slot, templates, _variables(context), runs.append)
 
 
 def _variables(context: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import trial
-from tunediff.tuning.pool import Pool
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
 
@@ -36,13 +36,13 @@ class Dispatcher:
     def __init__(
         self,
         proposer: Proposer,
-        pool: Pool,
+        backend: Backend,
         may_start: Callable[[], bool] = lambda: True,
         reconsiders: bool = False,
     ) -> None:
         """`may_start`: whether a trial may start now; `reconsiders`: what runs now decides whether
         the proposer has more to propose."""
-        self._proposer, self._pool = proposer, pool
+        self._proposer, self._backend, self._pool = proposer, backend, backend.devices
         self._may_start, self._reconsiders = may_start, reconsiders
         self._waiting: list[TrialSpec] = []
         self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
@@ -87,6 +87,7 @@ class Dispatcher:
         self._pool.give(spec.slot)
         wall_s = time.monotonic() - self._began.pop(spec.name)
         settle(spec)
+        self._backend.release(spec)
         if record.was_lost(spec.folder):
             self._waiting.insert(0, spec)
             return False
@@ -95,9 +96,9 @@ class Dispatcher:
         return True
 
 
-def run(proposer: Proposer, pool: Pool, listeners: Listeners) -> None:
+def run(proposer: Proposer, backend: Backend, listeners: Listeners) -> None:
     """Run all trials of a proposer, one after the other. Raises `OSError` when the disk is full."""
-    dispatcher, announced = Dispatcher(proposer, pool, listeners.may_start), set[str]()
+    dispatcher, announced = Dispatcher(proposer, backend, listeners.may_start), set[str]()
     while (spec := dispatcher.start()) is not None or not dispatcher.over:
         if spec is None:  # the nodes have no room for it yet
             time.sleep(1.0)
@@ -105,7 +106,7 @@ def run(proposer: Proposer, pool: Pool, listeners: Listeners) -> None:
         if spec.name not in announced:
             announced.add(spec.name)
             listeners.tell("start", spec.name, spec.drawn)
-        for point in trial.run_trial_on_slot(spec):
+        for point in trial.run_trial_on_slot(spec, backend.slot(spec)):
             listeners.tell("point", spec.name, {**point, "slot": spec.slot})
         if dispatcher.finish(spec):
             listeners.tell("end", spec.name, spec.drawn)

@@ -34,16 +34,14 @@ class Pool:
 
     def __init__(
         self, share: ResourcePartition, look: Callable[[], Iterable[Machine]] | None = None,
-        taken: Callable[[int], None] = lambda slot: None, freed: Callable[[int], None] = lambda slot: None,
-        prefix: str = "",
+        taken: Callable[[int, str], None] = lambda slot, actor: None, prefix: str = "",
     ) -> None:  # fmt: skip
-        """`look` returns the nodes of a cluster as of now; `taken` and `freed` are called with
-        every slot that gets a trial and whose trial is over; `prefix`: of the names of the slots'
-        actors, which end in their numbers.
-        """
+        """`look` returns the nodes of a cluster as of now; `taken` is called with every slot that
+        gets a trial, and the name of its actor; `prefix`: of these names, which end in the slots'
+        numbers."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look = share, share.machines, look
-        self._on_taken, self._on_freed, self._prefix = taken, freed, prefix
+        self._on_taken, self._prefix = taken, prefix
         self._looked = time.monotonic()
         self._said = set(share.notes)
         self._taken: dict[int, dict[Machine, int]] = {}
@@ -91,14 +89,13 @@ class Pool:
             free[0],
         )
         self._taken[slot], self._last[slot] = workers, (place, size)
-        self._on_taken(slot)
-        return Allocation(slot, place, f"{self._prefix}{slot}")
+        actor = f"{self._prefix}{slot}"
+        self._on_taken(slot, actor)
+        return Allocation(slot, place, actor)
 
-    def give(self, slot: int, used: bool = True) -> None:
-        """Free the devices of a slot whose trial is over; `used`: whether there was one."""
+    def give(self, slot: int) -> None:
+        """Free the devices of a slot whose trial is over."""
         del self._taken[slot]
-        if used:
-            self._on_freed(slot)
 
     def _update_machines(self) -> None:
         """Query the nodes again if the last query is older than `LOOK_S`."""

@@ -17,7 +17,7 @@ from tunediff.core.environment import unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import loop
-from tunediff.tuning.pool import Pool
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import StoppedError
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -92,10 +92,10 @@ class Rounds:
         return self._make(name, cfg.override(config, seed), {**drawn, **seed})
 
 
-def run(folder: Path, rounds: Rounds, pool: Pool, listeners: Listeners) -> None:
+def run(folder: Path, rounds: Rounds, backend: Backend, listeners: Listeners) -> None:
     """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
     be written."""
     try:
-        loop.run(rounds, pool, listeners)
+        loop.run(rounds, backend, listeners)
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None

@@ -14,8 +14,9 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End, read_trials
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
-from tunediff.tuning.pool import Pool
+from tunediff.tuning.slot import RaySlot
 from tunediff.tuning.stopping import ended_early
 from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot, settled
 from tunediff.tuning.trial_spec import TrialSpec
@@ -34,13 +35,13 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     def __init__(
         self,
         proposer: OptunaProposer,
-        pool: Pool,
+        backend: Backend,
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
         self._dispatcher = Dispatcher(
-            proposer, pool, may_start, reconsiders=proposer.space.reruns > 0
+            proposer, backend, may_start, reconsiders=proposer.space.reruns > 0
         )
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
@@ -117,8 +118,8 @@ class Driver(tune.Trainable):  # type: ignore[misc]
     """Run one trial after the other in one process, as starting a process takes seconds; each
     `step` is one point.
 
-    A scheduler that stops a trial calls no further `step`: the slot notices at the next trial, or
-    at the end. A driver that is started again after a kill attaches to the running job, or finds in
+    A scheduler that stops a trial calls no further `step`; `Dispatcher.finish` ends its
+    processes. A driver that is started again after a kill attaches to the running job, or finds in
     the journal that all is done.
     """
 
@@ -126,7 +127,8 @@ class Driver(tune.Trainable):  # type: ignore[misc]
         self.reset_config(config)
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        self._points = run_trial_on_slot(new_config[SPEC])
+        spec = new_config[SPEC]
+        self._points = run_trial_on_slot(spec, RaySlot(spec.actor))
         return True
 
     def step(self) -> Reported:

@@ -11,8 +11,8 @@ from typing import IO
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
-from tunediff.core.template import Run, Template
-from tunediff.tuning.messages import Event
+from tunediff.core.template import Run, Template, TemplateError
+from tunediff.tuning.backend import Event
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class Templates:
         """
         template = self.prepare(job.workload)
         before = f"{_WORKER}:start_fork_server" if job.loads_in_processes else ""
+        for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
+            with contextlib.suppress(TemplateError):
+                other.ready()
         template.ready()
         afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
         if afresh and job.workload not in self._named:
@@ -68,6 +71,11 @@ class Templates:
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)
+
+    def kill(self) -> None:
+        """End the trial that runs, in any thread; templates that are prepared stay."""
+        for template in tuple(self._kept.values()):
+            template.kill_run()
 
     def close(self) -> None:
         """End all templates and the trial that runs."""

@@ -22,14 +22,13 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.messages import Lost
+from tunediff.tuning.backend import Lost, Slot
 from tunediff.tuning.pool import PATIENCE_S
 from tunediff.tuning.resources import Placement
-from tunediff.tuning.slot_client import SlotClient, client
 from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
-"""Worker groups that a trial gets: the first loss is not the configuration's fault, the second one
+"""Attempts that a trial gets: the first loss is not the configuration's fault, the second one
 ends the trial."""
 
 LOSSES = 3
@@ -50,7 +49,7 @@ Reported = dict[str, float]
 """A point for Tune's scheduler and pages: its numbers by their flat names, and the `objective`."""
 
 
-def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
+def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
     """Run one trial on its slot and yield every point that it reports. It trains on when the next
     one is requested.
 
@@ -65,14 +64,14 @@ def run_trial_on_slot(spec: TrialSpec) -> Iterator[Reported]:
         return
 
     # ---- attempts: each hands the job to the slot once
-    slot, deadline = client(spec.actor), time.monotonic() + spec.deadline_s
+    deadline = time.monotonic() + spec.deadline_s
     lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
-        serial = slot.submit(dataclasses.replace(spec, attempt=key))
+        serial = slot.start(dataclasses.replace(spec, attempt=key))
         ended = yield from _until_ended(slot, serial, deadline, spec)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
@@ -114,7 +113,7 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
 
 
 def _until_ended(
-    slot: SlotClient, serial: str, deadline: float, spec: TrialSpec
+    slot: Slot, serial: str, deadline: float, spec: TrialSpec
 ) -> Generator[Reported, None, End | Lost]:
     """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in
     seconds."""
@@ -128,7 +127,7 @@ def _until_ended(
         if event is None:
             missing_s = slot.missing_s()
             if why := _unreachable(slot, place, missing_s):
-                slot.kill(why)
+                slot.stop(why)
                 return Lost(why)
             if missing_s > 0:  # not the configuration's fault
                 if missing_s >= PATIENCE_S and not waiting_noted:
@@ -143,7 +142,7 @@ def _until_ended(
         if late_s > 0 and not _is_late_by_evaluations(spec, late_s):
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
-            slot.kill("past its deadline")
+            slot.stop("past its deadline")
             return End(
                 "timeout",
                 f"not done after {spec.deadline_s:.0f} s of wall-clock{_beside_evaluations(spec)}",
@@ -153,7 +152,7 @@ def _until_ended(
         if event is not None:
             cursor += 1
             yield reported(event, spec)
-            slot.let_go_on(serial, event.index)
+            slot.go_on(serial, event.index)
 
 
 def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
@@ -198,7 +197,7 @@ def _doing(folder: Path) -> tuple[str, float]:
     return "", math.inf
 
 
-def _unreachable(slot: SlotClient, place: Placement, missing_s: float) -> str:
+def _unreachable(slot: Slot, place: Placement, missing_s: float) -> str:
     """Return why workers that have been starting for `missing_s` (0: they have started) will not
     work; '': they may."""
     if gone := slot.gone(place.nodes):
@@ -211,7 +210,7 @@ def _unreachable(slot: SlotClient, place: Placement, missing_s: float) -> str:
     return f"its workers did not start within {START_S:.0f} s" if late else ""
 
 
-def _note_waiting(slot: SlotClient, folder: Path, place: Placement, waited_s: float) -> None:
+def _note_waiting(slot: Slot, folder: Path, place: Placement, waited_s: float) -> None:
     """Write to the journal and for the console what a group waits for."""
     lacking = slot.lacks(place)
     Journal(folder).write("waiting", waited_s=waited_s, what=lacking)

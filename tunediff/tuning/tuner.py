@@ -21,17 +21,16 @@ from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord, read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.cluster import beside
-from tunediff.tuning.dashboard import RayDashboardReporter
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.searcher import Driver, Searcher
-from tunediff.tuning.slots import Slots
 from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
 from tunediff.tuning.trial import SPEC
 
 
 def search(
-    folder: Path, space: SearchSpace, slots: Slots, before_s: float, listeners: Listeners
+    folder: Path, space: SearchSpace, backend: Backend, before_s: float, listeners: Listeners
 ) -> str | None:
     """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
 
@@ -40,14 +39,15 @@ def search(
     with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna|ray")
         proposer = OptunaProposer(
-            space, folder, before_s, device=slots.device, here=slots.environment
+            space, folder, before_s, device=backend.device, here=backend.environment
         )
-        searcher = Searcher(proposer, slots.pool, listeners.may_start)
-        reporter = RayDashboardReporter(folder, space, slots.actors)
+        searcher = Searcher(proposer, backend, listeners.may_start)
         try:
             with (
                 disk_faults_dropped(),
-                listeners.with_listeners(reporter, sessions.SessionNotes(folder)),
+                listeners.with_listeners(
+                    *backend.listeners(folder, space), sessions.SessionNotes(folder)
+                ),
             ):
                 _tuner(folder, space, searcher, listeners).fit()
         except Exception:

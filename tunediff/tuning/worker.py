@@ -38,7 +38,7 @@ from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import TrainingOutcome, run
-from tunediff.tuning.messages import Draining, Lost
+from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.trial_spec import TrialSpec
 
 

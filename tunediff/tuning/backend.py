@@ -1,0 +1,97 @@
+"""The protocol of what runs trials: processes on devices, started, listened to and stopped.
+
+It has two implementations, `local.LocalBackend` on this machine without Ray, and
+`ray_backend.RayBackend` on a Ray cluster. Imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tunediff.core.point import Point
+from tunediff.core.trial_record import End
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tunediff.core.listeners import Listener
+    from tunediff.search_space import SearchSpace
+    from tunediff.tuning.pool import Pool
+    from tunediff.tuning.resources import Placement
+    from tunediff.tuning.trial_spec import TrialSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """The processes of a job died or leave a node that drains, or nobody knows the job any more."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Draining:
+    """Nodes of a trial will be taken away: its process writes a checkpoint and ends."""
+
+    nodes: list[str]
+
+
+Event = Point | End | Lost
+"""What a job reports; an `End` or `Lost` is the last."""
+
+
+class Slot(Protocol):
+    """Runs one job at a time, which is an attempt at a trial."""
+
+    def start(self, job: TrialSpec) -> str:
+        """Start a job and return its serial; the job of a driver that was restarted runs on."""
+
+    def event(self, serial: str, cursor: int) -> Event | None:
+        """Return event number `cursor` of the job; None if it does not happen within seconds."""
+
+    def go_on(self, serial: str, index: int) -> None:
+        """Let the trial train on after point `index`."""
+
+    def stop(self, reason: str) -> None:
+        """End the job and its processes at once."""
+
+    def missing_s(self) -> float:
+        """Return for how many seconds the workers have been starting; 0: they have started."""
+
+    def gone(self, nodes: Sequence[str]) -> list[str]:
+        """Return those of these nodes that are not alive any more."""
+
+    def draining(self, nodes: Sequence[str]) -> list[str]:
+        """Return those of these nodes that will be removed soon."""
+
+    def lacks(self, place: Placement) -> str:
+        """Return in words what workers that have not started wait for."""
+
+
+class Backend(Protocol):
+    """The devices of a session, and the slots that run trials on them."""
+
+    devices: Pool
+    device: str
+    """What trials train on: "cuda" or "cpu"."""
+
+    @property
+    def environment(self) -> Mapping[str, Any] | None:
+        """Return that of a cluster's node; {}: not known; None: trials run on this machine."""
+
+    def slot(self, spec: TrialSpec) -> Slot:
+        """Return the slot of a trial that has its devices."""
+
+    def release(self, spec: TrialSpec) -> None:
+        """Take note that a trial is over: what is left of it, such as a trial that was stopped
+        early, ends."""
+
+    def say_through(self, say: Callable[[str], None]) -> None:
+        """Call `say` with the notes on the machines now, and later with what changes."""
+
+    def show(self, slot: int, line: str) -> None:
+        """Show what happens on a slot, where the backend has pages for that."""
+
+    def listeners(self, folder: Path, space: SearchSpace) -> Sequence[Listener]:
+        """Return what shows the trials of a search on these pages."""

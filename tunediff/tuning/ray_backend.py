@@ -1,0 +1,116 @@
+"""Run trials in a Ray cluster: the slots of a session, one actor each."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tunediff.config import Systems
+from tunediff.core.files import plain
+from tunediff.core.listeners import Listener
+from tunediff.search_space import SearchSpace
+from tunediff.tuning import cluster
+from tunediff.tuning.cluster import beside
+from tunediff.tuning.dashboard import RayDashboardReporter
+from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import ResourcePartition, omp_notes
+from tunediff.tuning.slot import CALLS_OF_A_RANK, NAMESPACE, OTHER_CALLS, RaySlot, SlotActor
+from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
+
+IDLE_S = 5.0
+"""Seconds for which workers without a job keep their devices where other slots may need them."""
+WARM_S = 60.0
+"""The same for workers that were started before the first job."""
+WIDTH = 200
+"""Characters of a task's name on the dashboard."""
+
+
+class RayBackend:
+    """The slots of a session, as many actors as trials have run at once; a `Backend`."""
+
+    def __init__(
+        self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None
+    ) -> None:
+        """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a
+        cluster."""
+        # Several searches may share a cluster, where a name must be its own.
+        prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
+        self.device = "cuda" if share.gpu else "cpu"
+        self.environment = None if nodes is None else nodes.environment
+        self._storage, self._share, self._nodes = str(folder / "train"), share, nodes
+        self._actors: list[Any] = []
+        self.devices = Pool(share, nodes, self._provide_actor, prefix)
+        # slots or nodes that may need the devices of an idle slot
+        self._others = share.slots > 1 or nodes is not None
+
+    def warm(self, config: Systems) -> None:
+        """Start the workers of the first trials, which train this configuration, while Tune starts
+        up."""
+        size, allocations = config.parallel.workers, []
+        while (allocation := self.devices.take(size, waits=False)) is not None:
+            allocations.append(allocation)
+            spec = WorkerGroupSpec(size, allocation.place)
+            self._actors[allocation.slot].warm.remote(spec, config.schema.workload)
+        for allocation in allocations:
+            self.devices.give(allocation.slot)
+            self._release(allocation.slot, "", WARM_S)
+
+    def slot(self, spec: TrialSpec) -> RaySlot:
+        """Return the slot of a trial, for this process."""
+        return RaySlot(spec.actor)
+
+    def release(self, spec: TrialSpec) -> None:
+        """End what is left of a trial that is over, and later give its devices to other slots."""
+        self._release(spec.slot, spec.name, IDLE_S)
+
+    def _release(self, slot: int, trial: str, idle_s: float) -> None:
+        self._actors[slot].release.remote(trial, idle_s if self._others else None)
+
+    def say_through(self, say: Callable[[str], None]) -> None:
+        """Call `say` with the notes on the machines now, and later with what changes."""
+        for note in (*self._share.notes, *omp_notes(self._share)):
+            say(note)
+        self.devices.say = say
+        if self._nodes is not None:
+            self._nodes.say = say
+
+    def show(self, slot: int, line: str) -> None:
+        """Show a line on the dashboard: in its table of tasks, and in the log of the actor."""
+        if slot < len(self._actors):  # there is one as soon as a trial has its devices
+            self._actors[slot].note.options(name=line[:WIDTH]).remote(line)
+
+    def listeners(self, folder: Path, space: SearchSpace) -> Sequence[Listener]:
+        """Return what shows the trials of a search on the dashboard."""
+        return (RayDashboardReporter(folder, space, self.show),)
+
+    def _provide_actor(self, slot: int, name: str) -> None:
+        calls = CALLS_OF_A_RANK * self._share.sizes[-1] + OTHER_CALLS
+        if slot == len(self._actors):  # numbers are given in order
+            actor = ray.remote(SlotActor).options(
+                name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=calls, max_restarts=-1,
+                max_task_retries=-1, label_selector=beside(),
+            )  # fmt: skip
+            self._actors.append(actor.remote(name, self._storage, self._share.here))
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Path, share: ResourcePartition, warm: Systems | None, nodes: cluster.Nodes | None = None
+) -> Iterator[RayBackend]:
+    """Yield the slots for what runs in `folder`; they end with the connection to Ray.
+
+    `warm`: configuration that the first trials train, if their workers may start now.
+    """
+    backend = RayBackend(folder, share, nodes)
+    try:
+        if warm is not None:
+            backend.warm(warm)
+        yield backend
+    finally:
+        if nodes is not None:
+            nodes.close()
