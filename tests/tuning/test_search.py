@@ -132,7 +132,7 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
 
     # Resume measures what is left and leaves the process as it was; again, it does nothing twice.
     script = [sys.executable, "-c", RESUME]
-    log = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    subprocess.run(script, cwd=tmp_path, check=True)
     after = one.journals
     assert all(after[name] == before[name] for name in before if name != "t0005")
     assert after["t0005"].startswith(before["t0005"])
@@ -143,7 +143,6 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
     # The finalist ran beside the baseline on new seeds.
     confirming = record.read_trials(one.folder / "confirm")
     assert [(run.status, run.drawn["seed"]) for run in confirming] == [("ok", 1000 + i // 2) for i in range(4)]
-    assert "confirming: 1 finalist and the baseline" in log
 
     # Optuna knows each as what it is: failures are bad, not unknown, and nothing stays RUNNING.
     study = one.study
