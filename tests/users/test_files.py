@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff.api import search_setup, train_setup
 from tunediff.api.calls import words
 from tunediff.api.train_setup import TrainOptions
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError, code, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
@@ -108,9 +108,10 @@ def test_a_module_of_a_package_brings_what_it_imports(tmp_path, monkeypatch):
     assert cfg.find("mypkg.training").file.version != before
     with (tmp_path / "mypkg/training.py").open("a") as file:
         file.write("\n\ndef later():\n    from mypkg import late\n\n    return late.ANSWER\n")
-    again = cfg.find("mypkg.training")
-    assert Path("mypkg/late.py") in again.file.contents, "also inside functions"
-    assert again.declared.later() == 42
+    assert cfg.find("mypkg.training").declared.later() == 42
+    copy = cfg.take_along(cfg.baseline("mypkg.training"), tmp_path / "s")
+    assert (tmp_path / "s/workload/mypkg/late.py").exists(), "what may be imported later lies beside it"
+    assert "mypkg/late.py" not in map(str, cfg.of(copy).file.contents)
 
 
 def test_the_content_and_not_the_place_makes_the_fingerprint(mine):
@@ -467,13 +468,14 @@ def test_data_beside_the_file_is_linked_into_its_copies(beside):
     night = beside / "ray_results/night"
     config = cfg.take_along(cfg.baseline("datapkg/train.py"), night)
     copy = night / "workload/datapkg"
-    assert {path.name for path in copy.iterdir()} == {"__init__.py", "train.py", "data"}, "no code, nothing hidden"
+    assert {path.name for path in copy.iterdir()} == {"__init__.py", "train.py", "unused.py", "other", "data"}
+    assert not (copy / "other").is_symlink(), "modules are copied, and nothing hidden is linked"
     assert not (night / "workload/ray_results").exists(), "a folder does not lie in itself"
     assert loaded_alone(copy / "train.py").stdout == "256.0\n"
     (beside / "out").mkdir()
     exported = cfg.take_along(config, beside / "out")
     assert exported.schema.workload == str(beside / "out/workload/datapkg/train.py")
-    assert [path.name for path in (beside / "out/workload").iterdir()] == ["datapkg"], "neither itself nor the searches"
+    assert {path.name for path in (beside / "out/workload").iterdir()} == {"datapkg", copies.MANIFEST}
     assert (beside / "out/workload/datapkg/data").readlink() == beside / "datapkg/data", "without the search in between"
     assert cfg.fingerprint(exported) == cfg.fingerprint(cfg.baseline("datapkg/train.py"))
 
@@ -497,7 +499,7 @@ def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
     (tmp_path / "mine.py").write_text("HERE = __file__\n")
     (tmp_path / "data").mkdir()
     copy = code.read(tmp_path / "mine.py").copy(tmp_path / "searches" / "night" / "workload")
-    assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py"]
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py", copies.MANIFEST]
 
 
 def test_a_preset_has_the_last_word(tmp_path):

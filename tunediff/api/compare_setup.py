@@ -86,8 +86,8 @@ class CompareRequest:
     """Configurations of A and B."""
     content: Mapping[str, Any]
     """Its file, `pairs.FILE`."""
-    checked: Mapping[str, dict[str, Any]]
-    """What was measured of users' workloads, by the fingerprint of the configuration."""
+    measured: Mapping[str, Any]
+    """What was measured of A, if it is of a user's workload."""
     temporary: Path
     """Folder with other revisions of the files, which is removed before the runs."""
 
@@ -142,7 +142,9 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         resolution = _resolution(options.resolution, sides[0])
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
-        _refuse_pointless(side_words, sides, most, device)
+        _refuse_pointless(side_words, sides, most)
+        if len({config.schema.workload for config in sides}) == 1:
+            _refuse_equal(side_words, sides, most, device)
         formats = (config.precision.amp for config in sides)
         machine_options.warn_emulated(formats, options.address)
         content = {
@@ -155,8 +157,12 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "setup": options.setup or "free",
             "unit": options.unit or "wall",
         }
-        checked = _check_sides(sides, side_words, options, say)
-        yield CompareRequest(folder, side_words, sides, content, checked, Path(temporary).resolve())
+        measured = _check_sides(sides, side_words, options, say)
+        sides = [cfg.found_again(config) for config in sides]
+        _refuse_equal(side_words, sides, most, device)
+        yield CompareRequest(
+            folder, side_words, sides, content, measured, Path(temporary).resolve()
+        )
 
 
 def _check_sides(
@@ -164,10 +170,10 @@ def _check_sides(
     side_words: Sequence[Sequence[str]],
     options: CompareOptions,
     say: Say,
-) -> dict[str, dict[str, Any]]:
-    """Check files and room of both sides and try users' workloads; return what was measured, by
-    fingerprint."""
-    checked: dict[str, dict[str, Any]] = {}
+) -> dict[str, Any]:
+    """Check files and room of both sides and try users' workloads; return what was measured of
+    A."""
+    measured = dict[tuple[str, str], dict[str, Any]]()
     for config, (name, *_), side in zip(sides, side_words, pairs.SIDES, strict=True):
         check_files(config, evaluates=True)
         if options.address is None:
@@ -175,16 +181,17 @@ def _check_sides(
                 [resources.local()], *needs([config]), strategies=[config.parallel.strategy]
             )
         users = cfg.of(config).file is not None and options.check and not options.dry_run
-        if users and (key := cfg.fingerprint(config)) not in checked:
-            checked[key] = _check(config, f"{side.upper()}, {name}", say)
-    return checked
+        key = (config.schema.workload, cfg.fingerprint(config))
+        if users and key not in measured:
+            measured[key] = _check(config, f"{side.upper()}, {name}", say)
+    return next(iter(measured.values()), {})
 
 
 def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[str, Any]:
     """Return what would run and what it costs, as `pair_plan.values` does; time an evaluation for
     it."""
     config = request.sides[0]
-    measured: Mapping[str, Any] = request.checked.get(cfg.fingerprint(config), {})
+    measured = request.measured
     if cfg.of(config).file is None and options.address is None:
         task = announced("looking at the data and timing one evaluation", say)
         with contextlib.nullcontext() if options.dry_run else task:
@@ -315,9 +322,9 @@ def _resolution(resolution: str | None, config: Systems) -> float | None:
 
 
 def _refuse_pointless(
-    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
+    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int
 ) -> None:
-    """Refuse sides that cannot be compared, or are equal on this device, which may be unknown."""
+    """Refuse sides that cannot be compared. Raises `ConfigError`."""
     for config in sides:
         last = f"the last of {most} pairs"
         cfg.override(config, {"seed": config.seed + most - 1}, where=last, check=False)
@@ -328,22 +335,27 @@ def _refuse_pointless(
             f" {one.name} ({one.mode})"
         )
     _refuse_other_protocol(*sides)
-    seed_distance = sides[1].seed - sides[0].seed
+    if 0 < abs(sides[1].seed - sides[0].seed) < most:
+        seed = sides[1].seed - PAIR_SEED_OFFSET
+        raise ConfigError(
+            f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
+            f" allowed: A's, or at least {most} away from it"
+        )
+
+
+def _refuse_equal(
+    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
+) -> None:
+    """Refuse sides that are equal on this device, which may be unknown. Raises `ConfigError`."""
     effective = [cfg.effective(one, device) if device is not None else one for one in sides]
     prints = {cfg.fingerprint(cfg.override(one, {"seed": 0}, check=False)) for one in effective}
-    if len(prints) == 1 and not seed_distance:
+    if len(prints) == 1 and sides[0].seed == sides[1].seed:
         why = cfg.not_effective(sides[1], device) if device is not None else {}
         changes = cfg.differences(sides[1], sides[0])
         idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
         hint = f"change a knob, or its seed by at least {most} to see the noise"
         raise ConfigError(
             f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}"
-        )
-    if 0 < abs(seed_distance) < most:
-        seed = sides[1].seed - PAIR_SEED_OFFSET
-        raise ConfigError(
-            f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
-            f" allowed: A's, or at least {most} away from it"
         )
 
 

@@ -18,13 +18,13 @@ import hashlib
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError
 from tunediff.config.workload import OPTIONAL
 from tunediff.core.files import write_text
 
@@ -58,13 +58,10 @@ def named(workload: Any, storage: Path) -> str:
     module = _ModuleText(_scope_of(members))
     for name, value in members.items():
         module.add(name, value, "workload")
-    content = [module.text(), sorted(file.version for file in module.files)]
-    version = hashlib.sha256(repr(content).encode()).hexdigest()[:12]
+    version = hashlib.sha256(module.text().encode()).hexdigest()[:12]
     path = storage / FOLDER / version / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, module.text())
-    for file in module.files:
-        file.copy(path.parent)
     return str(path)
 
 
@@ -87,8 +84,6 @@ class _ModuleText:
         self._added: set[str] = set()
         self._imports: list[str] = []
         self._statements: list[str] = []
-        self.files: list[code.Code] = []
-        """Files of the user that are imported."""
         if scope.get("annotations") is __future__.annotations:
             self._imports.append("from __future__ import annotations")
 
@@ -105,11 +100,11 @@ class _ModuleText:
         # be something else.
         source = self._definitions.get(name, "") if self._scope.get(name) is value else ""
         if source.startswith(("import ", "from ")):
-            self._import(source)
+            self._imports.append(source)
         elif source:  # decorators may have made it any object
             self._copy(name, source)
         elif isinstance(value, types.ModuleType):
-            self._import(f"import {value.__name__} as {name}")
+            self._imports.append(f"import {value.__name__} as {name}")
         elif isinstance(value, type | types.FunctionType):
             self._define(name, value)
         else:
@@ -130,7 +125,7 @@ class _ModuleText:
         elsewhere."""
         defined, top = value.__name__, value.__qualname__.partition(".")[0]
         if value.__module__ != self._scope.get("__name__"):
-            self._import(f"from {value.__module__} import {top} as {name}")
+            self._imports.append(f"from {value.__module__} import {top} as {name}")
             return
         # The workload may hold what an earlier run of the cell has made: the last definition counts.
         source = self._definitions.get(defined, "")
@@ -166,29 +161,6 @@ class _ModuleText:
         if name in OF_IPYTHON or (name.startswith("__") and hasattr(builtins, name)):
             return False
         return not hasattr(builtins, name) or self._scope[name] is not getattr(builtins, name)
-
-    def _import(self, statements: str) -> None:
-        """Add imports, one a line; remember files of the user, which lie in or below the working
-        directory."""
-        self._imports.append(statements)
-        for module in _modules(statements):
-            path = Path(getattr(sys.modules.get(module), "__file__", None) or "/")
-            installed = {"site-packages", "dist-packages"} & set(path.parts)
-            ours = module.partition(".")[0] == "tunediff"
-            if path.is_relative_to(Path.cwd()) and not installed and not ours:
-                depth = module.count(".") + (path.name == "__init__.py")
-                self.files.append(code.read(path, path.parents[depth]))
-
-
-def _modules(statements: str) -> Iterator[str]:
-    """Yield the names of all modules that imports may load: in `from package import name` both may
-    be one."""
-    for node in ast.parse(statements).body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 # ---- what the program defines

@@ -1,21 +1,20 @@
-"""Find, import and copy workloads in files of the user, with what they import from their folder."""
+"""Find, import and copy workloads in files of the user, with all that these load of the user's."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from tunediff.config import copies, modules
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.config.script_arguments import script_arguments
 from tunediff.core.errors import TunediffError
@@ -24,18 +23,8 @@ from tunediff.core.text import shown, truncate
 FOLDER = "workload"
 """Name of the folder with a copy of the workload: inside the folder of a search or a training, and
 beside an exported configuration."""
-_LOOKS_BESIDE = (b"__file__", b"__path__", b"importlib.resources")
-"""Texts in files that read data relative to their own location."""
-_NO_DATA = ("__pycache__", "ray_results")
-"""Folders that are not data: Python and tunediff itself write them."""
-_PACKAGE = Path(__file__).resolve().parents[1]
-_imported: dict[str, dict[str, ModuleType]] = {}
-"""Modules that were imported from users' files, by version and name: a copy is not imported beside
-its original."""
 _roots: list[Path] = []
-"""Folders of these files."""
-_names: set[str] = set()
-"""Names of these modules and of those that they import."""
+"""Folders of the files that were imported."""
 announces = False
 """Whether to name on stderr a workload file inside the folder of a search, a training or an export
 before it is run. Commands do, for a user who may have wanted only to read results."""
@@ -48,8 +37,7 @@ class WorkloadError(TunediffError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Code:
-    """A file and everything that it imports from its folder, at any depth, also inside
-    functions."""
+    """A file and everything of the user's that it loads."""
 
     root: Path
     """Folder for the import path: the folder of the file, or the one above its outermost
@@ -57,7 +45,12 @@ class Code:
     file: Path
     """Absolute path."""
     contents: Mapping[Path, bytes]
-    """Content of each file, by its path relative to `root`."""
+    """Content of each file, by its path relative to `root`, or to a copy."""
+    sources: Mapping[Path, Path] = dataclasses.field(default_factory=dict)
+    """The files that were loaded, by these paths, unless all are in `root`."""
+    origins: tuple[str, ...] = ()
+    """Folders of the import path from which modules were loaded."""
+    is_copy: bool = False
 
     @functools.cached_property
     def version(self) -> str:
@@ -68,9 +61,33 @@ class Code:
         return digest.hexdigest()[:12]
 
     @property
+    def entry(self) -> Path:
+        """Return the path of the file relative to `root`."""
+        return self.file.relative_to(self.root)
+
+    @property
     def module(self) -> str:
         """Return the module name for the import."""
-        return _name(self.file.relative_to(self.root))
+        return ".".join(self.entry.with_suffix("").parts).removesuffix(".__init__")
+
+    @property
+    def package(self) -> str:
+        """Return the outermost package of the module, if it is in one."""
+        return self.module.partition(".")[0] if "." in self.module else ""
+
+    def source(self, path: Path) -> Path:
+        """Return the file that is copied to a path."""
+        return self.sources.get(path, self.root / path)
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether all files are as they were loaded."""
+        try:
+            return all(
+                self.source(path).read_bytes() == content for path, content in self.contents.items()
+            )
+        except OSError:
+            return False
 
     def copy(self, folder: Path) -> Path:
         """Copy all files into `folder` and return the new path of the file.
@@ -84,45 +101,27 @@ class Code:
             refuse(
                 conflict, f"{target}: is a file of another workload already; choose another folder"
             )
-        for path, content in self.contents.items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
-            self._link_data(folder)
-        return folder / self.file.relative_to(self.root)
+        copies.write(self.contents, {path: self.source(path) for path in self.contents}, folder)
+        copies.note(folder, self.entry, list(self.contents), () if self.is_copy else self.origins)
+        return folder / self.entry
 
     def remove_copy(self, folder: Path) -> None:
         """Remove the copies of these files from `folder`, where their content may be another by
         now."""
-        for path in self.contents:
+        for path in {*self.contents, *copies.counted(folder, self.entry)}:
             (folder / path).unlink(missing_ok=True)
+        (folder / copies.MANIFEST).unlink(missing_ok=True)
 
-    def _link_data(self, folder: Path) -> None:
-        """Link all data files beside the files, which the code may read by its own path; no hidden
-        ones."""
-        for place in {self.root / path.parent for path in self.contents} | {self.root}:
-            for entry in place.iterdir():
-                target = folder / entry.relative_to(self.root)
-                no_data = (
-                    entry.suffix == ".py"
-                    or entry.name in _NO_DATA
-                    or (entry / "__init__.py").exists()
-                )
-                # A link to a folder that contains the copy would be a circle.
-                contains_copy = folder.resolve().is_relative_to(entry.resolve())
-                if (
-                    no_data
-                    or contains_copy
-                    or entry.name.startswith(".")
-                    or target.exists()
-                    or target.is_symlink()
-                ):
-                    continue
-                with contextlib.suppress(
-                    OSError
-                ):  # a file system without links: an error later names the missing file
-                    target.symlink_to(entry.resolve())
+
+@dataclasses.dataclass
+class _Import:
+    """A file that was imported, and the user's modules that it has loaded, by name."""
+
+    code: Code
+    modules: Mapping[str, ModuleType]
+
+
+_imports: list[_Import] = []
 
 
 def locate(name: str, where: str, folder: Path) -> Path:
@@ -146,55 +145,41 @@ def locate(name: str, where: str, folder: Path) -> Path:
     return origin.absolute()
 
 
-def read(file: Path, root: Path | None = None) -> Code:
-    """Read a file with everything that it imports from its folder. Raises `ConfigError` for what is
-    not Python.
+def read(file: Path) -> Code:
+    """Return a file with everything of the user's that it loads when it is imported; a copy with
+    everything that its original has loaded.
 
-    `root`: folder for the import path, for a package without `__init__.py`.
+    Imports a file that is no copy, unless nothing of it has changed since this process did. Raises
+    `ConfigError` that shows the user's line.
     """
-    above, packages = file.parent, list[Path]()
-    while (above / "__init__.py").is_file():
-        packages.append(above / "__init__.py")
-        above = above.parent
-    root = root or above
-    contents: dict[Path, bytes] = {}
-    # A package needs its __init__.py files, which run as well; from inside it, on the import path,
-    # they do not.
-    waiting = [file, *(path for path in packages if root in path.parent.parents)]
-    while waiting:
-        path = waiting.pop()
-        if (relative := path.relative_to(root)) in contents:
-            continue
-        # Read and parse the file
+    if (root := copies.root_of(file)) is not None:
+        paths = copies.counted(root, file.relative_to(root))
         try:
-            contents[relative] = path.read_bytes()
-            tree = ast.parse(contents[relative], str(path))
+            contents = {path: (root / path).read_bytes() for path in paths}
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        except (SyntaxError, ValueError) as error:
-            raise ConfigError(f"{shown(path)}: does not import: {described(error, root)}") from None
-        # Follow its imports: every prefix of a dotted name may be a module or a package in this
-        # folder
-        for name in _imports(tree, relative):
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                stem = root.joinpath(*parts[:end])
-                candidates = (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
-                waiting += [candidate for candidate in candidates if candidate.is_file()]
-    return Code(root, file, contents)
+            raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        where = copies.origins(root, file.relative_to(root))
+        return Code(root, file, contents, origins=where, is_copy=True)
+    for earlier in _imports:
+        if earlier.code.file == file and earlier.code.is_current:
+            return earlier.code
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    return _import(Code(root, file, {})).code
 
 
-def _imports(tree: ast.AST, relative: Path) -> Iterator[str]:
-    """Yield the dotted names of everything that an import may refer to."""
-    package = relative.parent.parts
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ([base] if base else [])
-            yield from (f"{base}.{alias.name}".strip(".") for alias in node.names)
+def signature(file: Path) -> str:
+    """Return what tells whether a file or something that it loads has changed; imports nothing."""
+    if copies.root_of(file) is not None:
+        return read(file).version
+    paths = {
+        path for one in _imports if one.code.file == file for path in one.code.sources.values()
+    }
+    digest = hashlib.sha256()
+    for path in sorted({file, *paths}):
+        digest.update(repr((path, path.read_bytes() if path.is_file() else None)).encode())
+    return digest.hexdigest()
 
 
 def load(code: Code) -> ModuleType:
@@ -204,43 +189,32 @@ def load(code: Code) -> ModuleType:
     Afterwards the names of its modules refer to this version: another one may have been imported
     since, and functions import later, as loader processes do.
     """
-    modules = _imported.get(code.version)
-    if modules is None:
-        _check_name(code)
-        if announces and FOLDER in code.file.parts:
-            print(f"runs {shown(code.file)}", file=sys.stderr)
+    equal = (one for one in reversed(_imports) if _is_import_of(one.code, code))
+    done = next(equal, None) or _import(code)
+    if any(sys.modules.get(name) is not module for name, module in done.modules.items()):
         _put_first(code)
-        module = _import(code)
-        names = [name for name in map(_name, code.contents) if name in sys.modules]
-        modules = _imported[code.version] = {name: sys.modules[name] for name in names} | {
-            code.module: module
-        }
-    elif sys.modules.get(code.module) is not modules[code.module]:
-        _put_first(code)
-        sys.modules.update(modules)
-    return modules[code.module]
+        sys.modules.update(done.modules)
+    return done.modules[code.module]
 
 
-def _put_first(code: Code) -> None:
-    """Make sure that the names of these files refer to these files, not to modules of another
-    workload."""
-    for name in map(_name, code.contents):
-        if name in _names:  # of another workload, or of an earlier version of this one
-            sys.modules.pop(name, None)
-        _names.add(name)
-    if str(code.root) in sys.path:
-        sys.path.remove(str(code.root))
-    _roots.append(code.root)
-    sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes inherit it
-    importlib.invalidate_caches()
+def _is_import_of(done: Code, code: Code) -> bool:
+    """Return whether what was imported is equal to this code, or is the original of this copy, in
+    which a training has loaded more since."""
+    is_part = done.contents.items() <= code.contents.items()
+    is_equal = len(done.contents) == len(code.contents) or str(done.root) in code.origins
+    return done.entry == code.entry and is_part and is_equal
 
 
-def _import(code: Code) -> ModuleType:
-    """Import the module. Raises `ConfigError` for any error, and for an exit, of the user's
+def _import(code: Code) -> _Import:
+    """Import a file anew. Raises `ConfigError` for any error, and for an exit, of the user's
     code."""
+    _check_name(code)
+    if announces and FOLDER in code.file.parts:
+        print(f"runs {shown(code.file)}", file=sys.stderr)
+    _put_first(code)
     try:
         with script_arguments(code.file):
-            return importlib.import_module(code.module)
+            loaded, sources = modules.import_anew(code.module, code.package)
     except ConfigError:
         raise
     except BaseException as error:  # a script that ends with sys.exit() too
@@ -249,29 +223,88 @@ def _import(code: Code) -> ModuleType:
         raise ConfigError(
             f"{shown(code.file)}: does not import: {described(error, code.root)}"
         ) from error
+    if not code.is_copy:
+        code = _with_contents(code, loaded, sources)
+    _imports.append(_Import(code, loaded))
+    return _imports[-1]
+
+
+def _with_contents(
+    code: Code, loaded: Mapping[str, ModuleType], sources: Mapping[str, bytes]
+) -> Code:
+    """Return the code with the files of the modules that its import has loaded."""
+    contents, files, origins = dict[Path, bytes](), dict[Path, Path](), {str(code.root)}
+    for name, module in loaded.items():
+        if module.__dict__.get("__file__") is None:
+            continue
+        file = Path(module.__file__ or "")
+        paths = list(modules.relative_paths(name, file, code.root))
+        for path in paths:
+            contents[path] = sources.get(str(file)) or file.read_bytes()
+            files[path] = file
+        if file.parts[-len(paths[-1].parts) :] == paths[-1].parts:
+            origins.add(str(Path(*file.parts[: -len(paths[-1].parts)])))
+    return dataclasses.replace(
+        code, contents=contents, sources=files, origins=tuple(sorted(origins))
+    )
+
+
+def loaded_files(code: Code | None) -> dict[str, str]:
+    """Return the files of all modules of the user's that this process has loaded, by their paths in
+    a copy."""
+    files = dict[str, str]()
+    if code is None:
+        return files
+    for name, module in modules.loaded(code.package).items():
+        if file := module.__dict__.get("__file__"):
+            for path in modules.relative_paths(name, Path(file), code.root):
+                files[str(path)] = file
+    return files
+
+
+def extend(code: Code | None, files: Mapping[str, str], before_s: float) -> None:
+    """Let the version and the copies of a file include what a training has loaded later, besides
+    what its import has. `files`: as `loaded_files` returns them, of a process that started at
+    `before_s`. Raises `ConfigError` if one was changed since.
+    """
+    done = next((one for one in _imports if code and _is_import_of(one.code, code)), None)
+    if code is None or code.is_copy or done is None:
+        return
+    contents, sources = dict(code.contents), dict(code.sources)
+    for path, file in files.items():
+        if Path(path) in contents:
+            continue
+        refuse(
+            Path(file).stat().st_mtime > before_s,
+            f"{shown(Path(file))}: was changed while the workload was tried; start again",
+        )
+        contents[Path(path)], sources[Path(path)] = Path(file).read_bytes(), Path(file)
+    done.code = dataclasses.replace(code, contents=contents, sources=sources)
+
+
+def _put_first(code: Code) -> None:
+    """Let imports by name find the files in this folder first."""
+    if str(code.root) in sys.path:
+        sys.path.remove(str(code.root))
+    _roots.append(code.root)
+    sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes inherit it
+    if code.is_copy:
+        copies.isolate(code.root, code.entry)
 
 
 def _check_name(code: Code) -> None:
     """Raise `ConfigError` if the file has the name of an installed module or of one of the standard
     library."""
     top = code.module.partition(".")[0]
-    spec = (
-        None if top in sys.stdlib_module_names or top in _names else importlib.util.find_spec(top)
-    )
-    installed = spec is not None and not {"site-packages", "dist-packages"}.isdisjoint(
-        Path(spec.origin or "").parts
-    )
-    own = installed and spec is not None and Path(spec.origin or "").is_relative_to(code.root)
-    shadowed = top in sys.stdlib_module_names or (installed and not own)
+    installed = [
+        path for path in sys.path if {"site-packages", "dist-packages"} & {*Path(path).parts}
+    ]
+    spec = PathFinder.find_spec(top, [path for path in installed if Path(path) != code.root])
     refuse(
-        shadowed,
+        top in sys.stdlib_module_names or (spec is not None and spec.origin is not None),
         f"{shown(code.file)}: shadows the module {top} that is installed; give the file another"
         " name",
     )
-
-
-def _name(relative: Path) -> str:
-    return ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
 
 
 # ---- what went wrong
@@ -346,11 +379,7 @@ def _own(file: str, roots: Iterable[Path]) -> bool:
     """Return whether a file belongs to the user: below one of the folders, and not an installed
     package or this one."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
-    return (
-        inside
-        and "site-packages" not in Path(file).parts
-        and not Path(file).resolve().is_relative_to(_PACKAGE)
-    )
+    return inside and modules.is_users(file)
 
 
 def trace(error: BaseException) -> str:
@@ -359,7 +388,9 @@ def trace(error: BaseException) -> str:
     whole = link
     while link is not None:  # the error, then its causes
         others = [
-            frame for frame in link.stack if not Path(frame.filename).is_relative_to(_PACKAGE)
+            frame
+            for frame in link.stack
+            if not Path(frame.filename).is_relative_to(modules.PACKAGE)
         ]
         if others and others != list(link.stack):
             link.stack = traceback.StackSummary.from_list(others)

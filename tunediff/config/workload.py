@@ -360,6 +360,12 @@ def take_along(config: Configuration, folder: Path) -> Any:
     return from_dict({**to_dict(config), "workload": str(copy)}, str(copy), check=False)
 
 
+def found_again(config: Configuration) -> Any:
+    """Return the configuration of its workload as that is known now: a check may have loaded more
+    files."""
+    return from_dict(to_dict(config), "configuration", check=False)
+
+
 def remove_copy(config: Configuration, folder: Path) -> None:
     """Remove what `take_along` has copied into `folder`, unless the configuration is that of the
     copy."""

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, code
+from tunediff.config import ConfigError, code, copies
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, processes, text
@@ -59,6 +59,8 @@ class Report(TypedDict, total=False):
     parameters: int
     step_s: float
     evaluation_s: float
+    loaded: dict[str, str]
+    """The user's files that were loaded, by their paths in a copy."""
     other_load_share: float
     """Share of the cores that other processes used meanwhile."""
     disturbed: bool
@@ -244,8 +246,10 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
 
 # ---- in its processes
 def before_search(config: Systems, say: Callable[[str], None]) -> Report:
-    """Check a configuration of a user's workload in processes of its own. Raises `ConfigError` with
-    what is wrong."""
+    """Check a configuration of a user's workload in processes of its own; its version and copies
+    are from then on those of all files that it has loaded there. Raises `ConfigError` with what is
+    wrong."""
+    file, began_s = cfg.of(config).file, time.time()
     title, workers, config = (
         cfg.of(config).title,
         config.parallel.workers,
@@ -272,6 +276,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
             raise ConfigError(f"{title}: its process died: {error}") from None
     if "error" in report:
         raise ConfigError(report["error"])
+    code.extend(file, report.get("loaded", {}), began_s)
     return cast("Report", report)
 
 
@@ -294,6 +299,7 @@ def main(path: Path, answer: Path) -> None:
     """Check on one rank and write the report, or why the workload cannot be searched, into the file
     `answer`."""
     report: Report = {}
+    copies.isolated = True
     try:
         with (
             share_of_cores()
@@ -303,6 +309,7 @@ def main(path: Path, answer: Path) -> None:
                 report = check(config, world, answer.parent)
                 if not world.main:
                     return
+                report["loaded"] = code.loaded_files(cfg.of(config).file)
     except (ConfigError, WorkloadError) as error:
         report = {"error": str(error)}
     except BaseException as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,32 +23,23 @@ MOST_OTHERS = 4
 def create(
     folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:
-    """Call `experiment.create` and check the copy of the workload there; return the space and the
-    check's report.
+    """Check the workload and call `experiment.create`, which copies what the check has loaded;
+    return the space and the check's report.
 
     The space loses the knobs that the training never reads. Raises `ConfigError` with what is wrong
-    with the workload, or where nothing is left to search; the folder is gone then.
+    with the workload, or where nothing is left to search.
     """
-    created = experiment.create(folder, space, content)
-    copy, original = created.workload.file, space.workload.file
-    assert copy is not None
-    assert original is not None
-    try:
-        report = check.before_search(_tried(created), say)
-        useless = _useless(created, report, say)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing of it can be resumed
-        if isinstance(error, ConfigError):  # the user knows the original
-            raise ConfigError(str(error).replace(str(copy.root), str(original.root))) from None
-        raise
-    title, searched = created.workload.title, {dimension.name for dimension in created.dimensions}
+    report = check.before_search(_tried(space), say)
+    space = dataclasses.replace(space, baseline=cfg.found_again(space.baseline))
+    useless = _useless(space, report, say)
+    title, searched = space.workload.title, {dimension.name for dimension in space.dimensions}
     say(
-        f"{title}: passed; {created.workload.objective.name} {number(report['value'])} after"
+        f"{title}: passed; {space.workload.objective.name} {number(report['value'])} after"
         f" {check.STEPS} steps"
     )
     for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
-    fields = {field.name for field in dataclasses.fields(created.schema.own)}
+    fields = {field.name for field in dataclasses.fields(space.schema.own)}
     effects = collections.defaultdict[str, list[str]](list)
     for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
@@ -57,10 +47,9 @@ def create(
             effects[effect].append(knob)
     for effect, knobs in effects.items():
         say(f"WARNING: {title}: train(trial) never reads {', '.join(knobs)}: {effect}")
-    if not useless:
-        return created, report
-    shutil.rmtree(folder)
-    return experiment.create(folder, *without(space, content, useless)), report
+    if useless:
+        space, content = without(space, content, useless)
+    return experiment.create(folder, space, content), report
 
 
 def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None]) -> set[str]:

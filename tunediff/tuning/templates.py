@@ -94,5 +94,5 @@ def _version(workload: str) -> str:
     files that cannot be read, as each run says."""
     if is_users(workload):
         with contextlib.suppress(ConfigError):
-            return code.read(Path(workload)).version
+            return code.signature(Path(workload))
     return ""

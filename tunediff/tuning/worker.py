@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tunediff import config as cfg
-from tunediff.config import code
+from tunediff.config import code, copies
 from tunediff.config.systems import Systems
 from tunediff.core import environment
 from tunediff.core import trial_record as record
@@ -83,6 +83,7 @@ def prepare(options: Mapping[str, Any]) -> str:
     importlib.import_module("torch._dynamo")
     importlib.import_module("torchvision")
     _threads = _Threads(options["threads"])
+    copies.isolated = True
     with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
         cfg.find(options["workload"]).code  # noqa: B018 – imports it
     return "it has started CUDA" if _has_started_cuda() else ""

@@ -1,0 +1,167 @@
+"""The version and the copy of a workload are those of what it has loaded, however that was imported."""
+
+import dataclasses
+import importlib
+import os
+import py_compile
+import subprocess
+import sys
+
+import pytest
+
+from tests.tuning.test_worker import job_of
+from tunediff import config as cfg
+from tunediff.api import compare_setup, notebook
+from tunediff.api.compare_setup import CompareOptions
+from tunediff.config import copies
+from tunediff.core import trial_record as record
+from tunediff.core.point import Point
+from tunediff.training import check
+from tunediff.tuning.templates import Templates
+
+FILE = """
+import importlib
+import pkgutil
+import pydoc
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from tunediff import Metric
+
+@dataclass(frozen=True)
+class Knobs:
+    model: str = "resnet"
+    lr: float = 0.1
+
+OBJECTIVE = Metric("score", "min")
+BASELINE = {"evaluation.points": 1, "loader.batch_size": 8, "loader.workers": 0}
+TARGET = "_target_: layers.linear.Linear"    # as Hydra's files have it
+
+def train(trial):
+    import plugins
+    by_name = importlib.import_module(f"models.{trial.knobs.model}")
+    by_path = pydoc.locate(TARGET.split()[1])
+    listed = [importlib.import_module(f"plugins.{one.name}") for one in pkgutil.iter_modules(plugins.__path__)]
+    flat = importlib.import_module("helper")
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    values = [by_name.VALUE, by_path.VALUE, flat.VALUE, *(one.VALUE for one in listed)]
+    trial.evaluate_with(lambda: {"score": sum(values), "many": len(values)})
+    for (batch,) in trial.batches((torch.ones(64, 4),)):
+        trial.step(net(batch).square().mean(), optimizer)
+"""
+MODULES = {
+    "models/resnet.py": "VALUE = 1", "models/vgg.py": "VALUE = 2", "layers/__init__.py": "",
+    "layers/linear.py": "class Linear:\n    VALUE = 10", "plugins/__init__.py": "", "plugins/one.py": "VALUE = 100",
+    "plugins/two.py": "VALUE = 1000", "helper.py": "VALUE = 10000",
+}  # fmt: skip
+SCORE = 11111
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A file that imports modules beside it by name only, and that of its folder."""
+    folder = tmp_path / "original"
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"mine.py": FILE, **MODULES}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "mine.py"
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Trains a configuration in a process of its own; returns its last point, or the reason of its failure."""
+    numbers = iter(range(99))
+
+    def trained(config):
+        job = job_of(tmp_path / f"t{next(numbers)}", config, samples=16, metric="score", evaluates=True)
+
+        def answer(run, event):
+            if isinstance(event, Point) and event.index < job.points:
+                run.send("go")
+
+        with Templates(1) as templates:
+            templates.train(job, {}, answer)
+        trial = record.read_trial(job.folder)
+        return trial.points[-1] if trial.points else trial.reason
+
+    return trained
+
+
+def test_what_a_check_has_loaded_is_the_version_and_the_copy(mine, train, tmp_path):
+    config = cfg.baseline(str(mine))
+    before = config.schema.version
+    check.before_search(config, lambda line: None)
+    checked = cfg.found_again(config)
+    loaded = {*MODULES} - {"models/vgg.py"}
+    assert {str(path) for path in cfg.of(checked).file.contents} == {"mine.py", *loaded}
+    assert checked.schema.version != before
+    copy = cfg.take_along(checked, tmp_path / "search")
+    assert copy.schema.version == checked.schema.version
+    for name in loaded:
+        (mine.parent / name).write_text("VALUE = -1")  # edits reach no run of the copy
+    assert cfg.baseline(str(mine)).schema.version == before, "what is not imported at once is not known yet"
+    assert train(copy)["score"] == SCORE
+    (tmp_path / "search").rename(tmp_path / "moved")
+    moved = cfg.baseline(str(tmp_path / "moved/workload/mine.py"))
+    assert moved.schema.version == copy.schema.version
+
+
+def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, train, tmp_path):
+    """Without a check, or of a choice that the check has not made."""
+    copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
+    assert train(copy)["score"] == SCORE
+    assert (tmp_path / "search/workload/models/resnet.py").read_text() == "VALUE = 1"
+    (mine.parent / "models/resnet.py").write_text("VALUE = -1")
+    assert train(copy)["score"] == SCORE
+    assert train(cfg.override(copy, {"model": "vgg"}))["score"] == SCORE + 1
+    (mine.parent / "models/late.py").write_text("VALUE = 5")
+    reason = train(cfg.override(copy, {"model": "late"}))
+    assert "models.late: " in reason
+    assert "has changed since the copy" in reason
+
+
+def git(*words):
+    subprocess.run(["git", "-c", "user.name=me", "-c", "user.email=me@here", *words], check=True, capture_output=True)
+
+
+def test_a_revision_runs_its_modules_that_are_imported_by_name(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(mine.parent)
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+    options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c")
+    with compare_setup.prepare(options, lambda line: None) as request:
+        compare_setup.create(request)
+    found = {side: (tmp_path / f"results/c/{side}/workload/models/resnet.py").read_text() for side in "AB"}
+    assert found == {"A": "VALUE = 1", "B": "VALUE = 2"}
+    versions = [cfg.load(tmp_path / f"results/c/{side}/config.yaml").schema.version for side in "AB"]
+    assert versions[0] != versions[1]
+
+
+def test_a_module_that_the_program_has_imported_is_trained_as_edited(mine, monkeypatch):
+    """Also where neither size nor second of the file tells that it was edited, and in what it imports."""
+    mine.write_text(f"import helper\n{FILE}\nWHICH = helper.VALUE\n")
+    monkeypatch.syspath_prepend(str(mine.parent))
+    old = importlib.import_module("mine")
+    py_compile.compile(str(mine))  # kept for files of this size and second
+    times = mine.stat()
+    other = importlib.import_module("models.vgg")
+    (mine.parent / "helper.py").write_text("VALUE = 70000")
+    mine.write_text(mine.read_text().replace("lr: float = 0.1", "lr: float = 0.7"))
+    os.utime(mine, ns=(times.st_atime_ns, times.st_mtime_ns))
+    config = cfg.named(cfg.find(notebook.named(old, mine.parent)).file.file, [])
+    assert (config.lr, cfg.of(config).code.WHICH, old.WHICH) == (0.7, 70000, 10000)
+    assert sys.modules["models.vgg"] is other, "what only the program uses stays"
+
+
+def test_an_export_names_no_folder_of_this_machine(mine, tmp_path):
+    copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
+    cfg.take_along(copy, tmp_path / "export")
+    assert str(tmp_path) in (tmp_path / "search/workload" / copies.MANIFEST).read_text()
+    assert str(tmp_path) not in (tmp_path / "export/workload" / copies.MANIFEST).read_text()
+    assert dataclasses.asdict(cfg.of(copy).file)["is_copy"]
