@@ -1,14 +1,14 @@
 """What judging costs, told before it is done."""
 
-import os
-import subprocess
-import sys
+import pickle
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests import searches
 from tests.helpers import CPU, tiny
+from tests.users import plain
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import evaluating
@@ -33,19 +33,11 @@ def _in_its_process(monkeypatch):
 def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
     """Such as one that finds no memory left on the GPU: a line, no pages."""
     monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
-    (tmp_path / "config.yaml").write_text(cfg.dump(tiny()))
-    judging._main(str(tmp_path / "config.yaml"), str(tmp_path / "answer.json"), "{}")
-    assert (tmp_path / "answer.json").read_text() == "{}"
+    connection = mock.Mock()
+    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}))
+    connection.send.assert_called_once_with({})
     said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
     assert capfd.readouterr() == ("", said)
-
-
-def test_who_measures_ends_with_who_asked(monkeypatch):
-    """A search that was killed leaves no process behind."""
-    monkeypatch.setattr(judging.time, "sleep", lambda _: monkeypatch.setattr(judging.os, "getppid", lambda: 1))
-    monkeypatch.setattr(judging.os, "_exit", mock.Mock(side_effect=SystemExit))
-    with pytest.raises(SystemExit):
-        judging._end_with(os.getppid())
 
 
 @pytest.mark.nightly  # trains the classifier that judges
@@ -162,16 +154,11 @@ def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
 
 def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     """What is known without it is used: the data, the parameters."""
-    script = "import sys, time; open(sys.argv[1], 'w').write('{\"data\": [\"4 images\"]}'); time.sleep(600)"
-
-    def hangs(command, **options):
-        return popen([sys.executable, "-c", script, command[4]], **options)
-
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", hangs)
+    text = (Path(plain.__file__)).read_text()
+    (tmp_path / "hangs.py").write_text(text.replace("judge(net))\n", "__import__('time').sleep(600))\n"))
     monkeypatch.setattr(probe, "PROBE_S", 0.2)
-    found = probe.before_search(tiny(), evaluates=True, prepare=False)
-    assert found == {"data": ["4 images"], "too_long": True}
+    found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True, prepare=False)
+    assert found == {"data": [], "too_long": True}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
 
 

@@ -193,7 +193,7 @@ def test_names_of_files_and_modules_pass_and_other_objects_are_refused(tmp_path)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("inside", ["", "outer/inner"], ids=["", "in a package"])
-def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch, inside, files, imports, used):
+def test_files_beside_the_program_are_part_of_it(main, tmp_path, monkeypatch, inside, files, imports, used):
     """Without the packages around the program."""
     program = tmp_path / inside
     for file in [*files, *(f"{folder}/__init__.py" for folder in (".", "..") if inside)]:
@@ -205,8 +205,8 @@ def test_files_beside_the_program_are_copied(main, tmp_path, monkeypatch, inside
         del sys.modules[module]
     path = Path(notebook.named(main(f"{imports}\n{in_data(f'return {used}')}"), tmp_path / "storage"))
     assert imports in path.read_text()
-    copies = {str(copy.relative_to(path.parent)) for copy in path.parent.rglob("*.py")}
-    assert copies == {*files, "notebook.py"}
+    copy = cfg.take_along(cfg.baseline(str(path)), tmp_path / "search")
+    assert {str(file) for file in cfg.of(copy).file.contents} == {*files, "notebook.py"}
 
 
 def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_path, monkeypatch):

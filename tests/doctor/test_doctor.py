@@ -39,7 +39,7 @@ def raises(error):
 
 
 def answering(**changes):
-    return lambda module, probe, **options: PROBES[probe] | changes
+    return lambda probe, **options: PROBES[probe] | changes
 
 
 def disk_of(total, free):
@@ -119,7 +119,7 @@ def test_a_check_says_what_is_broken_and_what_that_means(examine, name, replaced
 @pytest.mark.nightly
 def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
     """Really two processes; then one whose mean is wrong."""
-    numbers = checks.answer(checks.MODULE, "averaged", ranks=2, within_s=1200)
+    numbers = checks.answer("averaged", ranks=2, within_s=1200)
     assert numbers["right"]
     assert numbers["mean_s"] > 0
 

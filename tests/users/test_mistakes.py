@@ -1,6 +1,7 @@
 """What a user's file may get wrong, and the answer to each: before anything starts, with the line of his own."""
 
 import importlib.util
+import pickle
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import machine, processes
+from tunediff.core import machine, template
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import check, rerun
 
@@ -356,13 +357,13 @@ def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeyp
     """The nodes of a cluster, where the search runs, may have more; on the CPU any number of ranks can run."""
     started, said = [], []
 
-    def answer(module, path, ranks, **_):
-        config = cfg.load(Path(path))
+    def answer(function, content, ranks, **_):
+        config = pickle.loads(content[0])
         started.append((config.parallel.workers, config.loader.batch_size, ranks))
         return {"unread": []}
 
     monkeypatch.setattr(machine, "gpus", lambda: [str(index) for index in range(gpus)])
-    monkeypatch.setattr(processes, "answer", answer)
+    monkeypatch.setattr(template, "ask", answer)
     knobs = {"parallel.workers": 4, "parallel.strategy": strategy}
     config = cfg.override(cfg.baseline(str(file(tmp_path, PLAIN))), knobs)
     assert check.before_search(config, said.append) == {"unread": []}

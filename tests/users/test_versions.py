@@ -77,7 +77,9 @@ def train(tmp_path):
     numbers = iter(range(99))
 
     def trained(config):
-        job = job_of(tmp_path / f"t{next(numbers)}", config, samples=16, metric="score", evaluates=True)
+        job = job_of(
+            tmp_path / "search/trials" / f"t{next(numbers)}", config, samples=16, metric="score", evaluates=True
+        )
 
         def answer(run, event):
             if isinstance(event, Point) and event.index < job.points:
@@ -145,9 +147,12 @@ def test_a_revision_runs_its_modules_that_are_imported_by_name(mine, tmp_path, m
 
 def test_a_module_that_the_program_has_imported_is_trained_as_edited(mine, monkeypatch):
     """Also where neither size nor second of the file tells that it was edited, and in what it imports."""
+    mine = mine.rename(mine.with_name("edited.py"))
     mine.write_text(f"import helper\n{FILE}\nWHICH = helper.VALUE\n")
+    for name in ("helper", "models", "models.vgg"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # of other tests
     monkeypatch.syspath_prepend(str(mine.parent))
-    old = importlib.import_module("mine")
+    old = importlib.import_module("edited")
     py_compile.compile(str(mine))  # kept for files of this size and second
     times = mine.stat()
     other = importlib.import_module("models.vgg")

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -84,12 +84,19 @@ class Run:
         with self._sending, contextlib.suppress(OSError):
             self._connection.send(message)
 
-    def receive(self) -> Any:
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """Return what is ready for `multiprocessing.connection.wait` once `receive` returns."""
+        return (self._connection, self._template.control)
+
+    def receive(self, within_s: float | None = None) -> Any:
         """Return the next message of the run; None once it has returned.
 
-        Raises `TemplateError` if it was killed or has raised an error.
+        Raises `TemplateError` if it was killed or has raised an error, and TimeoutError.
         """
-        ready = multiprocessing.connection.wait([self._connection, self._template.control])
+        ready = multiprocessing.connection.wait(self.sources, within_s)
+        if not ready:
+            raise TimeoutError(f"no answer within {within_s:.0f} s")
         if self._connection in ready:
             with contextlib.suppress(EOFError, OSError):
                 message = self._connection.recv()
@@ -107,9 +114,12 @@ class Run:
 class Template:
     """A template process, as its parent sees it: begins to prepare at once; a context manager."""
 
-    def __init__(self, prepare: str, options: Any, output: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None
+    ) -> None:
         """`prepare`: `package.module:function`, called with `options` (of JSON) before the first
-        fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs."""
+        fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
+        without it, both are this process's stderr."""
         self._prepare, self._options, self._output = prepare, options, output
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
@@ -127,7 +137,7 @@ class Template:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tunediff.core.template", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=self._output, stderr=self._output,
+                stdout=self._output or 2, stderr=self._output or 2,
                 env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # Ctrl-C is for the parent
             )  # fmt: skip
@@ -135,28 +145,36 @@ class Template:
         with contextlib.suppress(OSError):  # it has died, as the first reply says
             self.control.sendall(_line(hello))
 
-    def ready(self) -> None:
-        """Wait until the template is prepared. Raises `TemplateError` if it fails or dies."""
+    def ready(self, within_s: float | None = None) -> None:
+        """Wait until the template is prepared. Raises `TemplateError` if it fails or dies, and
+        TimeoutError."""
         if self._ready:
             return
+        if not multiprocessing.connection.wait([self.control], within_s):
+            raise TimeoutError(f"not prepared within {within_s:.0f} s")
         reply = self._reply()
         if "failed" in reply:
             self.close()
             raise TemplateError(reply["failed"])
         self.unsafe, self.prepared_s, self._ready = reply["unsafe"], reply["seconds"], True
 
-    def start(self, function: str, content: Any, before: str = "") -> Run:
+    def start(
+        self, function: str, content: Any, before: str = "",
+        variables: Mapping[str, str] | None = None, within_s: float | None = None,
+    ) -> Run:  # fmt: skip
         """Start a run that calls `function(connection, content)`; one at a time.
 
-        `before`: a function without arguments that the template calls before it forks. Raises
-        `TemplateError`.
+        `before`: a function without arguments that the template calls before it forks. `variables`:
+        of the run's environment. Raises `TemplateError`, and TimeoutError for a template that is
+        not prepared in time.
         """
         if self.unsafe and self._process.poll() is not None:  # it was used for a run
             self.close()
             self._launch()
-        self.ready()
+        self.ready(within_s)
         ours, theirs = socket.socketpair()
-        request = _line({"function": function, "before": before})
+        facts = {"function": function, "before": before, "variables": dict(variables or {})}
+        request = _line(facts)
         with theirs, contextlib.suppress(OSError):
             socket.send_fds(self.control, [request], [theirs.fileno()])
         if not self.unsafe:
@@ -217,6 +235,51 @@ class Template:
         return reply
 
 
+def rank_variables(ranks: int) -> list[dict[str, str]]:
+    """Return the environment of every rank of this machine as torchrun describes it; {} of one
+    alone, which a file may take for one of several otherwise."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def ask(
+    function: str, content: Any, *, within_s: float, ranks: int = 1, prepare: str = "",
+    options: Any = None, output: IO[bytes] | None = None,
+) -> Any:  # fmt: skip
+    """Return the first message of `function(connection, content)`, called in a process for each
+    rank, and end the processes.
+
+    Raises TimeoutError, and `TemplateError` if one of them fails or none has a message.
+    """
+    until = time.monotonic() + within_s
+    with contextlib.ExitStack() as stack:
+        made = [Template(prepare, options, output) for _ in range(ranks)]
+        for template in made:
+            stack.enter_context(template)
+        runs = [
+            template.start(function, content, "", variables, max(0.0, until - time.monotonic()))
+            for template, variables in zip(made, rank_variables(ranks), strict=True)
+        ]
+        while runs:
+            sources = {source: run for run in runs for source in run.sources}
+            ready = multiprocessing.connection.wait(sources, max(0.0, until - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"no answer within {within_s:.0f} s")
+            run = sources[ready[0]]
+            if (message := run.receive()) is not None:
+                return message
+            runs.remove(run)
+    raise TemplateError("it has ended without an answer")
+
+
 def _described(process: str, status: int) -> str:
     if status < 0:
         return f"{process} was killed by {signal.Signals(-status).name}"
@@ -248,7 +311,7 @@ def main(descriptor: int, parent: int) -> None:
         if request["before"]:
             _function(request["before"])()
         if unsafe:
-            _run(descriptors[0], request["function"])
+            _run(descriptors[0], request)
         template = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -256,7 +319,7 @@ def main(descriptor: int, parent: int) -> None:
             end_with_parent(template)
             os.setsid()
             control.close()
-            _run(descriptors[0], request["function"])
+            _run(descriptors[0], request)
         os.close(descriptors[0])
         control.sendall(_line({"pid": pid}))
         control.sendall(_line({"status": _reaped(pid)}))
@@ -266,7 +329,8 @@ def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
     """Prepare as the parent asks for; return why a fork is not safe, or ''."""
     sys.path[:] = hello["path"]
     try:
-        unsafe = _function(hello["prepare"])(hello["options"]) or ""
+        prepare = _function(hello["prepare"]) if hello["prepare"] else lambda options: ""
+        unsafe = prepare(hello["options"]) or ""
     except BaseException as error:
         traceback.print_exc()
         control.sendall(_line({"failed": _reason(error)}))
@@ -277,12 +341,13 @@ def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
     return unsafe if sys.platform == "linux" else unsafe or "runs are forked on Linux only"
 
 
-def _run(descriptor: int, function: str) -> NoReturn:
+def _run(descriptor: int, request: Mapping[str, Any]) -> NoReturn:
     """Call the function of a run in this process, then end it at once: a user's threads may hold
     up an orderly exit."""
     connection, status = Connection(descriptor), 1
     try:
-        _function(function)(connection, connection.recv())
+        os.environ.update(request["variables"])
+        _function(request["function"])(connection, connection.recv())
         status = 0
     except BaseException as error:
         traceback.print_exc()

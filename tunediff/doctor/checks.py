@@ -1,15 +1,15 @@
-"""The checks of the doctor; what may crash or hang runs as `python -m tunediff.doctor.checks`."""
+"""The checks of the doctor; what may crash or hang runs in processes of its own."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,12 @@ from torch import nn
 from tunediff.config.code import described
 from tunediff.config.systems import Compile, Loader, Precision
 from tunediff.core import environment, machine, text
-from tunediff.core.files import write_text
-from tunediff.core.processes import answer
+from tunediff.core.template import ask
 from tunediff.data import loader
 from tunediff.distributed import alone, from_environment
 from tunediff.profiling import measure
 from tunediff.training import compilation, hardware
 from tunediff.training.precision import set_backends
-
-MODULE = "tunediff.doctor.checks"
 
 
 @dataclass
@@ -126,12 +123,27 @@ def loading(storage: Path) -> Finding:
     return Finding("ok", "two start and hand over their rows")
 
 
+def answer(name: str, ranks: int = 1, *, within_s: float) -> Mapping[str, Any]:
+    """Return what `averaged`, `compiled` or `cluster` returns in processes of its own."""
+    with tempfile.TemporaryFile() as output:
+        numbers: Mapping[str, Any] = ask(
+            f"{__name__}:send", name, ranks=ranks, within_s=within_s, output=output
+        )
+    return numbers
+
+
+def send(connection: Connection, name: str) -> None:
+    """Send what one of the functions returns; the function of a template's run."""
+    numbers = {"averaged": averaged, "compiled": compiled, "cluster": cluster}[name]()
+    connection.send(numbers)
+
+
 def group(storage: Path) -> Finding:
     """Check collectives between all GPUs, or between two processes on a CPU."""
     ranks = len(machine.gpus()) or 2
     if ranks == 1:
         return Finding("skipped", "one GPU", "parallel.workers = 1 only")
-    numbers = answer(MODULE, "averaged", ranks=ranks, within_s=120)
+    numbers = answer("averaged", ranks=ranks, within_s=120)
     found = f"{ranks} processes average 25 MiB in {numbers['mean_s']:.3f} s"
     if not numbers["right"]:
         return Finding("wrong", f"{found}, wrongly", "parallel.workers = 1 only")
@@ -157,7 +169,7 @@ def compiling(storage: Path) -> Finding:
     """Check that a small compiled network computes what it does eagerly."""
     means = "compile.mode = none only: trials that draw another one fail"
     try:
-        numbers = answer(MODULE, "compiled", within_s=300)
+        numbers = answer("compiled", within_s=300)
     except (RuntimeError, TimeoutError) as error:
         needs = "it takes a C++ compiler and Python's headers"
         return Finding("missing", str(error), f"{means}; {needs}")
@@ -188,7 +200,7 @@ def compiled() -> dict[str, Any]:
 
 def ray(storage: Path) -> Finding:
     """Check that a cluster runs a task, and counts the cores and GPUs of this machine."""
-    numbers = answer(MODULE, "cluster", within_s=240)  # Ray may take 120 of them to start
+    numbers = answer("cluster", within_s=240)  # Ray may take 120 of them to start
     found = f"up after {numbers['start_s']:.1f} s, first task after {numbers['task_s']:.1f} s"
     if not numbers["right"]:
         means = "it counts other cores or GPUs than there are: trials may wait for ever"
@@ -251,9 +263,3 @@ def verdict(findings: Sequence[Finding]) -> str:
         if names := [finding.name for finding in findings if finding.state == state]:
             parts.append(f"{state}: {', '.join(names)}")
     return "; ".join(parts)
-
-
-if __name__ == "__main__":
-    numbers = {"averaged": averaged, "compiled": compiled, "cluster": cluster}[sys.argv[1]]()
-    if os.environ.get("RANK", "0") == "0":
-        write_text(Path(sys.argv[2]), json.dumps(numbers))

@@ -1,36 +1,32 @@
-"""Two steps and evaluations of a user's workload, before hours are spent on it: `python -m
-tunediff.training.check`.
-
-Runs in processes of its own, so that nothing of it is left where the search runs.
-"""
+"""Two steps and evaluations of a user's workload, before hours are spent on it, in processes of
+their own."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
-import json
-import os
+import pickle
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import IO, Any, TypedDict, cast
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, code, copies
+from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
-from tunediff.core import machine, processes, text
+from tunediff.core import machine, template, text
 from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
-from tunediff.distributed import World, from_environment, share_of_cores
-from tunediff.training import hardware, memory, rerun, state, weights, write_watch
+from tunediff.distributed import World, world_of_environment
+from tunediff.training import hardware, memory, prepared, rerun, state, weights, write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
@@ -263,17 +259,23 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         f"checking {title}: {STEPS} steps and {STEPS}"
         f" evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
     )
-    with announced(doing, say), tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
-        path = Path(folder) / "config.yaml"
-        path.write_text(cfg.dump(config), encoding="utf-8")
-        module = "tunediff.training.check"
+    content = pickle.dumps(config)
+    options = {"workload": config.schema.workload, "threads": None, "trains": False}
+    with (
+        announced(doing, say),
+        tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder,
+        tempfile.TemporaryFile() as output,
+    ):
         try:
-            report = processes.answer(module, str(path), ranks=ranks, within_s=LONGEST_S)
+            report = template.ask(
+                "tunediff.training.check:answer", (content, folder), within_s=LONGEST_S,
+                ranks=ranks, prepare=prepared.PREPARE, options=options, output=output,
+            )  # fmt: skip
         except TimeoutError:
             raise ConfigError(f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; "
                               "--no-check starts the search all the same") from None  # fmt: skip
-        except RuntimeError as error:
-            raise ConfigError(f"{title}: its process died: {error}") from None
+        except template.TemplateError as error:
+            raise ConfigError(f"{title}: {error}{_last_line(output)}") from None
     if "error" in report:
         raise ConfigError(report["error"])
     code.extend(file, report.get("loaded", {}), began_s)
@@ -295,36 +297,33 @@ def _for_this_machine(config: Systems) -> Systems:
     return cfg.override(config, {"parallel.workers": gpus, "loader.batch_size": batch}, check=False)
 
 
-def main(path: Path, answer: Path) -> None:
-    """Check on one rank and write the report, or why the workload cannot be searched, into the file
-    `answer`."""
-    report: Report = {}
-    copies.isolated = True
+def _last_line(output: IO[bytes]) -> str:
+    """Return the last line that the processes wrote, as a clause; '' for none."""
+    output.seek(0)
+    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
+    return next((f": {line}" for line in reversed(lines) if line), "")
+
+
+def answer(connection: Connection, content: tuple[bytes, str]) -> None:
+    """Check on one rank, and send the report or why the workload cannot be searched; the function
+    of a template's run. `content`: a configuration, and a folder that all ranks find."""
+    pickled, folder = content
+    prepared.begin()
+    config: Systems | None = None
     try:
-        with (
-            share_of_cores()
-        ):  # before the user's file is imported, which may set another number of threads
-            config = cfg.load(path)
-            with from_environment() as world:
-                report = check(config, world, answer.parent)
-                if not world.main:
-                    return
+        config = pickle.loads(pickled)
+        with world_of_environment() as world:
+            report = check(config, world, Path(folder))
+            if world.main:
                 report["loaded"] = code.loaded_files(cfg.of(config).file)
+                connection.send(report)
     except (ConfigError, WorkloadError) as error:
-        report = {"error": str(error)}
+        connection.send({"error": str(error)})
     except BaseException as error:
-        report = {"error": _failure(error, config)}
-    with (
-        contextlib.suppress(FileExistsError),
-        open(answer.with_suffix(".new"), "x") as file,
-    ):  # who fails first says it
-        json.dump(report, file)
-        file.flush()
-        os.replace(answer.with_suffix(".new"), answer)
-    os._exit(0)  # other ranks may wait for this one in a collective
+        connection.send({"error": _failure(error, config)})
 
 
-def _failure(error: BaseException, config: Systems) -> str:
+def _failure(error: BaseException, config: Systems | None) -> str:
     """Return what went wrong in the training of a user's workload, with the traceback unless the
     loss was not finite.
 
@@ -332,12 +331,10 @@ def _failure(error: BaseException, config: Systems) -> str:
     error.
     """
     end = end_of(error)
+    if config is None:
+        return f"{end.reason}\n{code.trace(error)}"
     message = f"{Path(config.schema.workload).name}: {end.reason}"
     if end.status == "nan":
         return message
     hint = f" (with loader.batch_size = {config.loader.batch_size})" if end.status == "oom" else ""
     return f"{message}{hint}\n{code.trace(error)}"
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -21,13 +19,11 @@ from tunediff.config.code import described
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, progress
 from tunediff.core.clock import Budget
-from tunediff.core.errors import FAILED
-from tunediff.core.files import write_text
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
-from tunediff.distributed import World, alone, share_of_cores
-from tunediff.training import hardware, write_watch
+from tunediff.distributed import World, alone
+from tunediff.training import hardware, prepared, write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -166,30 +162,19 @@ def measured(
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
 
 
-def _main(path: str, answer: str, options: str) -> None:
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:
+    """Send what `measured` returns, or why the data cannot be used; the function of a template's
+    run. `content`: the configuration, and the arguments."""
+    pickled, evaluates, prepare, finals = content
+    prepared.begin()
     result: Mapping[str, Any] = {}
-
-    def tell(measured_so_far: Measured) -> None:
-        write_text(Path(answer), json.dumps(measured_so_far))
-
     try:
-        with progress.EventLines().work(), share_of_cores():
-            result = measured(cfg.load(Path(path)), alone(), **json.loads(options), tell=tell)
+        with progress.EventLines().work():
+            config = pickle.loads(pickled)
+            result = measured(config, alone(), evaluates, prepare, finals, tell=connection.send)
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:
         why = f"what a trial costs could not be measured: {described(error)}"
         print(f"WARNING: {why}", file=sys.stderr)
-    write_text(Path(answer), json.dumps(result))
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the search that started it is killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(FAILED)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    connection.send(result)

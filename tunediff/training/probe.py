@@ -6,18 +6,14 @@ The process is `tunediff.training.judging`.
 
 from __future__ import annotations
 
-import json
+import pickle
 import sys
-import tempfile
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
-from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.systems import Systems
-from tunediff.core import processes
+from tunediff.core.template import Template, TemplateError
 
 PROBE_S = 60.0
 """What takes longer to be timed is not known."""
@@ -56,15 +52,19 @@ def before_search(
     {} where that fails, after a line that says why; without seconds where timing takes over
     `PROBE_S`. Raises `ConfigError` for data that cannot be used, as every trial would.
     """
-    with tempfile.TemporaryDirectory(prefix="tunediff-measure-") as folder:
-        path, answer = Path(folder) / "config.yaml", Path(folder) / "answer.json"
-        path.write_text(cfg.dump(config), encoding="utf-8")
-        options = json.dumps({"evaluates": evaluates, "prepare": prepare, "finals": finals or {}})
-        with processes.started("tunediff.training.judging", str(path), str(answer), options) as (
-            process,
-        ):
-            ended = _wait(process, answer)
-        answered = processes.read_answer(answer)
+    answered, ended, limit_s = dict[str, Any](), False, None
+    options = {"workload": config.schema.workload, "threads": None, "trains": False}
+    with Template("tunediff.training.prepared:prepare", options) as template:
+        content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
+        try:
+            run = template.start("tunediff.training.judging:answer", content)
+            while (message := run.receive(limit_s)) is not None:
+                answered, limit_s = message, PROBE_S
+            ended = True
+        except TimeoutError:
+            pass
+        except TemplateError as error:
+            print(f"WARNING: what a trial costs could not be measured: {error}", file=sys.stderr)
     if refused := answered.get("refused"):
         raise ConfigError(refused)
     if answered and not ended:
@@ -74,14 +74,3 @@ def before_search(
             file=sys.stderr,
         )
     return cast("Measured", answered)
-
-
-def _wait(process: processes.Process, answer: Path) -> bool:
-    """Wait until the process has ended; False once it has timed evaluations for too long."""
-    timing: float | None = None
-    while process.poll() is None:
-        time.sleep(0.05)
-        timing = time.monotonic() if timing is None and answer.exists() else timing
-        if timing is not None and time.monotonic() - timing > PROBE_S:
-            return False
-    return True

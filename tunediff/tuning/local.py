@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.core.listeners import Listener
+from tunediff.core.template import rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
 from tunediff.tuning.mailbox import Mailbox
@@ -75,7 +75,7 @@ class _Slot(Mailbox):
     def start(self, job: TrialSpec) -> str:
         size, threads = job.group.size // job.group.place.each, job.group.place.threads
         self.provide_ranks(size, threads)
-        for rank, variables in zip(self._ranks, _variables(size), strict=True):
+        for rank, variables in zip(self._ranks, rank_variables(size), strict=True):
             rank.variables = variables
         return super().start(job)
 
@@ -126,21 +126,6 @@ class _Rank:
     def end(self) -> None:
         self._over = True
         self._templates.close()
-
-
-def _variables(ranks: int) -> list[dict[str, str]]:
-    """Return the environment of every rank as torchrun describes it; {} of one that trains
-    alone."""
-    if ranks == 1:
-        return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 @contextlib.contextmanager

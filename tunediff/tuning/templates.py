@@ -17,7 +17,8 @@ from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_WORKER = "tunediff.tuning.worker"
+_START = "tunediff.tuning.worker:start"
+_PREPARED = "tunediff.training.prepared"
 _MOST = 2
 """Templates that are kept: the two sides of a comparison take turns."""
 
@@ -41,7 +42,7 @@ class Templates:
             template = None
         if template is None:
             options = {"workload": workload, "threads": self._threads}
-            template = Template(f"{_WORKER}:prepare", options, self._output)
+            template = Template(f"{_PREPARED}:prepare", options, self._output)
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
@@ -58,7 +59,7 @@ class Templates:
         with why the run says nothing about the trial, such as that it was killed.
         """
         template = self.prepare(job.workload)
-        before = f"{_WORKER}:start_fork_server" if job.loads_in_processes else ""
+        before = f"{_PREPARED}:start_fork_server" if job.loads_in_processes else ""
         for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
             with contextlib.suppress(TemplateError):
                 other.ready()
@@ -67,7 +68,7 @@ class Templates:
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)
             log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
-        run = template.start(f"{_WORKER}:start", (job, dict(variables), afresh), before)
+        run = template.start(_START, (job, afresh), before, variables)
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)

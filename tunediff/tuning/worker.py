@@ -1,7 +1,7 @@
 """One trial on one rank, in a process of its own that is forked from a template of its workload.
 
-`prepare` makes the template, `run` trains a trial; `tuning/templates.py` is the parent of both.
-Imports no Ray.
+`training/prepared.py` makes the template; `tuning/templates.py` is the parent of both. Imports no
+Ray.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import multiprocessing.forkserver
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from tunediff import config as cfg
-from tunediff.config import code, copies
+from tunediff.config import code
 from tunediff.config.systems import Systems
 from tunediff.core import environment
 from tunediff.core import trial_record as record
@@ -29,9 +28,8 @@ from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
-from tunediff.data.loader import use_fork_server
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import memory, state, weights
+from tunediff.training import memory, prepared, state, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
@@ -40,69 +38,6 @@ from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import TrainingOutcome, run
 from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.trial_spec import TrialSpec
-
-
-# ---- the template
-class _Threads:
-    """torch's number of threads, which a template keeps at one: a pool of OpenMP does not survive
-    a fork. A number that the user's file sets while it is imported holds from the fork on."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self._is_deferred = count, True
-        self._set, self._get = torch.set_num_threads, torch.get_num_threads
-        self._set(1)
-        torch.set_num_threads, torch.get_num_threads = self.set_or_defer, self.get  # type: ignore[assignment]
-
-    def set_or_defer(self, count: int) -> None:
-        if self._is_deferred:
-            self.count = count
-        else:
-            self._set(count)
-
-    def get(self) -> int:
-        return self.count if self._is_deferred else self._get()
-
-    def apply(self) -> None:
-        self._is_deferred = False
-        torch.set_num_threads, torch.get_num_threads = self._set, self._get
-        torch.set_num_threads(self.count)
-
-
-_threads: _Threads | None = None
-
-
-def prepare(options: Mapping[str, Any]) -> str:
-    """Import what trials of a workload need; return why a fork is not safe, '' if it is.
-
-    `options`: `workload`, its name, and `threads`, torch's for each trial.
-    """
-    global _threads
-    # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # torch imports it on first use, which takes seconds: no trial pays for that
-    importlib.import_module("torch._dynamo")
-    importlib.import_module("torchvision")
-    _threads = _Threads(options["threads"])
-    copies.isolated = True
-    with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
-        cfg.find(options["workload"]).code  # noqa: B018 – imports it
-    return "it has started CUDA" if _has_started_cuda() else ""
-
-
-def _has_started_cuda() -> bool:
-    """Return whether this process has started CUDA's driver, also without a context of torch's:
-    it does not work in a fork then."""
-    for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):  # the one that lists the folder
-            if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{descriptor}"):
-                return True
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def start_fork_server() -> None:
-    """Start the server that the loader processes of all runs are forked from."""
-    use_fork_server()
-    multiprocessing.forkserver.ensure_running()
 
 
 # ---- a trial
@@ -149,19 +84,13 @@ class ReportingObserver(Recorder):
             super().show(name, what)
 
 
-def start(connection: Connection, content: tuple[TrialSpec, Mapping[str, str], str]) -> None:
+def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
     """Train a trial as one of its ranks; the function of a template's run.
 
-    `content`: the trial, variables of the environment that describe the rank as torchrun does, and
-    why the process was not forked.
+    `content`: the trial, and why the process was not forked.
     """
-    job, variables, afresh = content
-    os.environ.update(variables)
-    server: Any = multiprocessing.forkserver._forkserver
-    if server._forkserver_pid is not None:  # that of the template, which watches it
-        server.ensure_running = lambda: None
-    if _threads is not None:
-        _threads.apply()
+    job, afresh = content
+    prepared.begin()
     with world_of_environment() as world:
         memory.await_freed(world.device)
         work(job, connection, world, afresh)

@@ -1,0 +1,96 @@
+"""What processes have prepared that train, check or judge: they are forked from templates."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing.forkserver
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tunediff import config as cfg
+from tunediff.config import copies
+from tunediff.core import machine
+from tunediff.data.loader import use_fork_server
+
+PREPARE = "tunediff.training.prepared:prepare"
+
+
+class _Threads:
+    """torch's number of threads, which a template keeps at one: a pool of OpenMP does not survive
+    a fork. A number that the user's file sets while it is imported holds from the fork on."""
+
+    def __init__(self, count: int | None) -> None:
+        self._set, self._get = torch.set_num_threads, torch.get_num_threads
+        self.count, self._by_default, self._is_deferred = count, self._get(), True
+        self._set(1)
+        torch.set_num_threads, torch.get_num_threads = self.set_or_defer, self.get  # type: ignore[assignment]
+
+    def set_or_defer(self, count: int) -> None:
+        if self._is_deferred:
+            self.count = count
+        else:
+            self._set(count)
+
+    def get(self) -> int:
+        return self._chosen() if self._is_deferred else self._get()
+
+    def _chosen(self) -> int:
+        return self.count or machine.threads() or self._by_default
+
+    def apply(self) -> None:
+        self._is_deferred = False
+        torch.set_num_threads, torch.get_num_threads = self._set, self._get
+        torch.set_num_threads(self._chosen())
+
+
+_threads: _Threads | None = None
+
+
+def prepare(options: Mapping[str, Any]) -> str:
+    """Import what trials of a workload need; return why a fork is not safe, '' if it is.
+
+    `options`: `workload`, its name; `threads`, torch's for each trial, or None: its share of the
+    cores; `trains`, whether more than a few steps are trained.
+    """
+    global _threads
+    # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if options.get("trains", True):
+        # torch imports it on first use, which takes seconds: no trial pays for that
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torchvision")
+    _threads = _Threads(options["threads"])
+    copies.isolated = True
+    with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
+        cfg.find(options["workload"]).code  # noqa: B018 – imports it
+    return "it has started CUDA" if _has_started_cuda() else ""
+
+
+def _has_started_cuda() -> bool:
+    """Return whether this process has started CUDA's driver, also without a context of torch's:
+    it does not work in a fork then."""
+    for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                return True
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def start_fork_server() -> None:
+    """Start the server that the loader processes of all runs are forked from."""
+    use_fork_server()
+    multiprocessing.forkserver.ensure_running()
+
+
+def begin() -> None:
+    """Let this process, which was forked from a template, use what that has prepared."""
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_pid is not None:  # that of the template, which watches it
+        server.ensure_running = lambda: None
+    if _threads is not None:
+        _threads.apply()
