@@ -7,12 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 
 def prepare(options):
     """Do what a user's file may do while it is imported."""
     for act in options:
-        if act == "thread":
+        if act == "data":
+            sys.data = b"1" * (128 << 20)
+        elif act == "thread":
             threading.Thread(target=time.sleep, args=(60,), daemon=True, name="reader").start()
         elif act == "fails":
             raise ValueError("no such file")
@@ -23,6 +26,14 @@ def prepare(options):
         elif act.endswith(".py"):
             sys.path.insert(0, os.path.dirname(act))
             importlib.import_module("loaded")
+
+
+def memory(connection, content):
+    """Send, in MiB, the share of this process in the memory that it uses, once it is asked for."""
+    connection.recv()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    connection.send(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")))
+    connection.recv()
 
 
 def echo(connection, content):
@@ -60,7 +71,7 @@ def spawn(connection, content):
 PARENT = """
 import os, sys, time
 from tunediff.core.template import Template
-template = Template("tests.template_runs:prepare", [])
+template = Template("tests.template_runs:prepare", [], shared=sys.argv[1])
 run = template.start("tests.template_runs:spawn", "waits")
 print(*run.receive(), flush=True)
 time.sleep(600)

@@ -30,8 +30,8 @@ def reused(request):
 
 
 def gone(*pids):
-    """Whether these processes end within ten seconds."""
-    until = time.monotonic() + 10.0
+    """Whether these processes end soon."""
+    until = time.monotonic() + 20.0
     while time.monotonic() < until:
         alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
         if not alive:
@@ -115,10 +115,48 @@ def test_closing_a_template_ends_its_run():
     assert gone(*pids)
 
 
+def test_parents_that_share_a_template_share_its_memory(tmp_path):
+    name, runs = str(tmp_path), []
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            parent = stack.enter_context(Template(f"{RUNS}:prepare", ["data"], shared=name))
+            runs.append(parent.start(f"{RUNS}:memory", None))
+        for run in runs:
+            run.send("now")
+        assert max(run.receive() for run in runs) < 128 / 2
+
+
+def test_a_parent_that_leaves_a_shared_template_takes_its_run_alone(tmp_path):
+    name, log = str(tmp_path), tmp_path / "log"
+    with log.open("wb") as output, Template(f"{RUNS}:prepare", [], output, name) as stays:
+        with Template(f"{RUNS}:prepare", [], shared=name) as leaves:
+            pids = leaves.start(f"{RUNS}:spawn", "waits").receive()
+            other = stays.start(f"{RUNS}:converse", "!")
+        assert gone(*pids[1:])
+        other.send("there?")
+        assert other.receive() == "there?!"
+        other.send("stop")
+        assert other.receive() is None
+        run = stays.start(f"{RUNS}:spawn", "")
+        assert run.receive()[0] == pids[0]
+        assert run.receive() is None
+        psutil.Process(pids[0]).kill()
+        assert gone(pids[0])
+        assert not stays.alive
+        with pytest.raises(TemplateError, match="the template of the run has died"):
+            stays.start(f"{RUNS}:echo", "a")
+    with Template(f"{RUNS}:prepare", [], shared=name) as new:
+        assert new.start(f"{RUNS}:echo", "again").receive()[0] == "again"
+
+
+@pytest.mark.parametrize("shared", ["", "shared"])
 @pytest.mark.parametrize("killed", ["parent", "template"])
-def test_nothing_outlives_its_parent(killed):
+def test_nothing_outlives_its_parent(killed, shared, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", template_runs.PARENT], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+        [sys.executable, "-c", template_runs.PARENT, shared and str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=os.getcwd(),
     )
     above, run, child = map(int, process.stdout.readline().split())
     psutil.Process(process.pid if killed == "parent" else above).kill()

@@ -12,6 +12,9 @@ starts in a fraction of a second and what it does to its process ends with it:
 Nothing survives its parent: the kernel kills the template when its parent dies, and the run when
 its template dies. What a run has started in its process group ends with the run.
 
+A shared template has several parents on one machine, whose runs share the memory of what it has
+prepared. It ends the run of a parent that is gone, and itself when all are.
+
 Where a fork is not safe, each run gets a process that prepares anew. Python's
 `multiprocessing.forkserver` is the model.
 """
@@ -19,10 +22,7 @@ Where a fork is not safe, each run gets a process that prepares anew. Python's
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import dataclasses
-import gc
-import importlib
+import hashlib
 import json
 import multiprocessing.connection
 import os
@@ -32,43 +32,16 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
-_PR_SET_PDEATHSIG = 1
-_LONGEST_REQUEST = 65536
+from tunediff.core.template_server import Failure, is_same_user, json_line
 
 
 class TemplateError(RuntimeError):
     """A template could not be prepared or has died, or a run has died or raised an error."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """The last message of a run whose function raised an error."""
-
-    reason: str
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, of this pid, dies; only on Linux.
-
-    It counts the thread that has started this process as the parent.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died before the call
-            os._exit(1)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """Return the function that `package.module:function` names."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
 
 
 # ---- the parent's side
@@ -100,7 +73,7 @@ class Run:
         if self._connection in ready:
             with contextlib.suppress(EOFError, OSError):
                 message = self._connection.recv()
-                if isinstance(message, _Failure):
+                if isinstance(message, Failure):
                     self._template.wait_for_run()
                     raise TemplateError(message.reason)
                 return message
@@ -115,12 +88,15 @@ class Template:
     """A template process, as its parent sees it: begins to prepare at once; a context manager."""
 
     def __init__(
-        self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None
-    ) -> None:
+        self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None,
+        shared: str = "",
+    ) -> None:  # fmt: skip
         """`prepare`: `package.module:function`, called with `options` (of JSON) before the first
         fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
-        without it, both are this process's stderr."""
+        without it, both are this process's stderr. `shared`: name under which processes of
+        this machine share it, if they prepare alike."""
         self._prepare, self._options, self._output = prepare, options, output
+        self._shared = shared if sys.platform == "linux" else ""
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
         self.prepared_s = 0.0
@@ -128,22 +104,51 @@ class Template:
         self._launch()
 
     def _launch(self) -> None:
+        self._ready, self._run_pid = False, 0
+        self._process: subprocess.Popen[bytes] | None = None
+        hello = {"prepare": self._prepare, "options": self._options, "path": sys.path}
+        address = _address(self._shared, hello) if self._shared else ""
+        while not (address and self._connect(address)):
+            self._start_process(address, hello)
+            # Another process may have been first to start the shared one
+            if not (address and self._reply().get("taken")):
+                break
+            self._hang_up()
+
+    def _connect(self, address: str) -> bool:
+        """Connect to a shared template, if there is one."""
+        self.control = socket.socket(socket.AF_UNIX)
+        self._replies = self.control.makefile("rb")
+        try:
+            self.control.connect(address)
+        except OSError:
+            self._hang_up()
+            return False
+        if not is_same_user(self.control):
+            raise TemplateError("another user has the address of the template")
+        return True
+
+    def _hang_up(self) -> None:
+        self._replies.close()
+        self.control.close()
+
+    def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
         self.control, theirs = socket.socketpair()
         self._replies = self.control.makefile("rb")
-        self._ready, self._run_pid = False, 0
-        package = str(Path(__file__).resolve().parents[2])
-        paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunediff.core.template", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "tunediff.core.template_server", str(theirs.fileno()), str(os.getpid()),
+                 address.removeprefix("\0")],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=self._output or 2, stderr=self._output or 2,
-                env={**os.environ, "PYTHONPATH": paths},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the parent
             )  # fmt: skip
-        hello = {"prepare": self._prepare, "options": self._options, "path": sys.path}
+        if address:  # it has forked itself, so that it is nobody's child
+            self._process.wait()
+            self._process = None
         with contextlib.suppress(OSError):  # it has died, as the first reply says
-            self.control.sendall(_line(hello))
+            self.control.sendall(json_line(hello))
 
     def ready(self, within_s: float | None = None) -> None:
         """Wait until the template is prepared. Raises `TemplateError` if it fails or dies, and
@@ -157,35 +162,47 @@ class Template:
             self.close()
             raise TemplateError(reply["failed"])
         self.unsafe, self.prepared_s, self._ready = reply["unsafe"], reply["seconds"], True
+        if self.unsafe and self._shared:  # each run prepares anew
+            self._hang_up()
+            self._shared = ""
+            self._launch()
+            self.ready(within_s)
 
     def start(
-        self, function: str, content: Any, before: str = "",
+        self, function: str, content: Any, before: tuple[str, Any] | None = None,
         variables: Mapping[str, str] | None = None, within_s: float | None = None,
     ) -> Run:  # fmt: skip
         """Start a run that calls `function(connection, content)`; one at a time.
 
-        `before`: a function without arguments that the template calls before it forks. `variables`:
-        of the run's environment. Raises `TemplateError`, and TimeoutError for a template that is
+        `before`: a function that the template calls before it forks, and its argument, of JSON.
+        `variables`: of the run's environment. Raises `TemplateError`, and TimeoutError for a template that is
         not prepared in time.
         """
-        if self.unsafe and self._process.poll() is not None:  # it was used for a run
+        if self.unsafe and not self._lives:  # it was used for a run
             self.close()
             self._launch()
         self.ready(within_s)
         ours, theirs = socket.socketpair()
-        facts = {"function": function, "before": before, "variables": dict(variables or {})}
-        request = _line(facts)
+        request = json_line({"function": function, "before": before})
+        environment, streams = _environment() | dict(variables or {}), [1, 2]
+        if self._output is not None:
+            streams = [self._output.fileno()] * 2
         with theirs, contextlib.suppress(OSError):
-            socket.send_fds(self.control, [request], [theirs.fileno()])
+            descriptors = [theirs.fileno(), *(streams if self._shared else ())]
+            socket.send_fds(self.control, [request], descriptors)
         if not self.unsafe:
             self._run_pid = self._reply()["pid"]
         run = Run(self, Connection(ours.detach()))
-        run.send(content)
+        folder = ""
+        with contextlib.suppress(OSError):  # it may be gone
+            folder = os.getcwd()
+        run.send((environment, folder, content))
         return run
 
     def wait_for_run(self) -> int:
         """Return the exit status of the run that was started last."""
         if self.unsafe:
+            assert self._process is not None
             status = self._process.wait()
             self._kill_groups()
         else:
@@ -195,8 +212,11 @@ class Template:
 
     def kill_run(self) -> None:
         """End the run at once, in any thread; a template that does not get ready ends instead."""
-        if self.unsafe or not self._ready:
+        if self._process is not None and (self.unsafe or not self._ready):
             self._process.kill()
+        elif not self._ready:  # a shared one, which others wait for
+            with contextlib.suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)
         elif self._run_pid:
             with contextlib.suppress(OSError):
                 os.killpg(self._run_pid, signal.SIGKILL)
@@ -204,15 +224,24 @@ class Template:
     @property
     def alive(self) -> bool:
         """Return whether it can start a run."""
-        return bool(self.unsafe) or self._process.poll() is None
+        return bool(self.unsafe) or self._lives
+
+    @property
+    def _lives(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            ready = multiprocessing.connection.wait([self.control], 0)
+            return not ready or bool(self.control.recv(1, socket.MSG_PEEK))
+        return False
 
     def close(self) -> None:
-        """End the template, its run, and what that has started."""
-        self._process.kill()
-        self._process.wait()
+        """End the template, unless it is shared, its run, and what that has started."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._kill_groups()
-        self._replies.close()
-        self.control.close()
+        self._hang_up()
 
     def __enter__(self) -> Template:
         return self
@@ -221,7 +250,8 @@ class Template:
         self.close()
 
     def _kill_groups(self) -> None:
-        for group in filter(None, (self._process.pid, self._run_pid)):
+        template = self._process.pid if self._process is not None else 0
+        for group in filter(None, (template, self._run_pid)):
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
 
@@ -229,7 +259,10 @@ class Template:
         line = b""
         with contextlib.suppress(ConnectionError, ValueError):  # it has died, or was closed
             line = self._replies.readline()
+        if not line and self._process is None:
+            raise TemplateError("the template of the run has died")
         if not line:
+            assert self._process is not None
             raise TemplateError(_described("the template of the run", self._process.wait()))
         reply: dict[str, Any] = json.loads(line)
         return reply
@@ -265,7 +298,7 @@ def ask(
         for template in made:
             stack.enter_context(template)
         runs = [
-            template.start(function, content, "", variables, max(0.0, until - time.monotonic()))
+            template.start(function, content, None, variables, max(0.0, until - time.monotonic()))
             for template, variables in zip(made, rank_variables(ranks), strict=True)
         ]
         while runs:
@@ -286,94 +319,14 @@ def _described(process: str, status: int) -> str:
     return f"{process} ended with exit code {status}"
 
 
-def _line(content: Any) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+def _address(name: str, hello: Mapping[str, Any]) -> str:
+    """Return the address of a shared template: an abstract one, which leaves no file behind."""
+    digest = hashlib.sha256(json.dumps([name, hello, os.getuid()]).encode()).hexdigest()
+    return f"\0tunediff-{digest[:32]}"
 
 
-# ---- the template's side
-def main(descriptor: int, parent: int) -> None:
-    """Prepare, then fork a run for each request, until the parent closes its end."""
-    end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    control = socket.socket(fileno=descriptor)
-    with control.makefile("rb") as lines:
-        hello = json.loads(lines.readline())
-    began = time.monotonic()
-    unsafe = _prepared(control, hello)
-    control.sendall(_line({"unsafe": unsafe, "seconds": time.monotonic() - began}))
-    gc.collect()
-    gc.freeze()  # a collection in a run does not copy the template's pages
-    while True:
-        line, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 1)
-        if not line:
-            return
-        request = json.loads(line)
-        if request["before"]:
-            _function(request["before"])()
-        if unsafe:
-            _run(descriptors[0], request)
-        template = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if (pid := os.fork()) == 0:
-            end_with_parent(template)
-            os.setsid()
-            control.close()
-            _run(descriptors[0], request)
-        os.close(descriptors[0])
-        control.sendall(_line({"pid": pid}))
-        control.sendall(_line({"status": _reaped(pid)}))
-
-
-def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
-    """Prepare as the parent asks for; return why a fork is not safe, or ''."""
-    sys.path[:] = hello["path"]
-    try:
-        prepare = _function(hello["prepare"]) if hello["prepare"] else lambda options: ""
-        unsafe = prepare(hello["options"]) or ""
-    except BaseException as error:
-        traceback.print_exc()
-        control.sendall(_line({"failed": _reason(error)}))
-        os._exit(1)
-    if not unsafe and threading.active_count() > 1:
-        names = [thread.name for thread in threading.enumerate()[1:]]
-        unsafe = f"it has started threads ({', '.join(names)})"
-    return unsafe if sys.platform == "linux" else unsafe or "runs are forked on Linux only"
-
-
-def _run(descriptor: int, request: Mapping[str, Any]) -> NoReturn:
-    """Call the function of a run in this process, then end it at once: a user's threads may hold
-    up an orderly exit."""
-    connection, status = Connection(descriptor), 1
-    try:
-        os.environ.update(request["variables"])
-        _function(request["function"])(connection, connection.recv())
-        status = 0
-    except BaseException as error:
-        traceback.print_exc()
-        with contextlib.suppress(Exception):
-            connection.send(_Failure(_reason(error)))
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _reaped(pid: int) -> int:
-    """Wait for a run, end what is left of its process group, and return its exit status."""
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)  # the pid is not given to another process yet
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-if __name__ == "__main__":
-    # By its name: what runs send is of the module that the parent knows, not of `__main__`
-    from tunediff.core import template
-
-    template.main(int(sys.argv[1]), int(sys.argv[2]))
+def _environment() -> dict[str, str]:
+    """Return the environment of this process, in which this package is found."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": paths}

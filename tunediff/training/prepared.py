@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import multiprocessing.forkserver
 import os
+import pickle
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 from tunediff import config as cfg
 from tunediff.config import copies
 from tunediff.core import machine
+from tunediff.data import images
+from tunediff.data.knobs import Data
 from tunediff.data.loader import use_fork_server
 
 PREPARE = "tunediff.training.prepared:prepare"
@@ -81,10 +85,15 @@ def _has_started_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def start_fork_server() -> None:
-    """Start the server that the loader processes of all runs are forked from."""
-    use_fork_server()
-    multiprocessing.forkserver.ensure_running()
+def before_run(job: Mapping[str, Any]) -> None:
+    """Read the data of a run, whose memory all runs share, and start the server that all loader
+    processes are forked from. `job`: `config`, pickled and in base64, and `loads_in_processes`."""
+    config = pickle.loads(base64.b64decode(job["config"]))
+    if isinstance(data := getattr(config.knobs, "data", None), Data):
+        images.load(data)
+    if job["loads_in_processes"]:
+        use_fork_server()
+        multiprocessing.forkserver.ensure_running()
 
 
 def begin() -> None:

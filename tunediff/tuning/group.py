@@ -81,6 +81,7 @@ def run_group(
 # ---- one worker
 def serve(setup: Setup) -> None:
     """Run one worker: train the jobs of its slot until it is ended. An exception ends the group."""
+    import ray
     import ray.train
 
     from tunediff.tuning import cluster
@@ -95,7 +96,9 @@ def serve(setup: Setup) -> None:
         for run in runs[-1:]:
             run.send(Draining(nodes))
 
-    with Templates(setup["threads"]) as templates:
+    about = ray.get_runtime_context()
+    node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
+    with Templates(setup["threads"], shared=node) as templates:
         if setup["workload"]:
             templates.prepare(setup["workload"])
         while True:

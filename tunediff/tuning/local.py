@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tunediff.core.listeners import Listener
 from tunediff.core.template import rank_variables
@@ -93,7 +93,11 @@ class _Slot(Mailbox):
         templates of `workloads`."""
         if [rank.threads for rank in self._ranks] != [threads] * size:
             self._end_ranks()
-            self._ranks = [_Rank(self, threads, self._output, workloads) for _ in range(size)]
+            shared = uuid.uuid4().hex if size > 1 else ""
+            self._ranks = [
+                _Rank(self, Templates(threads, self._output, shared), threads, workloads)
+                for _ in range(size)
+            ]
 
     def close(self) -> None:
         self._end_ranks()
@@ -108,9 +112,11 @@ class _Slot(Mailbox):
 class _Rank:
     """A thread with the templates of one rank: the kernel ends them with the thread."""
 
-    def __init__(self, jobs: Mailbox, threads: int, output: Any, workloads: Sequence[str]) -> None:
+    def __init__(
+        self, jobs: Mailbox, templates: Templates, threads: int, workloads: Sequence[str]
+    ) -> None:
         self.threads, self.variables = threads, dict[str, str]()
-        self._templates, self._jobs = Templates(threads, output), jobs
+        self._templates, self._jobs = templates, jobs
         self._over = False
         threading.Thread(target=self._serve, args=(workloads,), daemon=True, name="rank").start()
 

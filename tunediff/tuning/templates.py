@@ -3,6 +3,7 @@ torch nor Ray."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
@@ -26,9 +27,14 @@ _MOST = 2
 class Templates:
     """The templates of one rank, and the trial that is forked from one of them."""
 
-    def __init__(self, threads: int, output: IO[bytes] | None = None) -> None:
-        """`threads`: torch's in each trial; `output`: for what trials print."""
-        self._threads, self._output = threads, output
+    def __init__(
+        self, threads: int, output: IO[bytes] | None = None, shared: str = "",
+        import_limit_s: float = 900.0,
+    ) -> None:  # fmt: skip
+        """`threads`: torch's in each trial; `output`: for what trials print; `shared`: as of
+        `Template`; `import_limit_s`: how long a workload may take to be imported."""
+        self._threads, self._output, self._shared = threads, output, shared
+        self._import_limit_s = import_limit_s
         self._kept: dict[tuple[str, str], Template] = {}
         self._named = set[str]()
         """Workloads whose trials are not forked, as was said once."""
@@ -42,7 +48,8 @@ class Templates:
             template = None
         if template is None:
             options = {"workload": workload, "threads": self._threads}
-            template = Template(f"{_PREPARED}:prepare", options, self._output)
+            shared = f"{self._shared} {key}" if self._shared else ""
+            template = Template(f"{_PREPARED}:prepare", options, self._output, shared)
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
@@ -59,16 +66,23 @@ class Templates:
         with why the run says nothing about the trial, such as that it was killed.
         """
         template = self.prepare(job.workload)
-        before = f"{_PREPARED}:start_fork_server" if job.loads_in_processes else ""
+        config = base64.b64encode(job.pickled).decode()
+        needs = {"config": config, "loads_in_processes": job.loads_in_processes}
         for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
-            with contextlib.suppress(TemplateError):
-                other.ready()
-        template.ready()
+            with contextlib.suppress(TemplateError, TimeoutError):
+                other.ready(self._import_limit_s)
+        try:
+            template.ready(0.0)
+        except TimeoutError:
+            template.close()
+            raise TemplateError(
+                f"{job.workload}: is not imported after {self._import_limit_s:.0f} s"
+            ) from None
         afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)
             log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
-        run = template.start(_START, (job, afresh), before, variables)
+        run = template.start(_START, (job, afresh), (f"{_PREPARED}:before_run", needs), variables)
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)
