@@ -3,10 +3,13 @@
 import atexit
 import builtins
 import gc
+import locale
 import logging
 import os
 import random
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -64,8 +67,23 @@ WAYS = {
     "recursion": lambda: sys.setrecursionlimit(5000),
     "running thread": _start_thread,
     "process of its own": _start_process,
+    "umask": lambda: os.umask(0o077),
+    "locale": lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
+    "limits": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (99, resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
+    "hook for errors": lambda: setattr(sys, "excepthook", lambda *_: None),
+    "trace": lambda: sys.settrace(lambda *_: None),
+    "print options": lambda: numpy.set_printoptions(precision=2),
+    "socket timeout": lambda: socket.setdefaulttimeout(3.0),
+    "matrix precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "priority": lambda: os.nice(1),
     "exit handler": lambda: atexit.register(lambda: os._exit(7)),
 }  # fmt: skip
+
+
+def umask():
+    before = os.umask(0)
+    os.umask(before)
+    return before
 
 
 def prepare(options):
@@ -91,6 +109,10 @@ def _described():
             dict(os.environ), os.getcwd(), sys.path, sorted(sys.modules), hasattr(builtins, "spoiled"), gc.isenabled(),
             sys.getrecursionlimit(), logging.root.manager.disable, numpy.geterr(), warnings.filters[:1],
             signal.getsignal(signal.SIGTERM), threading.active_count(), atexit._ncallbacks(),
+        ),
+        "system": (
+            umask(), locale.setlocale(locale.LC_ALL), resource.getrlimit(resource.RLIMIT_NOFILE), sys.excepthook, sys.gettrace(),
+            numpy.get_printoptions()["precision"], socket.getdefaulttimeout(), torch.get_float32_matmul_precision(), os.nice(0),
         ),
     }  # fmt: skip
 

@@ -275,7 +275,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
             raise ConfigError(f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; "
                               "--no-check starts the search all the same") from None  # fmt: skip
         except template.TemplateError as error:
-            raise ConfigError(f"{title}: {error}{_last_line(output)}") from None
+            raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if "error" in report:
         raise ConfigError(report["error"])
     code.extend(file, report.get("loaded", {}), began_s)
