@@ -15,7 +15,7 @@ MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
 PACKAGES = (
     "core", "config", "search_space", "analysis", "distributed", "data", "training", "evaluation", "workloads",
-    "profiling", "models", "tuning", "integrations", "report", "api", "", "cli", "command", "doctor", "mcp",
+    "profiling", "models", "tuning", "integrations", "report", "command", "api", "", "cli", "doctor", "mcp",
     "compare", "evaluate", "export", "knobs", "profile", "sample", "search", "train", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""

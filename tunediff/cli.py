@@ -252,6 +252,8 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
                 "required": required,
             }
         default = None if required else field.default
+        if field.metadata.get("repeated"):
+            details["action"], default = "append", []
         parser.add_argument(*flags, dest=field.name, default=default, **details)
 
 

@@ -13,23 +13,25 @@ most 2.5 % of comparisons each. Any command can be compared too: `compare --run 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tunediff import cli
 from tunediff.analysis import pairs
-from tunediff.api import compare_setup
+from tunediff.api import command_setup, compare_run, compare_setup
+from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
-from tunediff.command import compare as command_compare
 from tunediff.core.files import write_text
 from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
-from tunediff.report import pair_plan
+from tunediff.report import pair_plan, pair_summary
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
@@ -41,52 +43,83 @@ EXITS = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandOptions(PrintingOptions, CompareOptions):
-    """The options of the command."""
+class Printing(PrintingOptions):
+    """How the command prints its result."""
 
     comment: Path | None = option(
         None, "also write the result as Markdown, for a pull request", metavar="FILE"
     )
 
 
-def arguments(argv: Sequence[str] | None) -> CommandOptions:
+@dataclasses.dataclass(kw_only=True)
+class WorkloadsOptions(Printing, CompareOptions):
+    """The options of the command for workloads."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class CommandsOptions(Printing, CommandCompareOptions):
+    """The options of the command with --run."""
+
+
+def arguments(argv: Sequence[str]) -> WorkloadsOptions | CommandsOptions:
     """Parse the command line."""
     parser = cli.parser("compare", __doc__ or "")
     parser.epilog = (
         "Exit codes: 0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one"
         " failed; 1 failed, 2 bad input, 130 interrupted."
     )
-    return cli.parse(parser, CommandOptions, argv)
+    if concerns_commands(argv):
+        return cli.parse(parser, CommandsOptions, argv)
+    return cli.parse(parser, WorkloadsOptions, argv)
+
+
+def concerns_commands(words: Sequence[str]) -> bool:
+    """Return whether the words of a command line ask for a comparison of commands."""
+    if any(word == "--run" or word.startswith("--run=") for word in words):
+        return True
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--resume")
+    cli.add_storage(parser)
+    with contextlib.suppress(argparse.ArgumentError):
+        found, _ = parser.parse_known_args(words)
+        if found.resume is not None:
+            return pairs.of_commands(Path(found.storage) / found.resume)
+    return False
 
 
 @cli.guarded
 @terminable()
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; see `--help`."""
-    words = sys.argv[1:] if argv is None else argv
-    if command_compare.concerns(words):
-        return command_compare.main(words)
-    options = arguments(argv)
+    options = arguments(sys.argv[1:] if argv is None else argv)
     if options.comment is not None:
         check_writable("--comment", options.comment)
     if options.dry_run and options.resume is None:
-        with compare_setup.prepare(options, print) as request:
-            planned = compare_setup.planned(request, options, print)
-        cli.print_json(planned) if options.json else print("\n".join(pair_plan.lines(planned)))
+        planned, lines = _planned(options)
+        cli.print_json(planned) if options.json else print("\n".join(lines))
         return cli.OK
-    from tunediff.api import compare_run  # imports matplotlib
-    from tunediff.report import pairs as report
-
     folder = compare_run.run(options, EventLines.of(options))
     if options.comment is not None:
+        from tunediff.report import pairs as report  # imports matplotlib
+
         with writing("--comment", options.comment):
             write_text(options.comment, report.comment(pairs.read(folder)))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.json:
-            cli.print_json(compare_run.as_json(folder))
+            cli.print_json(pair_summary.as_json(folder))
         else:
-            print("\n".join(compare_run.lines(folder)), flush=True)
+            print("\n".join(pair_summary.lines(folder)), flush=True)
     return EXITS.get(pairs.read(folder).verdict or "", cli.FAILED)
+
+
+def _planned(options: WorkloadsOptions | CommandsOptions) -> tuple[dict[str, Any], list[str]]:
+    """Return what would run, as JSON and as lines."""
+    if isinstance(options, CommandsOptions):
+        asked = command_setup.prepare(options)
+        return command_setup.planned(asked), command_setup.plan_lines(asked)
+    with compare_setup.prepare(options, print) as request:
+        planned = compare_setup.planned(request, options, print)
+    return planned, pair_plan.lines(planned)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,8 @@ from tunediff.core.refusals import allow
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this"
-    " machine. Order: doctor, knobs, dry_run_search or dry_run_comparison, start with its token,"
-    " status until it has ended, result, export. Run one search or comparison at a time: two"
-    " disturb each other's clocks."
+    " machine. Order: doctor, knobs, a dry run, start with its token, status until it has ended,"
+    " result, export. Run one search or comparison at a time: two disturb each other's clocks."
 )
 LOG_LINES = 8
 """Lines of the output that `status` returns."""
@@ -113,6 +112,37 @@ class Server:
         words = [a, *a_knobs, *([b] if b is not None else [a, *a_knobs]), *b_knobs]
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
 
+    def dry_run_command_comparison(
+        self,
+        commands: Sequence[str],
+        objective: str,
+        values: Sequence[str] = (),
+        revisions: Sequence[str] = (),
+        mode: str = "min",
+        outcome: str = "budget",
+        pattern: str | None = None,
+        budget: str | None = None,
+        pairs: int | None = None,
+    ) -> dict[str, Any]:
+        """Return what a comparison of commands would run, and the token that starts it. Starts
+        nothing.
+
+        A and B differ in one thing: two commands, two git revisions ("HEAD", "." is the working
+        copy), or one value given twice ("lr=1e-3", "lr=3e-3"). commands: with {name} for values and
+        {seed}, "python train.py --lr {lr} --seed {seed}". objective: the metric as they print it.
+        mode: min or max. outcome: budget (the value when the budget is spent) or final. pattern: a
+        regular expression for the metric.
+        """
+        options: dict[str, Any] = {"run": commands, "at": revisions, "objective": objective}
+        options |= {
+            "mode": mode,
+            "outcome": outcome,
+            "pattern": pattern,
+            "budget": budget,
+            "pairs": pairs,
+        }
+        return self._plan("compare", values, options)
+
     def start(self, token: str) -> dict[str, Any]:
         """Start the search or comparison of a dry run, in the background; return its name."""
         allowed = "one of a dry run that has not started yet"
@@ -189,7 +219,12 @@ class Server:
         allowed = "knob=value; options have arguments of their own"
         for word in words:
             allow(not word.startswith("-"), "knobs", word, allowed)
-        named = [f"--{key}={value}" for key, value in options.items() if value is not None]
+        named = [
+            f"--{key}={value}"
+            for key, given in options.items()
+            for value in (given if isinstance(given, list | tuple) else [given])
+            if value is not None
+        ]
         planned = self._json(command, *named, self._option, "--dry-run", words=words)
         token = secrets.token_hex(8)
         self._planned[token] = command, named, list(words)

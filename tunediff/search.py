@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan.check(planned, options.force)
         return cli.OK
     command_time = search_run.run(request, options, lines)
-    from tunediff.report import page, summary  # imports matplotlib, which no search waits for
+    from tunediff.report import summary  # imports matplotlib, which no search waits for
+    from tunediff.report.html import PAGE
 
     evidence = search_run.read(request.folder)
     command_time.charge()
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cli.print_json(summary.as_json(evidence))
     else:
         print("\n".join(summary.lines(evidence)))
-    report = request.folder / page.PAGE
+    report = request.folder / PAGE
     if options.open and not webbrowser.open(report.as_uri()):
         print(f"--open: there is no browser; the report is {report}", file=sys.stderr)
     return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS

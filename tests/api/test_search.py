@@ -128,7 +128,7 @@ def test_sigterm_ends_a_call_before_ray_starts():
 
 def test_options_are_a_command_again():
     options = SearchOptions(words=["digits", "seed=3"], name="a b", trials=3, budget=90, check=False, confirm=0)
-    command = options.command("search", SearchOptions)
+    command = options.command_line("search", SearchOptions)
     assert shlex.split(command)[3:5] == ["digits", "seed=3"]
     assert vars(search.arguments(shlex.split(command)[3:])).items() >= vars(options).items()
 

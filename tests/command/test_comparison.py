@@ -11,8 +11,10 @@ import pytest
 from tests.command.test_run import processes_of, wait_until
 from tunediff import compare
 from tunediff.analysis import pairs
-from tunediff.command import comparison, trial
+from tunediff.api.command_setup import values_of
+from tunediff.command import trial
 from tunediff.config import ConfigError
+from tunediff.core import machine, trial_record
 
 NOISY = """
 import argparse, random
@@ -51,23 +53,77 @@ def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
 
 
-def test_two_revisions_run_in_worktrees_with_what_git_ignores(program, capsys):
+@pytest.fixture
+def repository(program):
+    """A git repository around the training; call it with the words of a git command."""
+
     def git(*words):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
 
-    Path("data").mkdir()
-    Path("data/factor").write_text("1.0")
     git("init", "-q")
     Path(".gitignore").write_text("data\nray_results\n")
-    Path("train.py").write_text(NOISY.replace("options.lr *", "float(open('data/factor').read()) * 10 *"))
     git("add", "-A")
-    git("commit", "-qm", "slow")
+    git("commit", "-qm", "first")
+    return git
+
+
+def test_two_revisions_run_in_worktrees_with_what_git_ignores(repository, capsys):
+    Path("data").mkdir()
+    Path("data/factor").write_text("1.0")
+    Path("train.py").write_text(NOISY.replace("options.lr *", "float(open('data/factor').read()) * 10 *"))
+    repository("commit", "-qam", "slow")
     Path("train.py").write_text(NOISY)
     code, result = compared(capsys, "--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--name", "at")
     assert (code, result["verdict"], result["a"]) == (0, "better", "HEAD")
     assert result["ratio"] == pytest.approx(0.1, rel=0.1)
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
+
+
+def test_the_check_tries_each_revision_where_it_will_run(repository, capsys):
+    Path("train.py").write_text("raise SystemExit('an old fault')")
+    repository("commit", "-qam", "broken")
+    Path("train.py").write_text(NOISY)
+    words = ["--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--objective", "loss", "--outcome", "final"]
+    assert compare.main(words) == 2
+    assert "A: command: with lr=1: exit code 1: an old fault" in capsys.readouterr().err
+    assert not list(Path().glob("ray_results/*"))
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+
+
+def test_a_run_sees_the_gpus_that_were_asked_for(program, capfd):
+    (program / "bin").mkdir()
+    smi = program / "bin" / "nvidia-smi"
+    smi.write_text('#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: X (UUID: GPU-$i)"; done\n')
+    smi.chmod(0o755)
+    Path("train.py").write_text(
+        f"import os\n{NOISY}\n"
+        "print('sees', os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS'], os.environ['MASTER_PORT'])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {
+        "PATH": f"{smi.parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "1,3,0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    words = ["--run", f"{RUN} --gpus {{gpus}}", "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--pairs", "3",
+             "--no-check", "--quiet"]  # fmt: skip
+    Path("train.py").write_text(
+        Path("train.py").read_text().replace("options =", "parser.add_argument('--gpus')\noptions =")
+        + "print('of', options.gpus)\n"
+    )
+    command = [sys.executable, "-m", "tunediff.compare", *words]
+    assert subprocess.run([*command, "--name", "two", "--gpus", "2"], env=environment).returncode == 11
+    assert subprocess.run([*command, "--name", "all"], env=environment).returncode == 11
+    for name, sees, of in (("two", "1,3", "2"), ("all", "1,3,0", "3")):
+        lines = [log.read_text().splitlines() for log in Path("ray_results", name).glob("trials/*/output.log")]
+        found = [next(line.split() for line in log if line.startswith("sees")) for log in lines]
+        assert {(line[1], line[2]) for line in found} == {(sees, str(machine.cores()))}
+        assert all(int(line[3]) > 1023 for line in found)
+        assert all(f"of {of}" in log for log in lines)
+    assert subprocess.run([*command, "--gpus", "4"], env=environment).returncode == 2
+    assert "--gpus: 4 is not allowed; allowed: 0 to 3" in capfd.readouterr().err
 
 
 def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
@@ -93,6 +149,32 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     assert "interrupted" in now.runs[1][1].remarks
     assert now.runs[1][0].remarks == ""
     assert "worse" in capsys.readouterr().out
+
+
+def test_a_comparison_whose_disk_is_full_says_how_to_go_on(program, capsys):
+    """A run whose folder is a file has no journal either."""
+    Path("train.py").write_text(f"import os\nopen(os.environ['TUNEDIFF_FOLDER'] + '/../t0003', 'w')\n{NOISY}")
+    words = [
+        "--run",
+        RUN,
+        "lr=1",
+        "lr=100",
+        "--name",
+        "full",
+        "--objective",
+        "loss",
+        "--outcome",
+        "final",
+        "--no-check",
+    ]
+    assert compare.main(words) == 1
+    said = capsys.readouterr().err
+    assert "cannot be written" in said
+    assert "tunediff.compare --resume full" in said
+    Path("train.py").write_text(NOISY)
+    Path("ray_results/full/trials/t0003").unlink()
+    assert compare.main(["--resume", "full"]) == 11
+    assert [run.attempts for pair in pairs.read(Path("ray_results/full")).runs for run in pair] == [1] * 6
 
 
 def test_the_check_refuses_a_seed_without_effect_and_names_idle_parameters(program, capsys):
@@ -133,11 +215,11 @@ def test_bad_input_is_refused_before_anything_runs(program, capsys, name):
 
 
 def test_values_of_a_parameter_have_one_type():
-    assert comparison.values_of(["lr=1", "lr=3e-4"], "x") == [{"lr": 1.0}, {"lr": 3e-4}]
-    assert comparison.values_of(["n=1", "n=auto"], "x") == [{"n": "1"}, {"n": "auto"}]
-    assert comparison.values_of(["a=true", "b=on", "a=false"], "x") == [{"a": True, "b": "on"}, {"a": False}]
+    assert values_of(["lr=1", "lr=3e-4"], "x") == [{"lr": 1.0}, {"lr": 3e-4}]
+    assert values_of(["n=1", "n=auto"], "x") == [{"n": "1"}, {"n": "auto"}]
+    assert values_of(["a=true", "b=on", "a=false"], "x") == [{"a": True, "b": "on"}, {"a": False}]
     with pytest.raises(ConfigError, match="name=value"):
-        comparison.values_of(["=3"], "x")
+        values_of(["=3"], "x")
 
 
 def test_a_side_that_diverges_has_failed(program, capsys):
@@ -152,4 +234,4 @@ def test_what_a_run_leaves_is_what_it_names(program, capsys):
     compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "left", "--pairs", "3")
     folder = program / "ray_results" / "left" / "trials" / "t0000"
     assert trial.artifacts(folder) == [folder / "adapter"]
-    assert trial.clock_of(folder).kind == "process"
+    assert trial_record.read_trial(folder).clock["kind"] == "process"

@@ -21,6 +21,10 @@ PRINTED = [
     ("val_loss=-3", -3.0),
     ("val_loss: inf", math.inf),
     ("train_val_loss=1 val_loss_ema=2 my-val_loss: 3", None),
+    ("val_loss\t0.25", 0.25),
+    ("step 9: train_loss 0.3, val_loss 0.25, 20 ms", 0.25),
+    ("val_loss 0.25", 0.25),
+    ("val_loss 10 batches ago", None),
     ("val_loss: none", None),
     ("val_loss went down", None),
 ]

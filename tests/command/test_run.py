@@ -86,8 +86,14 @@ def test_the_seconds_until_the_target_are_the_outcome(tmp_path):
     assert "loss<=0.1" in end.reason
 
 
+LAUNCHER = (  # what torchrun prints after the error of a rank
+    "import sys\nprint('[rank1]: ValueError: no workers', file=sys.stderr)\n"
+    "for _ in range(40): print('  boilerplate', file=sys.stderr)\nsys.exit(1)"
+)
 FAILURES = {
     "nothing printed": ("print('no value')", "error", "no value of loss"),
+    "what was printed instead": ("print('Loss: 3 of 4')", "error", "its last lines:\n  Loss: 3 of 4"),
+    "a launcher's words": (LAUNCHER, "error", "[rank1]: ValueError: no workers\n  boilerplate"),
     "not finite": ("print('loss: 1'); print('loss: nan')", "nan", "loss is nan"),
     "exit code": ("import sys\nprint('loss: 1'); sys.exit('no such data')", "error", "no such data"),
     "memory": ("import sys\nsys.exit('torch.OutOfMemoryError: CUDA out of memory.')", "oom", "out of memory"),
@@ -146,6 +152,20 @@ def test_odd_output_neither_fills_memory_nor_hides_values(tmp_path, monkeypatch)
     points, end = run(tmp_path, program, outcome="final")
     assert (end.status, points[-1]["loss"]) == ("ok", 0.25)
     assert (tmp_path / process.LOG).stat().st_size < (1 << 20) + 200_000
+
+
+@pytest.mark.nightly
+def test_a_flood_of_a_gigabyte_costs_neither_memory_nor_disk(tmp_path):
+    program = (
+        "import sys\nline = b'x' * 999 + b'\\n'\n"
+        "for _ in range(1000): sys.stdout.buffer.write(line * 1000)\n"
+        "print('loss: 0.5', flush=True)"
+    )
+    before = psutil.Process().memory_info().rss
+    points, end = run(tmp_path, program, outcome="final")
+    assert (end.status, points[-1]["loss"]) == ("ok", 0.5)
+    assert psutil.Process().memory_info().rss - before < 200 << 20
+    assert (tmp_path / process.LOG).stat().st_size < process.LOG_LIMIT + (1 << 20)
 
 
 def test_a_full_disk_costs_the_log_and_no_value(tmp_path):

@@ -1,5 +1,7 @@
 """Search files of commands."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,10 +9,12 @@ import pytest
 import yaml
 
 from tests.command.test_comparison import NOISY
+from tests.command.test_run import processes_of, wait_until
 from tunediff import config as cfg
 from tunediff import export, search, search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
+from tunediff.tuning.knowledge import needs_at_least
 
 FILE = {
     "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}} {{overrides}}",
@@ -37,6 +41,13 @@ def test_a_command_is_searched_by_its_parameters(tmp_path):
     assert (definition.reduce, definition.outcome) == ("mean:3", "final")
 
 
+def test_a_lack_of_memory_rules_out_the_same_parameters_alone(tmp_path):
+    """Nobody knows which parameter of a command is its batch size."""
+    config = cfg.flat(parsed(tmp_path, FILE).baseline)
+    assert needs_at_least(config | {"seed": 5}, config)
+    assert not needs_at_least(config | {"model.width": 128}, config)
+
+
 REFUSED = {
     "objective": {"objective": "loss"},
     "objective: modus": {"objective": {"name": "loss", "modus": "min"}},
@@ -52,6 +63,39 @@ REFUSED = {
 def test_bad_files_are_refused_with_their_key(tmp_path, key):
     with pytest.raises(ConfigError, match=rf"search\.yaml: {key}"):
         parsed(tmp_path, FILE | REFUSED[key])
+
+
+@pytest.mark.nightly
+@pytest.mark.cluster
+def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        NOISY + "\nimport os, time\nwhile os.path.exists('wait') and options.lr > 1: time.sleep(0.1)\n"
+    )
+    Path("wait").touch()
+    content = FILE | {
+        "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}",
+        "baseline": {"lr": 1.0},
+        "search": {"lr": [1.0, 0.1, 10.0]},
+        "objective": {"name": "loss", "mode": "min"},
+        "first": [{"lr": 10.0}],
+    }
+    Path("s.yaml").write_text(yaml.safe_dump(content))
+    words = [sys.executable, "-m", "tunediff.search", "s.yaml", "--name", "killed", "--no-check"]
+    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
+    folder = tmp_path / "ray_results" / "killed"
+    wait_until(lambda: processes_of(folder / "trials" / "t0001") or process.poll() is not None)
+    before = trial_record.read_trial(folder / "trials" / "t0000").value("loss")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of(folder / "trials" / "t0001"))
+    Path("wait").unlink()
+    assert search.main(["--resume", "killed"]) == 0
+    trials = trial_record.read_trials(folder)
+    assert [trial.status for trial in trials] == ["ok"] * 4
+    assert (trials[0].value("loss"), trials[0].attempts) == (before, 1)
+    assert "interrupted" in trials[1].remarks
+    assert "came before their first value" in capsys.readouterr().out
 
 
 @pytest.mark.nightly

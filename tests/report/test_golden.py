@@ -16,10 +16,9 @@ import pytest
 from tests import comparisons, golden
 from tunediff import analysis
 from tunediff.analysis import evidence, journals, pairs
-from tunediff.api import compare_run
 from tunediff.config import workload
 from tunediff.core.progress import EventLines
-from tunediff.report import console, context, live_table, outputs, page, style, summary
+from tunediff.report import console, context, live_table, outputs, page, pair_summary, pair_words, style, summary
 from tunediff.report import pairs as pairs_report
 
 OURS = re.compile(r"[Ii]mage|FD|FID|Fr[ée]chet|DDIM|EMA|noise in all trials|[Ll]ower is better|below the baseline")
@@ -177,11 +176,11 @@ def test_what_is_said_of_a_comparison(name, tmp_path, figures):
     found = pairs.read(folder)
     pairs_report.write_all(found)
     said = parts(
-        progress=pairs_report.so_far(found),
-        result="\n".join(compare_run.lines(folder)),
+        progress=pair_words.so_far(found),
+        result="\n".join(pair_summary.lines(folder)),
         comment=pairs_report.comment(found),
         page=page_text((folder / "report.html").read_text()),
         figures="\n\n".join(figures),
     )
     compare_with_file(f"{name}.txt", said, tmp_path)
-    compare_with_file(f"{name}.json", as_text(compare_run.as_json(folder)), tmp_path)
+    compare_with_file(f"{name}.json", as_text(pair_summary.as_json(folder)), tmp_path)

@@ -14,9 +14,9 @@ from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
 from tests.report.pages import rows, words
 from tunediff import compare
 from tunediff.analysis import pairs
-from tunediff.api import compare_run
 from tunediff.api.comparison import PairedComparison
 from tunediff.core import text
+from tunediff.report import pair_summary, pair_words
 from tunediff.report import pairs as report
 
 
@@ -96,15 +96,15 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
     a, b = 2 + np.random.default_rng(1).normal(size=(2, rounds)) / 50
     found = pairs.read(made({"A": list(a), "B": list(b)}, pairs=most))
     assert found.noise_is_rough == (rounds < 9)
-    assert ("rough" in " ".join(report.sentences(found))) == (found.noise_is_rough and found.over)
+    assert ("rough" in " ".join(pair_words.sentences(found))) == (found.noise_is_rough and found.over)
     assert (found.one_run_detects is None) == found.noise_is_rough or most == 100
     if found.one_run_detects is not None:
         assert found.look.differences[0].resolution < found.one_run_detects
         sd = np.log(b / a).std(ddof=1)
         assert found.one_run_detects == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
         single = r"With one run each, only differences above [\d.]+.% are significant; B was ahead in "
-        assert not found.over or re.match(single, report.sentences(found)[-1])
-        printed = "\n".join(compare_run.lines(found.folder))
+        assert not found.over or re.match(single, pair_words.sentences(found)[-1])
+        printed = "\n".join(pair_summary.lines(found.folder))
         assert f"one_run_each_tells: {text.number(found.one_run_detects)}\n" in printed
 
 

@@ -1,7 +1,8 @@
 """Read the results of a search from its folder, as numbers and pandas tables.
 
 Needs neither torch nor ray, draws nothing, and works while the search runs. Texts and figures are
-in `tunediff.report`.
+in `tunediff.report`. What makes tables imports pandas: it takes as long as all the rest, and a
+comparison of commands does without.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tunediff import config as cfg
 from tunediff import search_space
@@ -22,10 +21,13 @@ from tunediff.analysis import reach
 from tunediff.analysis.outcome import Outcome, by_configuration
 from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
-from tunediff.core.clock import Unit
+from tunediff.core.clock import ClockSummary, Unit
 from tunediff.core.point import quantities
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RATE = "samples_per_s"
 """The objective of a search for speed: there is no curve, and no model is evaluated."""
@@ -75,7 +77,12 @@ class Results:
     @property
     def clock(self) -> Unit:
         """Return the unit of its budgets, along which its curves are compared."""
-        return self.space.budget.clock
+        return self.clocked.unit(self.space.budget.unit)
+
+    @property
+    def clocked(self) -> ClockSummary:
+        """Return which seconds counted in the trials so far."""
+        return ClockSummary.of((trial.clock for trial in self.trials), self.space.workload.clock)
 
     @property
     def lower_is_better(self) -> bool:
@@ -275,6 +282,8 @@ class Results:
         the name of another column, of this table or of those `more` that the caller adds, is in the
         column `knobs.NAME`.
         """
+        import pandas as pd
+
         if not self.trials:  # whoever waits for the first trial selects columns
             names = (*_COLUMNS, self.metric, "versus_baseline", *_MEASURED, "reason")
             return pd.DataFrame({name: [] for name in names})
@@ -296,6 +305,8 @@ class Results:
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial."""
+        import pandas as pd
+
         rows = [{"trial": t.name, **point.flat} for t in self.trials for point in t.points]
         return pd.DataFrame(rows).drop(columns="seconds", errors="ignore")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from tunediff.analysis import Results, knob_columns, last
@@ -26,6 +25,9 @@ from tunediff.analysis.statistics import (
 )
 from tunediff.core.text import knobs
 from tunediff.core.trial_record import TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ITSELF = "it is the baseline itself"
 
@@ -178,6 +180,8 @@ class Comparison:
         interval hold for one comparison alone; `p_holm` is corrected for their number. `speedup`:
         see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
         """
+        import pandas as pd
+
         metric, effect, rows = self.metric, self.effect, []
         base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
         for group in self.groups:

@@ -17,10 +17,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from tunediff import analysis
 from tunediff import config as cfg
@@ -31,6 +30,9 @@ from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, LEVEL, mean, sd
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
 """Share of the error that the first confirmation of a search spends, and that each further one
@@ -243,6 +245,8 @@ class Confirmation:
     def table(self) -> pd.DataFrame:
         """Return one row per configuration: mean, sd, difference and speed-up with intervals,
         verdict."""
+        import pandas as pd
+
         effect = self.compared.effect
         columns = [effect, f"{effect}_low", f"{effect}_high", *SPEEDUP, "verdict"]
         values = [self.values(group) for group in self.compared.groups]

@@ -10,10 +10,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from tunediff.analysis import RATE, Results, shown
 from tunediff.analysis.importance import is_range, searched
@@ -23,6 +22,9 @@ from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
 from tunediff.core.text import knob_value, number
 from tunediff.search_space import Dimension
 from tunediff.search_space.model import as_param
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BINS = 5
 """Parts of a range, with about the same number of trials in each."""
@@ -136,6 +138,8 @@ def _groups(dimension: Dimension, outcomes: list[Outcome]) -> list[tuple[str, li
 
 def effects_table(results: Results, effects: Sequence[Effect]) -> pd.DataFrame:
     """Return one row per value of each knob."""
+    import pandas as pd
+
     rows = []
     for effect in effects:
         for level in effect.levels:
@@ -165,6 +169,8 @@ def _columns(name: str, mean: Estimate | None) -> dict[str, float | None]:
 def failures_table(results: Results) -> pd.DataFrame:
     """Return one row per status and reason other than ok: status, count, first reason, names of the
     trials."""
+    import pandas as pd
+
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for trial in results.trials:
         if trial.status in (None, "ok"):

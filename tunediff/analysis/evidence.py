@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from tunediff import analysis
 from tunediff.analysis import Results, confirmation, noise
@@ -21,6 +20,9 @@ from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOT_SIGNIFICANT = "no significant difference from the baseline by one run each"
 UNKNOWN = "one run each, and their noise is not known"
@@ -200,6 +202,8 @@ class Evidence:
         In a search with one seed also `within_noise_of_best`: True also for the best, empty if the
         noise is not known.
         """
+        import pandas as pd
+
         added, trials = ("speedup_at_least", "speedup"), self.results.trials
         frame = self.results.table((*added, NEAR))
         if frame.empty:

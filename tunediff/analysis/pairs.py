@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tunediff.analysis.sequential import Look, look
 from tunediff.analysis.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
 from tunediff.config import ConfigError, Metric, Values, recorded
 from tunediff.core import trial_record
-from tunediff.core.clock import Unit, UnitName
+from tunediff.core.clock import ClockSummary, Unit, UnitName
+from tunediff.core.refusals import allow
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchBudget
 
@@ -56,8 +58,13 @@ class Pairs:
         )
 
     @property
+    def clocked(self) -> ClockSummary:
+        """Return which seconds counted in the runs so far."""
+        return ClockSummary.of((run.clock for run in self._begun), cfg.of(self.configs[0]).clock)
+
+    @property
     def clock(self) -> Unit:
-        return self.limits.clock
+        return self.clocked.unit(self.budget_unit)
 
     @property
     def metric(self) -> Metric:
@@ -176,6 +183,36 @@ class Pairs:
         """Return the knobs in which B differs from A, if both belong to one workload."""
         changed = cfg.differences(self.configs[1], self.configs[0])
         return {name: value for name, value in changed.items() if name != "seed"}
+
+
+def of_commands(folder: Path) -> bool:
+    """Return whether a folder holds a comparison of commands; says nothing of other faults."""
+    file = folder / SIDES[0] / recorded.CONFIG
+    if not file.is_file():
+        return False
+    content = cfg.read_yaml(file)
+    return isinstance(content, dict) and cfg.is_command(str(content.get("workload")))
+
+
+def resolution(words: str | None, metric: Metric) -> float | None:
+    """Return `--resolution` as values are compared: a share of A's value where lower is better, else
+    in units of the metric.
+
+    Raises `ConfigError`.
+    """
+    if words is None:
+        return None
+    relative = metric.mode == "min"
+    allowed = f"a number above 0, in units of {metric.name}"
+    if relative:
+        allowed = f"a share of A's {metric.name} such as 2%"
+    try:
+        value = float(words.removesuffix("%") if relative else words)
+    except ValueError:
+        value = 0.0
+    fits = 0 < value < math.inf and words.endswith("%") == relative
+    allow(fits, "--resolution", words, allowed)
+    return value / 100 if relative else value
 
 
 def read(folder: Path) -> Pairs:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import RATE, Results, last
 from tunediff.analysis.outcome import Outcome
@@ -19,6 +17,9 @@ from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.trial_record import TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
@@ -77,6 +78,8 @@ def _mean(
 def pareto_table(results: Results) -> pd.DataFrame:
     """Return `pareto` as rows: trial, both objectives by name, failures, versus_baseline, and the
     knobs that differ."""
+    import pandas as pd
+
     names = {"value": results.metric, "cost": results.space.cost}
     table = pd.DataFrame(
         pareto(results), columns=["trial", *names, "failures", "versus_baseline", "configuration"]
@@ -90,6 +93,8 @@ def trade_offs(results: Results) -> pd.DataFrame:
 
     A second objective of the search is included. `trial`: its first run.
     """
+    import pandas as pd
+
     signs = {RATE: -1.0, "peak_memory_mib": 1.0}
     if results.space.cost is not None:
         signs[results.space.cost] = 1.0

@@ -5,46 +5,48 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
-from tunediff.api import compare_setup
+from tunediff.api import command_setup, compare_setup
+from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions, Say
+from tunediff.command import comparison as command_runs
+from tunediff.config import Values
 from tunediff.core import remote_lock, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.report import page, pair_plan, result_json
-from tunediff.report import pairs as report
+from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.mixed_hardware import MixedHardware
+from tunediff.report.words import effects
 from tunediff.tuning import experiment, resources, rounds, sessions
-from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
+AnyOptions = CompareOptions | CommandCompareOptions
+R = TypeVar("R", bound=rounds.Proposed)
 
 
-def run(options: CompareOptions, lines: EventLines) -> Path:
+def run(options: AnyOptions, lines: EventLines) -> Path:
     """Run a new or an earlier comparison until it is decided, write its report, and return its
     folder.
 
     Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
     new = options.resume is None
-    folder = _create(options, lines) if new else compare_setup.resume(options)
+    folder = _create(options, lines) if new else _resume(options)
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        remote_lock.held(
-            folder, options.force, lambda: new or compare_setup.resume(options)
-        ) as lock,
+        remote_lock.held(folder, options.force, lambda: new or _resume(options)) as lock,
     ):
         command_time, listeners = sessions.CommandTime(folder, lines.begun), Listeners(lock)
         try:
@@ -58,7 +60,13 @@ def run(options: CompareOptions, lines: EventLines) -> Path:
     return folder
 
 
-def _activity(folder: Path, options: CompareOptions) -> Activity:
+def _resume(options: AnyOptions) -> Path:
+    if isinstance(options, CommandCompareOptions):
+        return command_setup.resume(options)
+    return compare_setup.resume(options)
+
+
+def _activity(folder: Path, options: AnyOptions) -> Activity:
     """Return what listeners need to know of a comparison."""
     comparison = pairs.read(folder)
     metric = comparison.metric.name
@@ -69,37 +77,21 @@ def _activity(folder: Path, options: CompareOptions) -> Activity:
     }
     track = [] if options.track is None else ["--track", options.track]
     resume = text.command("compare", "--resume", folder.name, *track, storage=folder.parent)
-    result = functools.partial(as_json, folder)
+    result = functools.partial(pair_summary.as_json, folder)
     return Activity("compare", folder, resume, metric, settings, options.track, result)
 
 
-def as_json(folder: Path) -> dict[str, Any]:
-    """Return the result of a comparison as `--json` prints it."""
-    return text.versioned(_result(pairs.read(folder)))
-
-
-def _result(result: pairs.Pairs) -> dict[str, Any]:
-    failure = report.failure(result, result.failure) if result.failure is not None else None
-    wall_s, report_path = sessions.spent_s(result.folder), str(result.folder / page.PAGE)
-    return result_json.compare(result, failure, wall_s, report_path).model_dump()
-
-
-def lines(folder: Path) -> list[str]:
-    """Return the result of a comparison as lines of text."""
-    result = pairs.read(folder)
-    without = ("objective", "direction", "changed", "rough")
-    values = _result(result)
-    lines = result_json.plain(
-        {name: value for name, value in values.items() if name not in without}
-    )
-    if values["rough"] and values["resolution"] is not None:
-        lines["resolution"] = f"{text.number(values['resolution'])} (a rough estimate)"
-    return [text.block(lines), "", *report.sentences(result)]
-
-
-def _create(options: CompareOptions, lines: EventLines) -> Path:
+def _create(options: AnyOptions, lines: EventLines) -> Path:
     """Check a new comparison, print what it costs, make its folder and return that. Raises
     `ConfigError`."""
+    if isinstance(options, CommandCompareOptions):
+        asked = command_setup.prepare(options)
+        for line in command_setup.plan_lines(asked) if not lines.quiet else ():
+            lines.say(line)
+        if options.check:
+            command_setup.try_sides(asked, lines.say)
+        command_setup.create(asked)
+        return asked.folder
     with compare_setup.prepare(options, lines.say) as request:
         for line in (
             pair_plan.lines(compare_setup.planned(request, options, lines.say))
@@ -111,9 +103,7 @@ def _create(options: CompareOptions, lines: EventLines) -> Path:
     return request.folder
 
 
-def _run_shown(
-    folder: Path, options: CompareOptions, lines: EventLines, listeners: Listeners
-) -> None:
+def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: Listeners) -> None:
     """Run pairs until it is decided, and say how far it is."""
     heart = Heartbeat(folder, lines.say)  # reads what has ended, once
 
@@ -130,45 +120,48 @@ def _run_shown(
         _run(pairs.read(folder), options, say, listeners)
 
 
-def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners) -> None:
+def _run(comparison: Pairs, options: AnyOptions, say: Say, listeners: Listeners) -> None:
     if comparison.over:
         return
-    if options.address is None and (warning := experiment.foreign(comparison.folder)):
-        log.warning(warning)
     folder = comparison.folder
-    candidates = [
-        (config, {"side": side})
-        for config, side in zip(comparison.configs, pairs.SIDES, strict=True)
-    ]
-    needs = compare_setup.needs(comparison.configs)
+    if options.address is None and (warning := experiment.foreign(folder)):
+        log.warning(warning)
+    kind = type(options) if isinstance(options, CommandCompareOptions) else CompareOptions
+    with sessions.noted(folder, options.command_line("compare", kind)):
+        if isinstance(options, CommandCompareOptions):
+            _run_commands(comparison, say, listeners)
+        else:
+            _run_workloads(comparison, options, say, listeners)
+
+
+def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
+    """Run commands one after the other, which needs no workers."""
+    folder = comparison.folder
+    _say_budget(comparison, say)
+    notes = RunLines(folder, say), sessions.SessionNotes(folder)
+    with listeners.with_listeners(*notes):
+        make = functools.partial(command_runs.proposal, folder)
+        command_runs.run(comparison, _rounds(comparison, make, say), listeners)
+    command_setup.remove_worktrees(folder)
+
+
+def _run_workloads(
+    comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners
+) -> None:
+    """Run trainings on workers, of this machine or of a cluster."""
+    folder, needs = comparison.folder, compare_setup.needs(comparison.configs)
 
     def shared(*machines: resources.Machine) -> resources.ResourcePartition:
         return resources.divided(
             machines, *needs, strategies=[one.parallel.strategy for one in comparison.configs]
         )
 
-    last_words = [""]
-
-    def tell(now: Pairs) -> None:
-        if (
-            now.runs and (words := report.so_far(now)) != last_words[-1]
-        ):  # a resumed one passes over the pairs that it has
-            last_words.append(words)
-            say(words, "pair", **_look_fields(now))
-
-    def over() -> bool:
-        now = pairs.read(folder)
-        log_exceptions("how far it is", tell, now)
-        return now.over
-
     def greet(dashboard: str | None) -> None:
         if dashboard is not None:
             say(dashboard)
-        budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
-        say(f"at most {comparison.max_pairs} pairs × 2 × {budget}; results {folder}")
+        _say_budget(comparison, say)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(sessions.noted(folder, options.command("compare", CompareOptions)))
         backend = stack.enter_context(
             experiment.one_by_one(folder, shared, options.address, greet, comparison.configs)
         )
@@ -184,21 +177,46 @@ def _run(comparison: Pairs, options: CompareOptions, say: Say, listeners: Listen
             mode=comparison.metric.mode,
         )
         stack.enter_context(
-            listeners.with_listeners(RunLines(folder, backend, say), sessions.SessionNotes(folder))
+            listeners.with_listeners(
+                RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
+            )
         )
-        rounds.run(
-            folder,
-            rounds.Rounds(candidates, comparison.max_pairs, make, over),
-            backend,
-            listeners,
-        )
+        rounds.run(folder, _rounds(comparison, make, say), backend, listeners)
+
+
+def _say_budget(comparison: Pairs, say: Say) -> None:
+    budget = "its own end"
+    if comparison.budget_s:
+        budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
+    say(f"at most {comparison.max_pairs} pairs × 2 × {budget}; results {comparison.folder}")
+
+
+def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) -> rounds.Rounds[R]:
+    """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
+    folder, last_words = comparison.folder, [""]
+
+    def tell(now: Pairs) -> None:
+        if (
+            now.runs and (words := pair_words.so_far(now)) != last_words[-1]
+        ):  # a resumed one passes over the pairs that it has
+            last_words.append(words)
+            say(words, "pair", **_look_fields(now))
+
+    def over() -> bool:
+        now = pairs.read(folder)
+        log_exceptions("how far it is", tell, now)
+        return now.over
+
+    sides = zip(comparison.configs, pairs.SIDES, strict=True)
+    candidates = [(config, {"side": side}) for config, side in sides]
+    return rounds.Rounds(candidates, comparison.max_pairs, make, over)
 
 
 def _look_fields(now: Pairs) -> dict[str, Any]:
     """Return what the pairs so far tell, for JSON lines."""
     return {
         "pairs": now.look.rounds, "verdict": now.verdict if now.over else None,
-        **result_json.effects(now.look.differences[0], now.look.ratios),
+        **effects(now.look.differences[0], now.look.ratios),
     }  # fmt: skip
 
 
@@ -211,15 +229,18 @@ class RunLines(Listener):
     """Shows how each run ends, also on Ray's pages, and warns where runs are on different
     hardware."""
 
-    def __init__(self, folder: Path, backend: Backend, say: Say) -> None:
-        self._folder, self._backend, self._say = folder, backend, say
+    def __init__(
+        self, folder: Path, say: Say, show: Callable[[int, str], object] = lambda slot, words: None
+    ) -> None:
+        """`show`: shows words for a slot, of which a comparison has one."""
+        self._folder, self._say, self._show = folder, say, show
         runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
         self._mixed_hardware = MixedHardware(runs, say)
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
         words = _words(content)
         self._say(f"{words} start", "start", **self._fields(trial, content))
-        self._backend.show(0, words)
+        self._show(0, words)
 
     def end(self, trial: str, content: Mapping[str, Any]) -> None:
         run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
@@ -229,7 +250,7 @@ class RunLines(Listener):
             value = run.value(cfg.of(run.configuration).objective.name)
             fields = {"status": run.status, "reason": run.reason, "value": value}
             self._say(words, "end", **self._fields(trial, content), **fields)
-        self._backend.show(0, words)
+        self._show(0, words)
 
     @staticmethod
     def _fields(trial: str, content: Mapping[str, Any]) -> dict[str, Any]:

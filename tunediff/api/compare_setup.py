@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import math
 import os
 import shutil
-import subprocess
 import tarfile
 import tempfile
 import time
@@ -23,6 +21,7 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
+from tunediff.core.git import commit_of, git
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, writing
@@ -139,7 +138,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             _side(words, Path(temporary) / side)
             for words, side in zip(side_words, pairs.SIDES, strict=True)
         ]
-        resolution = _resolution(options.resolution, sides[0])
+        resolution = pairs.resolution(options.resolution, cfg.of(sides[0]).objective)
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         _refuse_pointless(side_words, sides, most)
@@ -275,50 +274,20 @@ def _at_revision(file: Path, revision: str, target: Path) -> Path:
         root = root.parent
     copy = target / file.absolute().relative_to(root)
 
-    def git(*words: str) -> bytes:
-        try:
-            done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            message = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
-            raise ConfigError(f"{file}@{revision}: {message.splitlines()[-1]}") from None
-        return done.stdout
-
     def inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
         try:
             return tarfile.data_filter(member, folder)
         except tarfile.FilterError:  # a link out of the repository, such as one to data
             return None
 
-    # A hash: git would take a revision that begins with a dash for an option.
-    resolved = git("rev-parse", "--verify", "--end-of-options", revision).decode().strip()
-    archive = git("archive", "--format=tar", resolved, ".")
+    where = f"{file}@{revision}"
+    commit = commit_of(root, revision, where)
+    archive = git(root, "archive", "--format=tar", commit, ".", where=where)
     with tarfile.open(fileobj=io.BytesIO(archive)) as content:
         content.extractall(target, filter=inside)
     if not copy.is_file():
-        raise ConfigError(f"{file}@{revision}: no such file in that revision")
+        raise ConfigError(f"{where}: no such file in that revision")
     return copy
-
-
-def _resolution(resolution: str | None, config: Systems) -> float | None:
-    """Return the resolution, as values are compared: a share of A's value where lower is better,
-    else in units of the metric.
-
-    Raises `ConfigError`.
-    """
-    if resolution is None:
-        return None
-    metric = cfg.of(config).objective
-    relative = metric.mode == "min"
-    allowed = f"a number above 0, in units of {metric.name}"
-    if relative:
-        allowed = f"a share of A's {metric.name} such as 2%"
-    try:
-        value = float(resolution.removesuffix("%") if relative else resolution)
-    except ValueError:
-        value = 0.0
-    fits = 0 < value < math.inf and resolution.endswith("%") == relative
-    allow(fits, "--resolution", resolution, allowed)
-    return value / 100 if relative else value
 
 
 def _refuse_pointless(

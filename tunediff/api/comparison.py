@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import pairs
-from tunediff.api import compare_run, notebook
+from tunediff.api import command_calls, compare_run, notebook
 from tunediff.api.calls import (
     ProgressKeywords,
     as_printed,
@@ -19,10 +19,13 @@ from tunediff.api.calls import (
     options_of,
     words,
 )
+from tunediff.api.command_calls import CommandKeywords
+from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareKeywords, CompareOptions
 from tunediff.api.display import lines_of, show_figures
+from tunediff.core.options import option
+from tunediff.report import pair_summary, pair_words, style
 from tunediff.report import pairs as report
-from tunediff.report import style
 from tunediff.report.html import el, join
 from tunediff.report.pair_result import PairVerdict
 
@@ -51,14 +54,14 @@ class PairedComparison:
         """Return what the comparison has shown."""
         values = self.json()
         del values["schema"]
-        return PairVerdict(**values, sentences=report.sentences(pairs.read(self.folder)))
+        return PairVerdict(**values, sentences=pair_words.sentences(pairs.read(self.folder)))
 
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff compare --json` prints it.
 
         `tunediff knobs --schema compare-output` describes its keys.
         """
-        return as_printed(compare_run.as_json(self.folder))
+        return as_printed(pair_summary.as_json(self.folder))
 
     def pairs(self) -> pd.DataFrame:
         """Return one row per pair: seed, value, samples per second and status of both runs; as in
@@ -80,8 +83,8 @@ class PairedComparison:
         self, address: str | None = None, cpus: int | None = None, progress: bool = True
     ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        folder = self.folder.parent
-        options = CompareOptions(resume=self.name, storage=folder, address=address, cpus=cpus)
+        kind = CommandCompareOptions if pairs.of_commands(self.folder) else CompareOptions
+        options = kind(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus)
         return _run(options, progress)
 
     def _repr_html_(self) -> str:
@@ -94,19 +97,25 @@ class PairedComparison:
 
 
 @dataclasses.dataclass(kw_only=True)
-class CompareCall(ProgressKeywords, CompareKeywords):
+class CompareCall(ProgressKeywords, CommandKeywords, CompareKeywords):
     """The keywords of `run_comparison`."""
+
+    at: Sequence[str] = option(
+        (), "with command=: two git revisions to compare; . is the working copy"
+    )
 
 
 @keywords(CompareCall)
-def run_comparison(a: Side, b: Side, **options: Any) -> PairedComparison:
+def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComparison:
     """Run pairs of trainings until it is decided whether B is better than A at equal training
     seconds.
 
     Args:
         a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or a
             tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a
-            mapping alone: A with these changes.
+            mapping alone: A with these changes. With `command=` both are values of its parameters
+            by name, and B's are those that change; without B, `command=` is a tuple of two commands
+            or `at=` names two revisions.
         options: See `CompareCall`. Durations are seconds, or text such as `"10m"`.
 
     Raises:
@@ -118,12 +127,18 @@ def run_comparison(a: Side, b: Side, **options: Any) -> PairedComparison:
     Example:
         >>> tunediff.run_comparison("digits", {"optimizer.lr": 3e-3}, budget="10s").verdict.verdict
         'better'
+        >>> run = "python train.py --lr {lr} --seed {seed}"
+        >>> tunediff.run_comparison({"lr": 3e-4}, {"lr": 1e-3}, command=run, objective="val_loss")
     """
     with called():
         call = CompareCall(**options)
-        storage = folder(call.storage)
-        sides = [*_side(a, a, storage), *_side(a, b, storage)]
-        asked = options_of(call, CompareOptions, words=sides)
+        if call.command is not None:
+            asked: compare_run.AnyOptions = command_calls.comparison(call, a, b)
+        else:
+            call.check_unused()
+            storage = folder(call.storage)
+            sides = [*_side(a, a, storage), *_side(a, b, storage)]
+            asked = options_of(call, CompareOptions, words=sides)
     return _run(asked, call.progress)
 
 
@@ -142,6 +157,6 @@ def _parts(side: Side) -> Sequence[Any]:
     return side if isinstance(side, tuple) else (side,)
 
 
-def _run(options: CompareOptions, progress: bool) -> PairedComparison:
+def _run(options: compare_run.AnyOptions, progress: bool) -> PairedComparison:
     with called(cluster=True):
         return PairedComparison(compare_run.run(options, lines_of(progress)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import search_space
 from tunediff.analysis.evidence import Evidence
-from tunediff.api import notebook, search_run, search_setup
+from tunediff.api import command_calls, notebook, search_run, search_setup
 from tunediff.api.calls import (
     Knobs,
     ProgressKeywords,
@@ -28,9 +28,11 @@ from tunediff.api.calls import (
     options_of,
     words,
 )
+from tunediff.api.command_calls import CommandSearchKeywords
 from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.search_results import BestTrial
 from tunediff.api.search_setup import SearchKeywords, SearchOptions
+from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.errors import TunediffError
 from tunediff.core.lock import runner
@@ -254,7 +256,7 @@ class Search:
 
 
 @dataclasses.dataclass(kw_only=True)
-class SearchCall(ProgressKeywords, SearchKeywords):
+class SearchCall(ProgressKeywords, CommandSearchKeywords, SearchKeywords):
     """The keywords of `run_search`."""
 
     background: bool = option(
@@ -272,7 +274,8 @@ def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
         workload: A search file (path, or the name of a shipped one; default: digits), or a workload
             that is searched around its baseline: a path to its file, the name of a module, a
             module, or an object with `Knobs`, `OBJECTIVE` and `train`, also one that a notebook's
-            cells define.
+            cells define. With `command=`, `objective=`, `baseline=` and `search=` a command is
+            searched instead: what a search file has as its keys.
         knobs: Knobs that are set: `"optimizer.lr=1e-3"`, or `{"optimizer.lr": 1e-3}`.
         options: See `SearchCall`. Durations are seconds, or text such as `"10m"`.
 
@@ -288,6 +291,12 @@ def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
     """
     with called():
         call = SearchCall(**options)
+        if call.command is not None:
+            if workload is not None:
+                raise ConfigError("workload: is not allowed with command=; allowed: one of them")
+            workload = command_calls.search_file(call)
+        else:
+            call.check_unused()
         named = [] if workload is None else [notebook.named(workload, folder(call.storage))]
         asked = options_of(call, SearchOptions, words=[*named, *words(knobs)])
     return _run(asked, call.background, call.progress)
@@ -330,7 +339,7 @@ def _started(options: SearchOptions) -> Search:
             options = dataclasses.replace(options, name=request.folder.name)
         search = Search(request.folder)
         search.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, *shlex.split(options.command("search", SearchOptions))[1:]]
+        command = [sys.executable, *shlex.split(options.command_line("search", SearchOptions))[1:]]
         with open(search.log, "wb") as log:
             search._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

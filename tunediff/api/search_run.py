@@ -104,7 +104,9 @@ def _run(
         command_time.charge()
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
-            session.enter_context(sessions.noted(folder, options.command("search", SearchOptions)))
+            session.enter_context(
+                sessions.noted(folder, options.command_line("search", SearchOptions))
+            )
         shown = session.enter_context(display(folder, space, planned=planned))
         where = (folder, share, options.address)
         trains = (shown.greet, [space.baseline], space.evaluates)

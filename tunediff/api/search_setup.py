@@ -18,6 +18,8 @@ from typing import Any, cast
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
 from tunediff.api.options import RunOptions, check_files
+from tunediff.command.search import check_ends
+from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
 from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
@@ -114,6 +116,9 @@ def prepare(options: SearchOptions) -> SearchRequest:
     machine_options.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
     listeners.check(space.track)
     if options.address is None:  # what a cluster has is not known before it is asked
+        if is_command(space.workload.name):
+            definition = cast("CommandWorkload", space.workload).definition
+            definition.check_places(space.budget.per_trial_s, space.source)
         resources.share(space, resources.local())
         if space.cost == "energy_wh":
             _check_energy(space)
@@ -170,7 +175,7 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
     does not.
     """
     if is_command(space.workload.name):
-        return {}
+        return _of_command(space)
     evaluates = (
         space.evaluates and space.workload.file is None
     )  # the check of a user's file times one
@@ -232,14 +237,20 @@ def _create_checked(
     request: SearchRequest, folder: Path, say: Callable[[str], None]
 ) -> tuple[SearchSpace, Measured]:  # fmt: skip
     assert request.content is not None
-    if is_command(request.space.workload.name):  # the package stands on this one
-        importlib.import_module("tunediff.command.search").check_ends(request.space, say)
-        return experiment.create(folder, request.space, request.content), {}
+    if is_command(request.space.workload.name):
+        check_ends(request.space, say)
+        space = experiment.create(folder, request.space, request.content)
+        return space, _of_command(space)
     from tunediff.tuning import preflight  # imports torch
 
     space, report = preflight.create(folder, request.space, request.content, say)
     keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
+
+
+def _of_command(space: SearchSpace) -> Measured:
+    """Return what a plan says of a command, which evaluates itself within its budget."""
+    return {"data": list(space.workload.notes), "evaluation_s": 0.0}
 
 
 def _check_energy(space: SearchSpace) -> None:

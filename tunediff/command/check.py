@@ -17,8 +17,9 @@ from tunediff.config.knobs import ConfigError
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
-OTHER_SEED = 7919
-"""Distance to a seed that no run of a comparison or a search has."""
+OTHER_SEEDS = (7919, 104_729, 611_953, 746_773)
+"""Distances to seeds that no run of a comparison or a search has. A second one is tried where the
+first printed the baseline's value, and so on: a metric with few digits repeats itself by chance."""
 PATIENCE_S = 600.0
 """Seconds after which a command without any value is given up, where its budget is longer."""
 MOST_START_UP = 0.1
@@ -41,6 +42,13 @@ class Checked:
     """Files outside the folder of a run that it wrote."""
     clock: str
     budget_s: float | None = None
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Yield what was measured."""
+        yield (
+            f"its first value after {self.first_value_s:.1f} s; the clock is that of: {self.clock}"
+        )
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -73,21 +81,27 @@ def check(
         first = attempt(run)
         written = _written(before, begun, Path(run.definition.folder))
         again = attempt(run)
-        takes_seed = "seed" in run.definition.template.names
-        other = (
-            attempt(dataclasses.replace(run, seed=run.seed + OTHER_SEED)) if takes_seed else None
-        )
         deterministic = first.value == again.value
-        if deterministic and other is not None and other.value == first.value:
-            raise ConfigError(
-                f"command: {{seed}}: {run.seed} and {run.seed + OTHER_SEED} print the same first"
-                f" value, {first.value}: the seed has no effect; allowed: a command that uses its"
-                " seed, or one without {seed} and --same-seed"
-            )
+        if deterministic and "seed" in run.definition.template.names:
+            _check_seed(attempt, run, first)
         idle = [name for name, values in ends.items() if _idle(attempt, run, name, values, first)]
     clock = "process" if first.clock is None else first.clock.kind
     return Checked(
         first.first_s, deterministic, idle if deterministic else [], written, clock, run.budget_s
+    )
+
+
+def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
+    """Raise `ConfigError` if every other seed prints the same first value."""
+    for distance in OTHER_SEEDS:
+        other = attempt(dataclasses.replace(run, seed=run.seed + distance))
+        if other.value != first.value:
+            return
+    seeds = ", ".join(str(run.seed + distance) for distance in OTHER_SEEDS)
+    raise ConfigError(
+        f"command: {{seed}}: {run.seed}, {seeds} print the same first value, {first.value}: the seed"
+        " has no effect; allowed: a command that uses its seed, or one without {seed} and"
+        " --same-seed"
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from tunediff.core.clock import LINE, PROCESS, TRAINING
+
 START, PAUSE, GO = "TUNEDIFF start", "TUNEDIFF pause", "TUNEDIFF go"
-PROCESS, LINE, TRAINING = "process", "from a line", "training"
-"""What the clock counts: all of the process, what follows a line, or training alone. Only the last
-can be compared with a workload, whose clock stands still while a model is judged."""
 TOLERANCE = 0.05
 """Difference of the program's own seconds to the judge's that is not worth a word."""
 

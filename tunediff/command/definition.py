@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -12,8 +13,10 @@ from tunediff.command.clock import CommandClock
 from tunediff.command.metrics import NUMBER, MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError
+from tunediff.core import machine
 
 FILE = "tunediff_command.yaml"
+Mode = Literal["min", "max"]
 OutcomeName = Literal["budget", "final", "time"]
 TIME_TO_TARGET = "time_to_target_s"
 """The objective of `outcome: time`."""
@@ -50,7 +53,7 @@ class CommandDefinition:
     command: str | tuple[str, ...]
     objective: str
     """Name of the metric, as the command prints it."""
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     pattern: str | None = None
     """A regular expression for the objective, with one group around the number."""
     metrics: str | None = None
@@ -78,7 +81,7 @@ class CommandDefinition:
 
     def check(self, where: str) -> None:
         """Raise `ConfigError` for what is not allowed, with the name of the key."""
-        for key, allowed in (("mode", ("min", "max")), ("outcome", get_args(OutcomeName))):
+        for key, allowed in (("mode", get_args(Mode)), ("outcome", get_args(OutcomeName))):
             value = getattr(self, key)
             if value not in allowed:
                 raise ConfigError(
@@ -104,9 +107,27 @@ class CommandDefinition:
             Target.of(self.target, f"{where}: target")
         self.template  # noqa: B018 – refuses what cannot be split
 
+    def check_places(self, budget_s: float | None, where: str) -> None:
+        """Raise `ConfigError` for a name in the command for which there is no value here."""
+        for name in ("steps", "budget_s"):
+            if name in self.template.names and budget_s is None:
+                raise ConfigError(f"{where}: {{{name}}}: needs a budget")
+        available = len(machine.gpus())
+        if self.gpus > available or ("gpus" in self.template.names and not available):
+            needs = self.gpus or "{gpus}"
+            raise ConfigError(
+                f"{where}: gpus: {needs} is not allowed; allowed: at most {available}, the GPUs that"
+                " are there; a command for CPUs needs no {gpus}"
+            )
+
     @property
     def template(self) -> CommandTemplate:
         return CommandTemplate.of(self.command, "command", shell=self.shell)
+
+    @property
+    def title(self) -> str:
+        """Return the command as a line that messages show."""
+        return self.command if isinstance(self.command, str) else shlex.join(self.command)
 
     @property
     def takes_steps(self) -> bool:
@@ -119,7 +140,7 @@ class CommandDefinition:
         return self.objective if self.outcome != "time" else TIME_TO_TARGET
 
     @property
-    def judged_mode(self) -> Literal["min", "max"]:
+    def judged_mode(self) -> Mode:
         return self.mode if self.outcome != "time" else "min"
 
     def clock(self, now: float) -> CommandClock:

@@ -23,15 +23,17 @@ class MetricPattern:
     """Finds the values of one metric in lines of text.
 
     Without a pattern it reads `METRIC loss=0.1`, `loss: 0.1`, `loss=0.1`, JSON, the dictionaries
-    that Hugging Face's and Lightning's trainers print (quoted numbers too) and cells of tables.
+    that Hugging Face's and Lightning's trainers print (quoted numbers too), cells of tables, and
+    `loss 0.1` where a comma or the end of the line follows: `loss 10 batches` is no value.
     """
 
     def __init__(self, name: str, pattern: str | None, where: str) -> None:
         """Raises `ConfigError` for a pattern that is no regular expression with one group."""
         self.name = name
         if pattern is None:
-            border, after = r"(?<![\w./-])", r"['\"]?\s*[:=│|]\s*['\"]?"
-            text = rf"{border}{re.escape(name)}{after}({NUMBER})(?!\w|\.\d)"
+            border, sign = r"(?<![\w./-])", r"['\"]?\s*[:=│|\t]\s*['\"]?"
+            space = rf"[ ]+(?=(?:{NUMBER})\s*(?:[,;|)\]]|$))"
+            text = rf"{border}{re.escape(name)}(?:{sign}|{space})({NUMBER})(?!\w|\.\d)"
             self._expression = re.compile(text, re.IGNORECASE)
             return
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -28,7 +29,11 @@ LOG_LIMIT = 64 << 20
 DRAIN_S = 2.0
 """Seconds for which output is still read after the program has ended: a process that it left behind
 may hold the pipe open for ever."""
-TAIL = 20
+TAIL, LATEST = 20, 3
+"""Lines of its standard error, and of all its output, that a failure shows."""
+LONGEST_SHOWN = 200
+CAUSE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ")
+"""Begins the last line of a traceback of Python, of one rank of torchrun too."""
 POLL_S = 0.2
 
 
@@ -42,6 +47,10 @@ class CommandProcess:
         self.mark = uuid.uuid4().hex
         self.errors: deque[str] = deque(maxlen=TAIL)
         """The last lines of its standard error."""
+        self.causes: deque[str] = deque(maxlen=2)
+        """The last lines of it that name an error, which a launcher's words may follow."""
+        self.latest: deque[str] = deque(maxlen=LATEST)
+        """The last lines of all that it printed."""
         self.wait_s = POLL_S
         """Seconds after which `lines` is to come back without a line."""
         self.begun = time.monotonic()
@@ -87,6 +96,10 @@ class CommandProcess:
                     for text in texts:
                         if key.fd == error_number and text.strip():
                             self.errors.append(text.rstrip())
+                            if CAUSE.match(text):
+                                self.causes.append(text.rstrip())
+                        if text.strip():
+                            self.latest.append(text.strip()[:LONGEST_SHOWN])
                         yield now, text
                 yield time.monotonic(), None
                 if self.process.poll() is not None:

@@ -16,6 +16,7 @@ from tunediff.command.curve import Curve
 from tunediff.command.definition import TIME_TO_TARGET, CommandDefinition, Target
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
 from tunediff.command.process import LOG, CommandProcess
+from tunediff.core import machine
 from tunediff.core.point import Point
 from tunediff.core.trial_record import RESERVED, End
 
@@ -36,8 +37,8 @@ class CommandRun:
     budget_s: float | None
     steps: int | None = None
     """What `{steps}` stands for."""
-    devices: Sequence[int] | None = None
-    """GPUs that it may use; None: what the environment says."""
+    devices: Sequence[str] = ()
+    """GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; none: what the environment says."""
     threads: int | None = None
     ends_at_first: bool = False
     """Whether the first value is enough, as for a check."""
@@ -57,7 +58,7 @@ class CommandRun:
         """Return the command line of this run."""
         places = {
             "seed": self.seed, "folder": self.folder, "steps": self.steps, "port": port,
-            "gpus": self.definition.gpus or None, "budget_s": self.budget_s,
+            "gpus": len(self.devices) or None, "budget_s": self.budget_s,
         }  # fmt: skip
         known = {name: value for name, value in places.items() if value is not None}
         return self.definition.template.render(self.values, known)
@@ -78,8 +79,8 @@ class CommandRun:
         }
         if self.threads is not None:
             added |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), self.threads)
-        if self.devices is not None:
-            added["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
+        if self.devices:
+            added[machine.VISIBLE] = ",".join(self.devices)
         return os.environ | {name: str(value) for name, value in added.items() if value is not None}
 
 
@@ -180,7 +181,7 @@ class RunReader:
                 train_s=seconds,
                 samples=self.values,
                 steps=self.values,
-                device_s=seconds * max(1, self.run.definition.gpus),
+                device_s=seconds * max(1, len(self.run.devices)),
                 samples_per_s=self.values / seconds if seconds > 0 else 0.0,
                 before_first_batch_s=self.clock.start_up_s(now),
                 metrics=metrics,
@@ -267,12 +268,15 @@ def _end(
     if ending == "pruned":
         status, reason = "pruned", "stopped early"
     elif ending is None and code != 0:
-        tail = "\n".join(process.errors) or f"see {log}"
+        causes = [line for line in process.causes if line not in process.errors]
+        tail = "\n".join([*causes, *process.errors]) or f"see {log}"
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         status, reason = "oom" if reader.out_of_memory else "error", f"{how}: {tail}"
     elif reader.values == 0:
-        where = definition.metrics or f"what it printed ({log})"
-        status, reason = "error", f"no value of {definition.objective} in {where}"
+        where = definition.metrics or f"what it printed ({log}); allowed: --pattern for other forms"
+        latest = "".join(f"\n  {line}" for line in process.latest)
+        last = f"; its last lines:{latest}" if latest else ""
+        status, reason = "error", f"no value of {definition.objective} in {where}{last}"
     elif definition.outcome == "time" and not reader.target_met:
         status, reason = "error", f"the target {definition.target} was not reached"
     elif not math.isfinite(reader.value):

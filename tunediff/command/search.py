@@ -60,9 +60,8 @@ def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:
             choices = dimension.choices or (dimension.low, dimension.high)
             ends[dimension.name] = [choices[0], choices[-1]]
     checked = check(run, ends, say)
-    say(
-        f"the first value after {checked.first_value_s:.1f} s; the clock is that of: {checked.clock}"
-    )
+    for line in checked.lines:
+        say(line)
     for warning in checked.warnings:
         say(f"WARNING: {warning}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tunediff.command import calibration
 from tunediff.command.run import Clocked, CommandRun, Left, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
-from tunediff.core import trial_record
+from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -27,17 +27,23 @@ CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
 
 
 def run_of(
-    config: CommandSystems, folder: Path, budget_s: float | None, devices: Sequence[int] | None = None,
-    threads: int | None = None,
-) -> CommandRun:  # fmt: skip
-    """Return the run of a configuration in a folder of its own."""
+    config: CommandSystems, folder: Path, budget_s: float | None, threads: int | None = None
+) -> CommandRun:
+    """Return the run of a configuration in a folder of its own.
+
+    It sees as many of the GPUs of this process as its command asks for. `threads`: its share of the
+    cores; None: all, unless the user has chosen.
+    """
     workload = cfg.of(config)
     assert isinstance(workload, CommandWorkload)
     own = dataclasses.fields(config.schema.own)
     values = cfg.flatten({field.name: _plain(getattr(config, field.name)) for field in own})
+    devices = machine.gpus()
     return CommandRun(
-        workload.definition, values, config.seed, folder, budget_s, devices=devices, threads=threads
-    )
+        workload.definition, values, config.seed, folder, budget_s,
+        devices=devices[: workload.definition.gpus or len(devices)],
+        threads=machine.threads() if threads is None else threads,
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
@@ -74,7 +80,7 @@ def events(
     starts = sum(line["event"] == "start" for line in trial_record.events(run.folder))
     if starts > 1 and resumable_s(run.folder) is None:
         journal.restarted(INTERRUPTED)
-    device = "cpu" if run.devices is None else "cuda"
+    device = "cuda" if run.devices else "cpu"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     if run.definition.takes_steps:
         configuration = cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False))
@@ -94,7 +100,12 @@ def command_line(config: CommandSystems) -> str:
     """Return the command of a configuration, to be run by hand; capitals are to be filled in."""
     run = run_of(config, Path("FOLDER"), None)
     open_places = {"port": "PORT", "budget_s": "SECONDS", "steps": "STEPS"}
-    places = {"seed": config.seed, "folder": run.folder, "gpus": run.definition.gpus, **open_places}
+    places = {
+        "seed": config.seed,
+        "folder": run.folder,
+        "gpus": run.definition.gpus or "GPUS",
+        **open_places,
+    }
     words = run.definition.template.render(run.values, places)
     return words[-1] if run.definition.shell else shlex.join(words)
 
@@ -120,13 +131,3 @@ def artifacts(folder: Path) -> list[Path]:
             lines.append(line)
     chosen = [line for line in lines if line["artifact"]] or lines[-1:]
     return [folder / path for path in dict.fromkeys(line["path"] for line in chosen)]
-
-
-def clock_of(folder: Path) -> Clocked | None:
-    """Return which clock a run had; None before its end."""
-    names = {field.name for field in dataclasses.fields(Clocked)}
-    found = None
-    for line in trial_record.events(folder):
-        if line["event"] == CLOCK_EVENT:
-            found = Clocked(**{name: value for name, value in line.items() if name in names})
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar
@@ -18,12 +18,14 @@ from annotated_types import Ge, Lt
 
 from tunediff.command.curve import POINTS
 from tunediff.command.definition import FILE, TIME_TO_TARGET, CommandDefinition
+from tunediff.command.words import honesty
 from tunediff.config import systems
 from tunediff.config.code import Code
 from tunediff.config.files import FORMAT, FORMAT_KEY, check_format, to_yaml
 from tunediff.config.knobs import ConfigError, Fixed, Int, Values, section
 from tunediff.config.schema import Configuration, Schema, nest
-from tunediff.config.workload import Metric, Quantity, Workload, from_dict
+from tunediff.config.workload import Metric, Quantity, Workload, find, from_dict
+from tunediff.core.clock import LINE, PROCESS, TRAINING
 
 PARAMETERS = "parameters"
 """Key of `tunediff_command.yaml` with the parameters and their values in the baseline."""
@@ -39,13 +41,20 @@ class CommandSystems(Configuration):
     precision: ClassVar[systems.Precision] = systems.Precision()
     memory: ClassVar[systems.Memory] = systems.Memory()
     compile: ClassVar[systems.Compile] = systems.Compile()
-    parallel: ClassVar[systems.Parallel] = systems.Parallel()
     evaluation: ClassVar[systems.Evaluation] = systems.Evaluation(points=POINTS)
 
     @property
     def devices(self) -> int:
         """Return how many devices a run occupies."""
-        return 1
+        return self.parallel.workers
+
+    @property
+    def parallel(self) -> systems.Parallel:
+        """Return what places a run: its GPUs belong to one process, that of the command."""
+        workload = find(self.schema.workload)
+        assert isinstance(workload, CommandWorkload)
+        gpus = workload.definition.gpus
+        return systems.Parallel(workers=gpus, strategy="dp") if gpus > 1 else systems.Parallel()
 
 
 TAKEN = ("loader", "precision", "memory", "compile", "parallel", "evaluation", "devices", "workload",
@@ -62,6 +71,18 @@ class CommandWorkload(Workload):
     def definition(self) -> CommandDefinition:
         """Return how the command is run and judged."""
         return _definition(self.declared.CONTENT, self.title)
+
+    @property
+    def clock(self) -> str:
+        """Return the clock that its runs have unless they print lines about it."""
+        if self.definition.time is not None:
+            return TRAINING
+        return PROCESS if self.definition.clock_from is None else LINE
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return what differs between its results and those of a training that has the seam."""
+        return honesty([self.definition])
 
     @functools.cached_property
     def title(self) -> str:

@@ -31,7 +31,7 @@ import importlib
 import importlib.util
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -41,6 +41,7 @@ from tunediff.config.code import Code
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
+from tunediff.core.clock import TRAINING
 from tunediff.core.text import shown
 
 SHIPPED = {
@@ -135,6 +136,16 @@ class Workload:
     def quantities(self) -> Mapping[str, Quantity]:
         """Return what its points contain besides the quantities of all points, by name."""
         return getattr(self.declared, "QUANTITIES", {})
+
+    @property
+    def clock(self) -> str:
+        """Return what its seconds are; see `core.clock.ClockSummary`."""
+        return TRAINING
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return sentences about what its results lack; of commands alone."""
+        return ()
 
     @functools.cached_property
     def code(self) -> ModuleType:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 PARTS = ("setup", "compile", "data_wait", "train", "evaluation", "checkpoint")
 """Parts of a worker's time; every second belongs to exactly one. `compile` is compilation and the
@@ -39,6 +39,63 @@ UNITS: dict[UnitName, Unit] = {
 }
 """`wall`: trials train for the same time. `device`: N devices share the budget, so that trials cost
 the same."""
+
+PROCESS, LINE, TRAINING = "process", "from a line", "training"
+"""What a clock counts: all of a process, what follows a line that it prints, or training alone.
+Commands have any of them, workloads always the last, and only clocks of one kind are compared."""
+_OF_COMMANDS = {
+    PROCESS: Unit("train_s", "seconds of the process", "the process's wall-clock", "s"),
+    LINE: Unit("train_s", "seconds since the clock's line", "wall-clock since its line", "s"),
+}
+
+
+class ClockSummary(NamedTuple):
+    """Which seconds counted in some runs."""
+
+    kind: str
+    """`process`, `from a line` or `training`; several where runs differ."""
+    start_up_share: float | None = None
+    """Share of the processes' seconds before the clock began, or else before the first value; None:
+    of workloads."""
+    disagreement: float | None = None
+    """Largest difference, as a share, of seconds that commands printed to those of the judge."""
+
+    @classmethod
+    def of(cls, clocks: Iterable[Mapping[str, Any]], expected: str) -> ClockSummary:
+        """Return the summary of what journals say of the clock; empty mappings do not count.
+
+        expected: the kind of the clock where no run has said it.
+        """
+        said = [clock for clock in clocks if clock]
+        if not said:
+            return cls(expected)
+        process_s = sum(clock["process_s"] for clock in said)
+        share = sum(clock["start_up_s"] for clock in said) / process_s if process_s > 0 else None
+        apart = [clock["disagreement"] for clock in said if clock.get("disagreement")]
+        kinds = sorted({clock["kind"] for clock in said})
+        return cls(", ".join(kinds), share, max(apart, key=abs, default=None))
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return what a reader of a result of commands has to know of its seconds; empty for
+        workloads."""
+        if self.start_up_share is None:
+            return []
+        before = "their first value" if self.kind == PROCESS else "the clock began"
+        lines = [
+            f"The clock: {self.kind}; {self.start_up_share:.0%} of the processes' seconds came"
+            f" before {before}."
+        ]
+        if self.disagreement is not None:
+            lines.append(
+                f"The commands' own seconds differ by up to {self.disagreement:+.0%} from the"
+                " judge's."
+            )
+        return lines
+
+    def unit(self, name: UnitName) -> Unit:
+        """Return the unit of budgets and curves under its own name."""
+        return _OF_COMMANDS.get(self.kind, UNITS[name])
 
 
 def own_s(seconds: float, unit: UnitName, devices: int) -> float:

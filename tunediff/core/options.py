@@ -26,9 +26,9 @@ REQUIRED = dataclasses.MISSING
 def option(default: Any, help: str, **details: Any) -> Any:
     """Return a dataclass field with what a command line needs to know of it.
 
-    `details`: `flag`, where it is not the name of the field, `choices`, `metavar`, `short`, a
-    function `convert(value, flag)` that returns or refuses a value, and a function `complete()`
-    that returns words for a shell.
+    `details`: `flag`, where it is not the name of the field, `choices`, `metavar`, `short`,
+    `repeated` for an option that may be given several times, a function `convert(value, flag)` that
+    returns or refuses a value, and a function `complete()` that returns words for a shell.
     """
     return dataclasses.field(default=default, metadata={"help": help, **details})
 
@@ -56,15 +56,16 @@ class Options:
                 value = convert(value, flag)
             setattr(self, field.name, value)
 
-    def command(self, module: str, kind: type[Options]) -> str:
+    def command_line(self, module: str, kind: type[Options]) -> str:
         """Return the command that asks for the same: the fields of `kind` that are not defaults."""
         line = list(getattr(self, "words", ()))
         for field in dataclasses.fields(kind):
-            value = getattr(self, field.name)
-            if field.name != "words" and value != field.default:
-                line += (
-                    [flag_of(field)] if isinstance(value, bool) else [flag_of(field), str(value)]
-                )
+            value, flag = getattr(self, field.name), flag_of(field)
+            if field.metadata.get("repeated"):
+                texts = (one if isinstance(one, str) else shlex.join(one) for one in value)
+                line += [word for one in texts for word in (flag, one)]
+            elif field.name != "words" and value != field.default:
+                line += [flag] if isinstance(value, bool) else [flag, str(value)]
         return shlex.join(["python", "-m", f"tunediff.{module}", *line])
 
 

@@ -11,6 +11,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `unread`: knobs that the training never read.
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
+- `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`).
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """
@@ -160,6 +161,9 @@ class TrialRecord:
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
     role: Role = "draw"
+    clock: Line = dataclasses.field(default_factory=dict)
+    """Which seconds counted in the run of a command: `kind`, `process_s`, `start_up_s` and
+    `disagreement`; empty for a workload, whose clock is that of the training."""
 
     @property
     def seed(self) -> int:
@@ -326,6 +330,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         # Final evaluation and end
         elif kind == "final":
             final = event
+        elif kind == "clock":
+            record.clock = event
         elif kind == "end":
             record.end, record.ended = End.of(event), when
     if record is not None:

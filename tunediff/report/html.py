@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tunediff.core import colors
 
+PAGE = "report.html"
 WINNER, BASELINE = colors.WINNER, colors.BASELINE
 STYLE, SCRIPT = (
     Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js")

@@ -30,8 +30,11 @@ class ReportWriter(Listener):
 
     def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
         if result is not None:
-            with announced("writing the report", self._say):
-                self._write(self._folder)
+            try:
+                with announced("writing the report", self._say):
+                    self._write(self._folder)
+            except ImportError as error:  # a comparison of commands needs nothing that draws
+                self._say(f"no report: {error}")
 
 
 # Imports inside: matplotlib takes seconds, and no search waits for it before its first trial.

@@ -17,11 +17,9 @@ from tunediff.core.text import pluralize
 from tunediff.report import html
 from tunediff.report.context import ReportContext, protocol
 from tunediff.report.files import FOLDER, Build, Files
-from tunediff.report.html import Html, el, join
+from tunediff.report.html import PAGE, Html, el, join
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
 from tunediff.report.words import duration
-
-PAGE = "report.html"
 
 Section = Callable[[ReportContext, Files], Html | None]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import evaluating, sequential
-from tunediff.config import Systems
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName, own_s
 from tunediff.report.plan import load_warning
@@ -15,7 +14,7 @@ from tunediff.report.plan import load_warning
 
 def values(
     names: Sequence[str],
-    sides: Sequence[Systems],
+    sides: Sequence[Any],
     most: int,
     budget_s: float,
     unit: UnitName,

@@ -65,6 +65,11 @@ class ComparisonResult(Result):
     b_setup_s: float | None
     training_s: float
     """of all runs"""
+    clock: str
+    """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
+    start_up_share: float | None
+    """of the processes' seconds, before the clock began or else before the first value; null: not
+    of commands"""
     wall_s: float
     """from the start of the process to the result, summed over the commands that ran the
     comparison"""

@@ -1,4 +1,4 @@
-"""Report a comparison of two configurations: sentences, a figure and a short page."""
+"""Report a comparison of two configurations: a figure and a short page."""
 
 from __future__ import annotations
 
@@ -11,88 +11,13 @@ from matplotlib.figure import Figure
 
 from tunediff import config as cfg
 from tunediff.analysis import curve, shown
-from tunediff.analysis.pairs import SIDES, Pairs
+from tunediff.analysis.pairs import Pairs
 from tunediff.core import environment, text
-from tunediff.core.clock import own_s
 from tunediff.core.colors import BASELINE, SERIES, WINNER
-from tunediff.core.text import pluralize
-from tunediff.core.trial_record import TrialRecord
-from tunediff.report import page, style
+from tunediff.report import page, pair_words, style
 from tunediff.report.files import FOLDER, Files
-from tunediff.report.html import Html, breakable, el, folded, join, lead, note, table
-from tunediff.report.verdicts import disturbed_of, why_stopped
-from tunediff.report.words import OPEN, interval, markdown_table, rounded, size
-
-
-# ---- sentences
-def sentences(pairs: Pairs) -> list[str]:
-    """Return the result in sentences: the verdict, then its reason and what the number of pairs can
-    detect."""
-    look, (a, b) = pairs.look, pairs.names
-    if (failed := pairs.failure) is not None:
-        return [failure(pairs, failed)]
-    if (resolution := look.differences[0].resolution) is None:
-        return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
-    difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
-    if pairs.verdict is None:
-        return [f"Not decided yet after {count}: {difference}."]
-    than = f"A ({a}) by more than the noise of {count}: {difference}"
-    lines = [f"B ({b}) is {pairs.verdict} than {than}."]
-    if pairs.verdict == "no significant difference":
-        why = why_stopped(look, "pairs", equal="any difference is within the requested margin")
-        lines = [
-            f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
-            f"They can detect differences of about {_size(pairs, resolution)}{why}.",
-        ]
-    ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
-    if (least := pairs.one_run_detects) is not None:
-        single = f"only differences above {_size(pairs, least)} are significant"
-        ahead = f"With one run each, {single}; {ahead}"
-    runs = [run for pair in pairs.runs for run in pair if run is not None]
-    return list(filter(None, [*lines, ahead, disturbed_of(runs, "run"), _setup(pairs)]))
-
-
-def _setup(pairs: Pairs) -> str:
-    """Return a sentence on seconds before the first batch that differ by over 2 % of the budget."""
-    a_s, b_s = pairs.setup_s
-    devices = max(config.devices for config in pairs.configs)
-    shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
-    if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
-        return ""
-    spent = f"B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
-    return (
-        f"Before its first batch {spent}, which the budget does not count: --setup charged counts"
-        " them."
-    )
-
-
-def failure(pairs: Pairs, run: TrialRecord) -> str:
-    """Return which side failed, and why."""
-    side = run.drawn["side"]
-    return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
-
-
-def so_far(pairs: Pairs) -> str:
-    """Return the line that is printed after every pair."""
-    tested = pairs.look.differences[0].resolution
-    verdict = pairs.verdict or ("not decided yet" if tested else "too few for a test")
-    return f"after {pluralize(pairs.look.rounds, 'pair')}: {_difference(pairs)}: {verdict}"
-
-
-def _difference(pairs: Pairs) -> str:
-    """Return the effect of B relative to A with its interval."""
-    effect = interval(pairs.look.differences[0], pairs.look.ratios)
-    if effect in ("", OPEN):
-        return f"the difference in {pairs.label} is {effect or 'unknown'}"
-    return f"{pairs.label} {effect} {'times' if pairs.look.ratios else 'compared with'} A's"
-
-
-def _size(pairs: Pairs, value: float) -> str:
-    """Return a difference, marked as rough if it rests on few pairs."""
-    words = size(value, pairs.look.ratios)
-    if not pairs.noise_is_rough:
-        return words
-    return f"{words} (a rough estimate, from {pluralize(pairs.look.rounds, 'pair')})"
+from tunediff.report.html import PAGE, Html, breakable, el, folded, join, lead, note, table
+from tunediff.report.words import markdown_table, rounded
 
 
 # ---- files
@@ -100,7 +25,7 @@ def write_all(pairs: Pairs) -> Path:
     """Write the page and its data into the folder of the comparison and return the page's path.
     Raises `OSError`."""
     files, metric = Files(pairs.folder / FOLDER), pairs.metric.name
-    first, *more = sentences(pairs)
+    first, *more = pair_words.sentences(pairs)
     answer = join(lead(first), *(el("p", sentence) for sentence in more))
     sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs, files))]
     runs = [run for pair in pairs.runs for run in pair if run is not None]
@@ -110,11 +35,19 @@ def write_all(pairs: Pairs) -> Path:
         chart = files.chart("curves", lambda: figure(pairs), f"{title} of all runs", caption)
         sections.append(("curves", title, chart or el("p")))
     sections.append(("changes", "What B changes", _changes(pairs)))
+    if clock := [*pairs.clocked.sentences, *_notes(pairs)]:
+        sections.append(("clock", "Which seconds count", join(*(el("p", line) for line in clock))))
     head = join(el("h1", pairs.folder.name), el("p", _about(pairs), class_="soft"))
     foot = el("p", "Data: ", files.links())
     page.write(pairs.folder, f"{pairs.folder.name}: comparison", head, sections, foot)
     files.tidy()
-    return pairs.folder / page.PAGE
+    return pairs.folder / PAGE
+
+
+def _notes(pairs: Pairs) -> list[str]:
+    """Return what results of these workloads lack, each sentence once."""
+    workloads = map(cfg.of, pairs.configs)
+    return list(dict.fromkeys(note for workload in workloads for note in workload.notes))
 
 
 def _about(pairs: Pairs) -> str:
@@ -149,7 +82,7 @@ def frame(pairs: Pairs) -> pd.DataFrame:
 def comment(pairs: Pairs) -> str:
     """Return verdict, sentences and the table of pairs in Markdown, as a comment of a pull request
     has them."""
-    first, *more = sentences(pairs)
+    first, *more = pair_words.sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
     head = f"**tunediff: {pairs.verdict or 'not decided yet'}.** {first}"
     details = f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>"

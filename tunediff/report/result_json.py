@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import SPEEDUP, Comparison, speedup_values
@@ -15,16 +13,13 @@ from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import Noise, unmoved
-from tunediff.analysis.outcome import failure_note
-from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.pareto import pareto
-from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
+from tunediff.analysis.statistics import Estimate, mean, sd
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import to_json
 from tunediff.report import verdicts
 from tunediff.report.headline import headline, of_confirmation
-from tunediff.report.pair_result import ComparisonResult
 from tunediff.report.search_result import (
     BudgetResult,
     ConfigurationResult,
@@ -34,9 +29,10 @@ from tunediff.report.search_result import (
     SearchResult,
 )
 from tunediff.report.study_table import StudyTable
-from tunediff.report.words import with_sd
+from tunediff.report.words import effects
 
-EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "difference_high")
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def search(
@@ -86,84 +82,6 @@ def search(
         ],
         **costs_and_files,
     )
-
-
-def compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> ComparisonResult:
-    """Return the result of a comparison of two configurations.
-
-    failure: which run failed, and why. wall_s: wall-clock in seconds. report: path of the page.
-    """
-    look = pairs.look
-    ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
-    # Values of A and of B over the pairs, without missing ones.
-    a, b = ([float(value) for value in side if value == value] for side in pairs.values)
-    return ComparisonResult(
-        comparison=pairs.folder.name,
-        a=pairs.names[0],
-        b=pairs.names[1],
-        changed=pairs.changed,
-        verdict=pairs.verdict,
-        failure=failure,
-        metric=pairs.label,
-        objective=pairs.metric.name,
-        direction=pairs.metric.mode,
-        a_value=mean(a),
-        a_sd=sd(a),
-        a_values=a,
-        b_value=mean(b),
-        b_sd=sd(b),
-        b_values=b,
-        **effects(look.differences[0], look.ratios),
-        resolution=look.differences[0].resolution,
-        one_run_each_tells=pairs.one_run_detects,
-        rough=pairs.noise_is_rough,
-        stopped=look.state,
-        pairs=look.rounds,
-        pairs_at_most=pairs.max_pairs,
-        runs=len(ended),
-        disturbed_runs=sum(map(disturbed, ended)),
-        a_setup_s=pairs.setup_s[0],
-        b_setup_s=pairs.setup_s[1],
-        training_s=pairs.trained_s,
-        wall_s=wall_s,
-        results=str(pairs.folder),
-        report=report,
-    )
-
-
-def plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a result fits in lines of text: nothing that is null, means with their sd and
-    failures."""
-    lines = dict[str, Any]()
-    for name, value in result.items():
-        if value is None or isinstance(value, list) or name.endswith(("_sd", "_failures")):
-            continue
-        if isinstance(value, bool):
-            lines[name] = "yes" if value else "no"
-        elif isinstance(value, float) and "ratio" in name:
-            lines[name] = f"{value:.4g}"  # as close to 1 as its interval may end
-        elif isinstance(value, dict):
-            lines[name] = text.knobs(value)
-        elif (values := result.get(f"{name}s")) is not None:
-            failures = result.get(f"{name.removesuffix('value')}failures", 0)
-            notes = [with_sd(values), failure_note(failures, len(values))]
-            lines[name] = ", ".join(filter(None, notes))
-        else:
-            lines[name] = value
-    return lines
-
-
-def effects(difference: Difference, ratios: bool) -> dict[str, Any]:
-    """Return the effect as a ratio or as a difference, with its interval.
-
-    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to
-    be useful.
-    """
-    ends = (difference.estimate, difference.low, difference.high)
-    if ratios and is_wide(difference.low, difference.high):
-        ends = (None, None, None)
-    values = dict(zip(EFFECTS[:3] if ratios else EFFECTS[3:], ends, strict=True))
-    return {name: values.get(name) for name in EFFECTS}
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

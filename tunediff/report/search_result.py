@@ -246,6 +246,11 @@ class SearchResult(Result):
     overhead_s: float
     training_share: float
     """training_s / wall_s"""
+    clock: str
+    """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
+    start_up_share: float | None
+    """of the processes' seconds, before the clock began or else before the first value; null: not
+    of commands"""
     confirm_wall_s: float
     """the confirming runs alone"""
     confirm_training_s: float

@@ -13,9 +13,10 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pareto import pareto_table
 from tunediff.core import text
 from tunediff.core.files import study_url
-from tunediff.report import outputs, page, result_json, study_table, verdicts, words
+from tunediff.report import outputs, result_json, study_table, verdicts, words
 from tunediff.report.headline import headline
-from tunediff.report.words import columns, has_value, plain_table
+from tunediff.report.html import PAGE
+from tunediff.report.words import columns, has_value, plain, plain_table
 from tunediff.tuning import sessions
 
 
@@ -51,6 +52,7 @@ def lines(evidence: Evidence) -> list[str]:
     # The verdict of confirming runs stands below their table.
     remarks = [] if confirmed is not None else [headline(evidence)]
     remarks += [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
+    remarks += results.clocked.sentences
     output += [f"\n{remark}" for remark in remarks if remark]
 
     def comparison(compared: Comparison, heading: str = "") -> list[str]:
@@ -92,7 +94,8 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
         "disturbed_trials": result["disturbed_trials"] or None,
         "unmoved_trials": result["unmoved_trials"] or None,
     }
-    for name in ("statuses", "objective", "direction", "cost_metric", "seeds", "headline"):
+    hidden = ("statuses", "objective", "direction", "cost_metric", "seeds", "headline")
+    for name in (*hidden, "clock", "start_up_share"):
         del lines[name]
     confirmed = evidence.confirmation
     if confirmed is None or confirmed.metric == evidence.results.metric:
@@ -100,7 +103,7 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
     leader = confirmed.leader if confirmed is not None else None
     if confirmed is not None and leader is not None and (bias := confirmed.bias(leader)):
         lines["value_on_new_seeds"] = words.with_sd(bias[1])
-    return result_json.plain(lines)
+    return plain(lines)
 
 
 def values(
@@ -131,6 +134,8 @@ def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> di
         **statistics.totals([run.used() for run in runs]),
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
         "training_share": training_s / wall_s if wall_s else 0.0,
+        "clock": results.clocked.kind,
+        "start_up_share": results.clocked.start_up_share,
         "confirm_wall_s": sum(sessions.spent_s(run.folder) for run in confirming),
         "confirm_training_s": again.get("train", 0.0) + again.get("data_wait", 0.0),
     }
@@ -155,8 +160,8 @@ def _files(evidence: Evidence) -> dict[str, str]:
             names["study_figure"] = "study.png"
     if best is not None and (folder / "trials" / best.name / "samples.png").exists():
         names["samples"] = f"trials/{best.name}/samples.png"
-    if (folder / page.PAGE).is_file():
-        names["report"] = page.PAGE
+    if (folder / PAGE).is_file():
+        names["report"] = PAGE
     files = {key: str(folder / name) for key, name in names.items()}
     files["study"] = study_url(folder / "study.db")
     if best is not None:

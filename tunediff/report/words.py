@@ -6,11 +6,13 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tunediff.analysis.comparison import ITSELF
-from tunediff.analysis.outcome import Outcome
+from tunediff.analysis.outcome import Outcome, failure_note
 from tunediff.analysis.statistics import SAME, Difference, Estimate, is_wide, mean, sd
+from tunediff.core import text
 from tunediff.core.text import number
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -228,3 +230,41 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     head, *rows = _aligned(lines)
     rule = "|" + "|".join("-" * (len(name) + 2) for name in head) + "|"
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "difference_high")
+
+
+def effects(difference: Difference, ratios: bool) -> dict[str, Any]:
+    """Return the effect as a ratio or as a difference, with its interval.
+
+    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to
+    be useful.
+    """
+    ends = (difference.estimate, difference.low, difference.high)
+    if ratios and is_wide(difference.low, difference.high):
+        ends = (None, None, None)
+    values = dict(zip(EFFECTS[:3] if ratios else EFFECTS[3:], ends, strict=True))
+    return {name: values.get(name) for name in EFFECTS}
+
+
+def plain(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a result fits in lines of text: nothing that is null, means with their sd and
+    failures."""
+    lines = dict[str, Any]()
+    for name, value in result.items():
+        if value is None or isinstance(value, list) or name.endswith(("_sd", "_failures")):
+            continue
+        if isinstance(value, bool):
+            lines[name] = "yes" if value else "no"
+        elif isinstance(value, float) and "ratio" in name:
+            lines[name] = f"{value:.4g}"  # as close to 1 as its interval may end
+        elif isinstance(value, dict):
+            lines[name] = text.knobs(value)
+        elif (values := result.get(f"{name}s")) is not None:
+            failures = result.get(f"{name.removesuffix('value')}failures", 0)
+            notes = [with_sd(values), failure_note(failures, len(values))]
+            lines[name] = ", ".join(filter(None, notes))
+        else:
+            lines[name] = value
+    return lines

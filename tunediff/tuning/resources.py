@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, is_command
 from tunediff.config.systems import Systems
 from tunediff.core import text
 from tunediff.core.machine import OMP, cores, gpus
@@ -187,6 +187,8 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
     values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
     strategies = values_of(space, "parallel.strategy")
+    if is_command(space.workload.name):  # several GPUs of a command belong to its one process
+        strategies = {COMMAND}
     partition = divided(machines, world_sizes(space), values, space.source, space.alone, strategies)
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
@@ -202,6 +204,8 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     return dataclasses.replace(partition, per_gpu=per_gpu)
 
 
+COMMAND = "command"
+"""Stands for the strategy of a command, whose one process gets all its GPUs."""
 _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
 
 
@@ -237,8 +241,13 @@ def divided(
                 f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}"
             )
     notes = tuple(_notes(partition, machines))
+    strategies = set(strategies)
+    most = max(map(partition.units, partition.machines), default=0)
+    if sizes[-1] > 1 and COMMAND in strategies and (not gpu or sizes[-1] > most):
+        where = f"{source}: gpus: {sizes[-1]} is not allowed here"
+        raise ConfigError(f"{where}; there are {listed}; allowed: at most {most if gpu else 0}")
     if sizes[-1] > 1 and "dp" in strategies:
-        _check_dp(sizes[-1], max(map(partition.units, partition.machines)), gpu, listed, source)
+        _check_dp(sizes[-1], most, gpu, listed, source)
         notes += (
             (
                 "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less"

@@ -1,13 +1,16 @@
 """Propose configurations seed after seed until their difference is decided: confirming runs and
 comparisons.
 
-Nothing is drawn and no run is stopped early. One run at a time has the machine.
+Nothing is drawn and no run is stopped early. One run at a time has the machine. `Rounds` is also
+what comparisons of commands ask, which start each run themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from tunediff import config as cfg
 from tunediff.analysis.outcome import failed
@@ -33,7 +36,19 @@ def name_of(i: int, number: int, candidates: int) -> str:
     return f"t{number * candidates + i:04d}"
 
 
-class Rounds:
+class Proposed(Protocol):
+    """What a round proposes: a run in a folder."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def number(self) -> int: ...
+
+
+R = TypeVar("R", bound=Proposed)
+
+
+class Rounds(Generic[R]):
     """Proposes the unfinished runs of at most `max_rounds` rounds, until `over()` before a round.
     The baseline comes first.
 
@@ -46,26 +61,26 @@ class Rounds:
         self,
         candidates: Sequence[Candidate],
         max_rounds: int,
-        make: Callable[[str, Systems, Values], TrialSpec],
+        make: Callable[[str, Any, Values], R],
         over: Callable[[], bool],
     ) -> None:
-        """`make` returns the trial of a name, a configuration and its drawn knobs."""
+        """`make` returns the run of a name, a configuration and its drawn knobs."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
         self._over = over
         self._out: set[int] = set()
         self._proposals = self._propose()
 
-    def ask(self) -> TrialSpec | None:
+    def ask(self) -> R | None:
         """Return the next run; None when it is decided."""
         return next(self._proposals, None)
 
-    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
+    def tell(self, spec: R, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
         """Take a candidate out whose run has failed."""
         assert trial_record is not None
         if failed(trial_record):
             self._out.add(spec.number % len(self._candidates))
 
-    def _propose(self) -> Iterator[TrialSpec]:
+    def _propose(self) -> Iterator[R]:
         candidates = range(len(self._candidates))
         for number in range(self._max_rounds):
             if self._nothing_to_compare() or self._over():
@@ -85,17 +100,24 @@ class Rounds:
     def _nothing_to_compare(self) -> bool:
         return 0 in self._out or len(self._candidates) - len(self._out) < 2
 
-    def _spec(self, i: int, number: int) -> TrialSpec:
+    def _spec(self, i: int, number: int) -> R:
         config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
         name = name_of(i, number, len(self._candidates))
         return self._make(name, cfg.override(config, seed), {**drawn, **seed})
 
 
-def run(folder: Path, rounds: Rounds, backend: Backend, listeners: Listeners) -> None:
+def run(folder: Path, rounds: Rounds[TrialSpec], backend: Backend, listeners: Listeners) -> None:
     """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
     be written."""
-    try:
+    with writing_to(folder):
         loop.run(rounds, backend, listeners)
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turn an `OSError` inside into a `StoppedError` that says why `folder` cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None

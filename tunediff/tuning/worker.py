@@ -133,7 +133,7 @@ def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connec
     """Run a trial that is a command, and send its end."""
     commands = importlib.import_module("tunediff.command.trial")  # stands on this package
     stopped: list[Point] = []
-    run = commands.run_of(job.config, job.folder, job.budget.seconds, None, job.group.place.threads)
+    run = commands.run_of(job.config, job.folder, job.budget.seconds, job.group.place.threads)
     for event in commands.events(run, job.config, lambda: bool(stopped)):
         if isinstance(event, End):
             _end(job, connection, _with_reason_of_search(event, job.folder))

@@ -1,0 +1,277 @@
+"""Set up a comparison of commands: read both sides, try them, and make its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.analysis import pairs
+from tunediff.api.command_options import MOST, CommandCompareOptions
+from tunediff.command import trial, worktrees
+from tunediff.command.check import check
+from tunediff.command.definition import CommandDefinition
+from tunediff.command.words import honesty
+from tunediff.command.workload import CommandSystems, common_type, make
+from tunediff.config import ConfigError, Values
+from tunediff.core import listeners, machine_options, remote, text
+from tunediff.core import trial_record as record
+from tunediff.core.files import write_text
+from tunediff.core.refusals import allow, check_name, check_new, writing
+from tunediff.report import pair_plan
+from tunediff.report.plan import MOST_DAYS
+from tunediff.search_space.model import PAIR_SEED_OFFSET
+
+Say = Callable[..., None]
+WHERE = "command line"
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A or B."""
+
+    name: str
+    """How messages call it."""
+    definition: CommandDefinition
+    parameters: Values
+    revision: str | None = None
+
+    @property
+    def in_worktree(self) -> bool:
+        return self.revision not in (None, worktrees.WORKING_COPY)
+
+    def configuration(self, at: str, folder: str | Path) -> CommandSystems:
+        """Return its configuration, which runs in `folder`; `at`: names it in this process."""
+        definition = dataclasses.replace(self.definition, folder=str(Path(folder).absolute()))
+        config: CommandSystems = make(
+            definition, self.parameters, WHERE, at=f"-{at}"
+        ).schema.default()
+        return cfg.override(config, {"seed": PAIR_SEED_OFFSET}, check=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandCompareRequest:
+    """A new comparison of commands that has been checked."""
+
+    folder: Path
+    sides: tuple[Side, Side]
+    budget_s: float | None
+    """Seconds of a run; None: it runs to its own end."""
+    max_pairs: int
+    within: float | None
+    """See `Pairs.within`."""
+
+
+def resume(options: CommandCompareOptions) -> Path:
+    """Return the folder of an earlier comparison. Raises `ConfigError`."""
+    machine_options.check(options)
+    listeners.check(options.track)
+    fixed = ("words", "run", "at", "objective", "budget", "pairs", "resolution", "name")
+    if any(getattr(options, name) for name in fixed):
+        raise ConfigError("--resume: takes both sides and what is measured from the folder")
+    folder = Path(options.storage).resolve() / str(options.resume)
+    remote.check(Path(options.storage))
+    for one in record.read_trials(folder):
+        if not one.finished:
+            remote.pull(folder / "trials" / one.name, heavy=True)
+    pairs.read(folder)
+    return folder
+
+
+def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
+    """Check what is asked for. Raises `ConfigError`."""
+    machine_options.check(options)
+    listeners.check(options.track)
+    both = sides(options)
+    budget_s, most = options.budget_s, MOST if options.pairs is None else options.pairs
+    allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100")
+    for side in both:
+        template = side.definition.template
+        template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
+        side.definition.check_places(budget_s, "--run")
+    fits = budget_s is None or 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
+    allow(fits, "--budget", str(budget_s), f"at most {MOST_DAYS} days for {most} pairs, or --force")
+    metric = cfg.of(both[0].configuration("plan", Path())).objective
+    within = pairs.resolution(options.resolution, metric)
+    name = options.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+    remote.check(Path(options.storage))
+    folder = Path(options.storage).resolve() / name
+    remote.pull(folder / pairs.FILE)
+    check_name(name)
+    check_new(folder)
+    return CommandCompareRequest(folder, both, budget_s, most, within)
+
+
+# ---- two sides
+def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
+    """Return A and B of two commands, two revisions, or two groups of values. Raises
+    `ConfigError`."""
+    commands, revisions, groups = options.run, options.at, values_of(options.words, WHERE)
+    counts = {"--run": len(commands), "--at": len(revisions), "groups of name=value": len(groups)}
+    twice = [name for name, count in counts.items() if count == 2]
+    if not commands or len(twice) != 1 or max(counts.values()) > 2:
+        given = ", ".join(f"{count} × {name}" for name, count in counts.items())
+        raise ConfigError(
+            f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run, two"
+            " --at, or name=value given twice (lr=3e-4 lr=1e-3)"
+        )
+
+    def side(index: int) -> Side:
+        command = commands[min(index, len(commands) - 1)]
+        revision = revisions[min(index, len(revisions) - 1)] if revisions else None
+        definition = options.definition(command, WHERE)
+        values = {**groups[0], **groups[min(index, len(groups) - 1)]}
+        if len(commands) == 2 and not definition.template.takes_all:
+            named = definition.template.parameters
+            values = {name: value for name, value in values.items() if name in named}
+        shown = " ".join(
+            f"{name}={text.number(value) if isinstance(value, float) else value}"
+            for name, value in groups[min(index, len(groups) - 1)].items()
+            if len(groups) < 2 or name in groups[1]
+        )
+        name = {"--run": definition.title, "--at": str(revision)}.get(twice[0], shown)
+        return Side(name, definition, values, revision)
+
+    both = side(0), side(1)
+    if both[0] == both[1]:
+        raise ConfigError(f"{WHERE}: {both[1].name}: is what A is; A and B must differ")
+    return both
+
+
+def values_of(words: Sequence[str], where: str) -> list[dict[str, Any]]:
+    """Return the groups of `name=value`; a name that comes again begins the next one.
+
+    A parameter has one type in all groups. Raises `ConfigError`.
+    """
+    groups: list[dict[str, Any]] = [{}]
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"{where}: {word} is not understood; allowed: name=value")
+        if name in groups[-1]:
+            groups.append({})
+        groups[-1][name] = _plain(value)
+    names = {name for group in groups for name in group}
+    types = {name: common_type(group[name] for group in groups if name in group) for name in names}
+    return [{name: types[name](value) for name, value in group.items()} for group in groups]
+
+
+def _plain(value: str) -> Any:
+    """Return a word as a number, true or false, or as the text that it is."""
+    if value in ("true", "false"):
+        return value == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value
+
+
+# ---- plan and check
+def planned(request: CommandCompareRequest) -> dict[str, Any]:
+    """Return what would run, as `pair_plan.values` does, and what differs from workloads."""
+    configs = [side.configuration(f"plan-{name}", Path()) for name, side in _named(request)]
+    names = [side.name for side in request.sides]
+    plan = pair_plan.values(
+        names, configs, request.max_pairs, request.budget_s or 0.0, "wall", {"evaluation_s": 0.0}
+    )
+    definitions = [side.definition for side in request.sides]
+    return {**plan, "data": honesty(definitions, systems_knobs=False)}
+
+
+def plan_lines(request: CommandCompareRequest) -> list[str]:
+    """Return what would run, in words."""
+    most, budget_s = request.max_pairs, request.budget_s
+    each = "its own end" if budget_s is None else f"{text.seconds(budget_s)} of wall-clock"
+    total = "" if budget_s is None else f": at most {text.seconds(2 * most * budget_s)}"
+    return [
+        *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
+        f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
+        *honesty([side.definition for side in request.sides], systems_knobs=False),
+    ]
+
+
+def _named(request: CommandCompareRequest) -> list[tuple[str, Side]]:
+    return list(zip(pairs.SIDES, request.sides, strict=True))
+
+
+def try_sides(request: CommandCompareRequest, say: Say) -> None:
+    """Try both commands, each at its revision; warn of what cannot be right. Raises
+    `ConfigError`."""
+    tried: list[tuple[CommandDefinition, str | None]] = []
+    for (name, side), other in zip(_named(request), reversed(request.sides), strict=True):
+        if (side.definition, side.revision) in tried:
+            continue
+        tried.append((side.definition, side.revision))
+        with contextlib.ExitStack() as stack:
+            folder = Path()
+            if side.in_worktree:
+                scratch = Path(
+                    stack.enter_context(tempfile.TemporaryDirectory(prefix="tunediff-check-"))
+                )
+                stack.callback(worktrees.remove, scratch / worktrees.SOURCE)
+                folder = worktrees.add(scratch / worktrees.SOURCE, str(side.revision))
+            _try(name.upper(), side, other, folder, request.budget_s, say)
+
+
+def _try(
+    label: str, side: Side, other: Side, folder: Path, budget_s: float | None, say: Say
+) -> None:
+    run = trial.run_of(side.configuration(f"check-{label}", folder), Path(), budget_s)
+    ends: Mapping[str, Sequence[Any]] = {}
+    if side.definition == other.definition:
+        ends = {key: [value] for key, value in other.parameters.items() if key in side.parameters}
+    try:
+        result = check(run, ends, lambda line: say(f"{label}: {line}"))
+    except ConfigError as error:
+        raise ConfigError(f"{label}: {error}") from None
+    for line in result.lines:
+        say(f"{label}: {line}")
+    for warning in result.warnings:
+        say(f"WARNING: {label}: {warning}")
+
+
+# ---- the folder
+def create(request: CommandCompareRequest) -> None:
+    """Make the folder of a comparison: both commands, and worktrees of their revisions. Raises
+    `ConfigError`."""
+    folder = request.folder
+    new = folder.with_name(f".{folder.name}-{os.getpid()}")
+    with writing("--storage", folder), contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, new, ignore_errors=True)
+        for name, side in _named(request):
+            (new / name).mkdir(parents=True)
+            runs_in = Path()
+            if side.in_worktree:
+                undo.callback(worktrees.remove, new / name / worktrees.SOURCE)
+                inside = worktrees.add(new / name / worktrees.SOURCE, str(side.revision))
+                runs_in = folder / inside.relative_to(new.absolute())
+            config = cfg.take_along(side.configuration(name, runs_in), new / name)
+            write_text(new / name / "config.yaml", cfg.dump(config, folder=new / name))
+        content = {
+            "a": request.sides[0].name,
+            "b": request.sides[1].name,
+            "budget_s": request.budget_s or 0.0,
+            "pairs": request.max_pairs,
+            "within": request.within,
+            "compile": "charged",
+            "setup": "charged",
+            "unit": "wall",
+        }
+        write_text(new / pairs.FILE, cfg.to_yaml(content))
+        new.rename(folder)  # a folder of that name is complete, whenever this process is killed
+        undo.pop_all()
+    for name in pairs.SIDES:
+        worktrees.moved(folder / name / worktrees.SOURCE)
+
+
+def remove_worktrees(folder: Path) -> None:
+    """Remove the worktrees of a comparison that is over; the revisions stay in its file."""
+    for name in pairs.SIDES:
+        worktrees.remove(folder / name / worktrees.SOURCE)

@@ -1,0 +1,81 @@
+"""Word the result of a comparison of two configurations; needs neither pandas nor matplotlib."""
+
+from __future__ import annotations
+
+from tunediff.analysis.pairs import SIDES, Pairs
+from tunediff.core import text
+from tunediff.core.clock import own_s
+from tunediff.core.text import pluralize
+from tunediff.core.trial_record import TrialRecord
+from tunediff.report.verdicts import disturbed_of, why_stopped
+from tunediff.report.words import OPEN, interval, size
+
+
+def sentences(pairs: Pairs) -> list[str]:
+    """Return the result in sentences: the verdict, then its reason and what the number of pairs can
+    detect."""
+    look, (a, b) = pairs.look, pairs.names
+    if (failed := pairs.failure) is not None:
+        return [failure(pairs, failed)]
+    if (resolution := look.differences[0].resolution) is None:
+        return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
+    difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
+    if pairs.verdict is None:
+        return [f"Not decided yet after {count}: {difference}."]
+    than = f"A ({a}) by more than the noise of {count}: {difference}"
+    lines = [f"B ({b}) is {pairs.verdict} than {than}."]
+    if pairs.verdict == "no significant difference":
+        why = why_stopped(look, "pairs", equal="any difference is within the requested margin")
+        lines = [
+            f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
+            f"They can detect differences of about {_size(pairs, resolution)}{why}.",
+        ]
+    ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
+    if (least := pairs.one_run_detects) is not None:
+        single = f"only differences above {_size(pairs, least)} are significant"
+        ahead = f"With one run each, {single}; {ahead}"
+    runs = [run for pair in pairs.runs for run in pair if run is not None]
+    return list(filter(None, [*lines, ahead, disturbed_of(runs, "run"), _setup(pairs)]))
+
+
+def _setup(pairs: Pairs) -> str:
+    """Return a sentence on seconds before the first batch that differ by over 2 % of the budget."""
+    a_s, b_s = pairs.setup_s
+    devices = max(config.devices for config in pairs.configs)
+    shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
+    if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
+        return ""
+    spent = f"B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
+    return (
+        f"Before its first batch {spent}, which the budget does not count: --setup charged counts"
+        " them."
+    )
+
+
+def failure(pairs: Pairs, run: TrialRecord) -> str:
+    """Return which side failed, and why."""
+    side = run.drawn["side"]
+    return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
+
+
+def so_far(pairs: Pairs) -> str:
+    """Return the line that is printed after every pair."""
+    tested = pairs.look.differences[0].resolution
+    verdict = pairs.verdict or ("not decided yet" if tested else "too few for a test")
+    return f"after {pluralize(pairs.look.rounds, 'pair')}: {_difference(pairs)}: {verdict}"
+
+
+def _difference(pairs: Pairs) -> str:
+    """Return the effect of B relative to A with its interval."""
+    effect = interval(pairs.look.differences[0], pairs.look.ratios)
+    if effect in ("", OPEN):
+        return f"the difference in {pairs.label} is {effect or 'unknown'}"
+    return f"{pairs.label} {effect} {'times' if pairs.look.ratios else 'compared with'} A's"
+
+
+def _size(pairs: Pairs, value: float) -> str:
+    """Return a difference, marked as rough if it rests on few pairs."""
+    words = size(value, pairs.look.ratios)
+    if not pairs.noise_is_rough:
+        return words
+    return f"{words} (a rough estimate, from {pluralize(pairs.look.rounds, 'pair')})"
