@@ -190,6 +190,16 @@ def test_the_check_refuses_a_seed_without_effect_and_names_idle_parameters(progr
     assert "left.txt" in printed
 
 
+def test_a_value_at_which_the_command_fails_is_named_and_is_a_result(program, capsys):
+    Path("train.py").write_text(NOISY + "\nif options.lr > 1: raise ValueError('diverged')\n")
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final"]
+    Path("train.py").write_text(Path("train.py").read_text().replace("print(", "if options.lr <= 1: print("))
+    assert compare.main(words) == 12
+    said = capsys.readouterr().out
+    assert "WARNING: A: with lr=100: exit code 1" in said
+    assert "verdict: failed" in said
+
+
 REFUSED = {
     "no difference": ["--run", RUN, "lr=1"],
     "two differences": ["--run", RUN, "--run", "b {lr} {seed}", "lr=1", "lr=2"],

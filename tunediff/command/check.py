@@ -38,6 +38,8 @@ class Checked:
     """Whether one seed gave the same first value twice."""
     without_effect: list[str]
     """Parameters whose ends have the first value of the baseline."""
+    failing: list[str]
+    """Values at which the command fails, with the reason."""
     written: list[str]
     """Files outside the folder of a run that it wrote."""
     clock: str
@@ -59,6 +61,7 @@ class Checked:
                 f"the first value comes after {self.first_value_s:.1f} s of a budget of"
                 f" {budget_s:.0f} s: start-up counts unless the command prints TUNEDIFF start"
             )
+        yield from self.failing
         for name in self.without_effect:
             yield f"{name}: its ends print the same first value as the baseline: has it an effect?"
         if self.written:
@@ -84,10 +87,15 @@ def check(
         deterministic = first.value == again.value
         if deterministic and "seed" in run.definition.template.names:
             _check_seed(attempt, run, first)
-        idle = [name for name, values in ends.items() if _idle(attempt, run, name, values, first)]
+        idle = [
+            name
+            for name, values in ends.items()
+            if _has_no_effect(attempt, run, name, values, first)
+        ]
     clock = "process" if first.clock is None else first.clock.kind
+    idle = idle if deterministic else []
     return Checked(
-        first.first_s, deterministic, idle if deterministic else [], written, clock, run.budget_s
+        first.first_s, deterministic, idle, attempt.failures, written, clock, run.budget_s
     )
 
 
@@ -117,6 +125,8 @@ class _Attempts:
 
     def __init__(self, run: CommandRun, scratch: Path) -> None:
         self._scratch, self._count = scratch, 0
+        self.failures: list[str] = []
+        """What ends of parameters have failed with."""
         patience_s = PATIENCE_S if run.budget_s is None else max(PATIENCE_S, 2 * run.budget_s)
         self._limit_s = patience_s
 
@@ -143,13 +153,20 @@ class _Attempts:
         return _Tried(float(point[run.definition.objective]), first_s, clock)
 
 
-def _idle(
+def _has_no_effect(
     attempt: _Attempts, run: CommandRun, name: str, values: Sequence[Any], first: _Tried
 ) -> bool:
-    """Return whether no value of a parameter changes the first value of the metric."""
+    """Return whether all of these values of a parameter print the baseline's first value.
+
+    One at which the command fails has an effect; it may be the end of a range, and is noted.
+    """
     others = [value for value in values if value != run.values[name]]
     for value in others:
-        tried = attempt(dataclasses.replace(run, values={**run.values, name: value}))
+        try:
+            tried = attempt(dataclasses.replace(run, values={**run.values, name: value}))
+        except ConfigError as error:
+            attempt.failures.append(str(error).partition(": ")[2])
+            return False
         if tried.value != first.value:
             return False
     return bool(others)
