@@ -14,6 +14,7 @@ from tunediff import config as cfg
 from tunediff import export, search, search_space
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
+from tunediff.tuning import resources
 from tunediff.tuning.knowledge import needs_at_least
 
 FILE = {
@@ -46,6 +47,16 @@ def test_a_lack_of_memory_rules_out_the_same_parameters_alone(tmp_path):
     config = cfg.flat(parsed(tmp_path, FILE).baseline)
     assert needs_at_least(config | {"seed": 5}, config)
     assert not needs_at_least(config | {"model.width": 128}, config)
+
+
+def test_gpus_of_a_command_are_devices_of_its_trials(tmp_path):
+    space = parsed(tmp_path, FILE | {"gpus": 2})
+    partition = resources.share(space, resources.Machine(8, 4))
+    assert partition.slots == 2
+    assert partition.place(partition.machines, 2, space.baseline.parallel.together).resources["GPU"] == 2
+    for machine, most in ((resources.Machine(8, 1), 1), (resources.Machine(8, 0), 0)):
+        with pytest.raises(ConfigError, match=f"gpus: 2 is not allowed here; .* allowed: at most {most}"):
+            resources.share(space, machine)
 
 
 REFUSED = {

@@ -229,6 +229,11 @@ def divided(
     partition = dataclasses.replace(partition, machines=partition.usable(machines))
     limit = sum(map(partition.units, partition.machines))
     listed = "; ".join(map(str, machines)) or "no nodes"
+    strategies = set(strategies)
+    most = max(map(partition.units, partition.machines), default=0)
+    if sizes[-1] > 1 and COMMAND in strategies and (not gpu or sizes[-1] > most):
+        where = f"{source}: gpus: {sizes[-1]} is not allowed here"
+        raise ConfigError(f"{where}; there are {listed}; allowed: at most {most if gpu else 0}")
     if sizes[-1] > limit:
         where = "on this machine" if machines and not machines[0].id else "on this cluster"
         raise ConfigError(
@@ -241,11 +246,6 @@ def divided(
                 f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}"
             )
     notes = tuple(_notes(partition, machines))
-    strategies = set(strategies)
-    most = max(map(partition.units, partition.machines), default=0)
-    if sizes[-1] > 1 and COMMAND in strategies and (not gpu or sizes[-1] > most):
-        where = f"{source}: gpus: {sizes[-1]} is not allowed here"
-        raise ConfigError(f"{where}; there are {listed}; allowed: at most {most if gpu else 0}")
     if sizes[-1] > 1 and "dp" in strategies:
         _check_dp(sizes[-1], most, gpu, listed, source)
         notes += (
