@@ -16,14 +16,12 @@ from typing import Any
 import optuna
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from benchmarks.replay.table import Table, load
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning.sampling import default_sampler
-from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
-from tunediff.tuning.trial import SPEC
+from tunediff.tuning.stopping import EarlyStopping
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -88,25 +86,16 @@ class ToTheEnd:
 
 
 class Stopping(ToTheEnd):
-    """Ends trials by Ray Tune's ASHA, set up as `early_stopping: asha` sets it up."""
+    """Ends trials as `early_stopping: asha` does."""
 
     def __init__(self, space: SearchSpace) -> None:
-        rule = ASHAScheduler(
-            time_attr="fraction", max_t=1, grace_period=GRACE, reduction_factor=2.0
-        )
-        self._space, self._scheduler = space, BaselineExemptScheduler(rule, space)
-        self._scheduler.set_search_properties("objective", space.mode)
+        self._space, self._rule = space, EarlyStopping(space)
 
     def goes_on(self, trial: TrialRecord) -> bool:
         point, points = trial.points[-1], self._space.baseline.evaluation.points
-        stands_for = SimpleNamespace(
-            config={SPEC: SimpleNamespace(name=trial.name, drawn=trial.drawn)}
-        )
+        spec: Any = SimpleNamespace(name=trial.name, drawn=trial.drawn, role=trial.role)
         result = {"fraction": point.index / points, "objective": point[self._space.metric]}
-        result |= {"index": point.index, "train_s": point.train_s}
-        return bool(
-            self._scheduler.on_trial_result(None, stands_for, result) == TrialScheduler.CONTINUE
-        )
+        return not self._rule.stops(spec, result | {"index": point.index, "train_s": point.train_s})
 
 
 # ------------------------------------------------------------------------------------------------------------ together

@@ -5,13 +5,14 @@ import json
 import logging
 import os
 import pickle
+import random
 import time
 import types
 import warnings
 
 import pytest
 import yaml
-from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from tests.helpers import point
 from tests.tuning.asked import AskedBackend, pool
@@ -21,6 +22,7 @@ from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.tuning import experiment, sessions, tuner
+from tunediff.tuning.stopping import GRACE, Halving, early_stopping
 
 CONTENT = {
     "workload": "digits",
@@ -152,38 +154,29 @@ def test_start_of_a_session_counts_towards_its_limit(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- early stopping
-class Controller:
-    def get_live_trials(self):
-        return []
+def run_of(number, drawn=None):
+    """A run; what Optuna drew for the first is the baseline."""
+    drawn = drawn or {"loader.batch_size": 64 if number else 128}
+    role = "repeat" if "seed" in drawn else "draw"
+    return types.SimpleNamespace(name=f"t{number:04d}", drawn=drawn, role=role)
 
 
-class Trial:
-    """As Tune has it; what Optuna drew for the first is the baseline."""
-
-    def __init__(self, number, drawn=None):
-        self.trial_id = f"tune{number}"
-        drawn = drawn or {"loader.batch_size": 64 if number else 128}
-        role = "repeat" if "seed" in drawn else "draw"
-        self.config = {"spec": types.SimpleNamespace(name=f"t{number:04d}", drawn=drawn, role=role)}
+def rule_of(earlier=(), **changes):
+    return early_stopping(loaded(early_stopping="asha", **changes), earlier)
 
 
-def stopped_at(scheduler, curves, first=0, drawn=None):
-    """Feed trials one after the other to Tune's own scheduler; training seconds at which each was stopped, or None."""
-    controller, found = Controller(), []
+def stopped_at(rule, curves, first=0, drawn=None):
+    """Feed runs one after the other to the rule; training seconds at which each was stopped, or None."""
+    found = []
     for number, curve in enumerate(curves, first):
-        trial = Trial(number, drawn)
-        scheduler.on_trial_add(controller, trial)
-        last, stop = {}, None
-        for index, (train_s, value) in enumerate(curve, 1):
-            last = {"train_s": train_s, "fraction": train_s / 8, "objective": value, "time_total_s": train_s}
-            last["index"] = index
-            if scheduler.on_trial_result(controller, trial, last) == TrialScheduler.STOP:
-                stop = train_s if train_s < curve[-1][0] else None  # at the end of its budget a trial ends anyway
-                break
-        if stop is None:
-            scheduler.on_trial_complete(controller, trial, last)
-        found.append(stop)
+        run, points = run_of(number, drawn), enumerate(curve, 1)
+        results = (result_of(index, train_s, value) for index, (train_s, value) in points)
+        found.append(next((result["train_s"] for result in results if rule.stops(run, result)), None))
     return found
+
+
+def result_of(index, train_s, value, budget_s=8):
+    return {"index": index, "train_s": train_s, "fraction": train_s / budget_s, "objective": value}
 
 
 def at(*values):
@@ -193,12 +186,11 @@ def at(*values):
 
 def test_a_winner_whose_curve_crosses_late_is_not_stopped():
     """Compilation, warm-up and the EMA cost at first: behind all others after a quarter, ahead from the half on."""
-    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
-    assert scheduler.set_search_properties("objective", "min")
+    rule = rule_of()
     steady = [at(20.0, 10.0 + i / 10, 8.0, 7.0) for i in range(4)]
     crossing = at(300.0, 9.0, 5.0, 3.0)
     hopeless = at(25.0, 24.0, 23.0, 22.0)
-    *_, late, bad = stopped_at(scheduler, [*steady, crossing, hopeless])
+    *_, late, bad = stopped_at(rule, [*steady, crossing, hopeless])
     assert late is None
     assert bad is not None, "the rule stops nothing at all"
     assert bad >= 4.0, "stopped before half of its budget"
@@ -207,15 +199,13 @@ def test_a_winner_whose_curve_crosses_late_is_not_stopped():
 @pytest.mark.parametrize("seed", [{}, {"seed": 7}])
 def test_the_baseline_is_never_stopped_and_others_are_held_against_it(seed):
     """With two slots others may be ahead of it from its first point on; without its end there is nothing to compare."""
-    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
-    assert scheduler.set_search_properties("objective", "min")
+    rule = rule_of()
     good, bad = at(9.0, 5.0, 4.0, 3.0), at(30.0, 29.0, 28.0, 27.0)
-    assert stopped_at(scheduler, [good] * 4, first=1) == [None] * 4
-    assert stopped_at(scheduler, [bad], first=5) == [4.0], "the rule stops nothing at all"
-    assert stopped_at(scheduler, [bad], first=6, drawn={"loader.batch_size": 128} | seed) == [None]
+    assert stopped_at(rule, [good] * 4, first=1) == [None] * 4
+    assert stopped_at(rule, [bad], first=5) == [4.0], "the rule stops nothing at all"
+    assert stopped_at(rule, [bad], first=6, drawn={"loader.batch_size": 128} | seed) == [None]
 
-    alone = tuner.scheduler(loaded(early_stopping="asha"))
-    alone.set_search_properties("objective", "min")
+    alone = rule_of()
     baseline = {"loader.batch_size": 128}
     for number, by in enumerate((1.0, 1.001, 1.003)):  # equal values would be those of a metric of few steps
         curve = [(train_s, value * by) for train_s, value in good]
@@ -229,23 +219,21 @@ def test_early_stopping_spares_what_is_within_the_noise_of_the_best():
     behind = [at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by) for by in (1.02, 1.05, 1.08, 1.18)]
     worse = at(12.0 * 1.3, 8.0 * 1.3, 6.0 * 1.3, 4.0 * 1.3)
     for again, expected in ((), 4.0), ((1.1,), None), ((1.001,), 4.0):
-        scheduler = tuner.scheduler(loaded(early_stopping="asha"))
-        scheduler.set_search_properties("objective", "min")
+        rule = rule_of()
         for seed, by in enumerate((1.0, *again)):
             curve = at(12.0 * by, 8.0 * by, 6.0 * by, 4.0 * by)
-            assert stopped_at(scheduler, [curve], seed, baseline | {"seed": seed}) == [None]
+            assert stopped_at(rule, [curve], seed, baseline | {"seed": seed}) == [None]
         near = behind[:0] if again == (1.001,) else behind
-        assert stopped_at(scheduler, near, first=3) == [None] * len(near), "stopped within the noise"
-        stopped_at(scheduler, behind[:3], first=10)  # others that a rule needs before it stops any
-        assert stopped_at(scheduler, [worse], first=7) == [expected]
+        assert stopped_at(rule, near, first=3) == [None] * len(near), "stopped within the noise"
+        stopped_at(rule, behind[:3], first=10)  # others that a rule needs before it stops any
+        assert stopped_at(rule, [worse], first=7) == [expected]
 
 
 def test_early_stopping_spares_a_small_difference_of_an_accuracy():
-    scheduler = tuner.scheduler(loaded(early_stopping="asha", workload="digits_classifier"))
-    scheduler.set_search_properties("objective", "max")
-    assert stopped_at(scheduler, [at(0.6, 0.9, 0.9, 0.9)]) == [None]
+    rule = rule_of(workload="digits_classifier")
+    assert stopped_at(rule, [at(0.6, 0.9, 0.9, 0.9)]) == [None]
     curves = [at(0.5, 0.87, 0.88, 0.89), at(0.5, 0.84, 0.85, 0.86)]
-    assert stopped_at(scheduler, curves, first=1) == [None, 4.0]
+    assert stopped_at(rule, curves, first=1) == [None, 4.0]
 
 
 def test_resumed_early_stopping_knows_the_noise():
@@ -256,23 +244,16 @@ def test_resumed_early_stopping_knows_the_noise():
         return record.TrialRecord(f"t{seed:04d}", seed, {}, {"seed": seed} if seed else {}, "", points=points)
 
     earlier = [of_baseline(0, 1.0), of_baseline(1, 1.1), of_baseline(2, 1.05)]
-    scheduler = tuner.scheduler(loaded(early_stopping="asha"), earlier)
-    scheduler.set_search_properties("objective", "min")
-    assert stopped_at(scheduler, [at(11.2, 5.6, 3.73, 2.8)], first=4) == [None]
+    rule = rule_of(earlier)
+    assert stopped_at(rule, [at(11.2, 5.6, 3.73, 2.8)], first=4) == [None]
 
 
 def test_early_stopping_never_ends_a_trial_at_its_last_point():
     """Its worker still writes the weights, for however long: it ends by itself, with its own end."""
-    scheduler, points = tuner.scheduler(loaded(early_stopping="asha")), 4
-    scheduler.set_search_properties("objective", "min")
-    stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
-    trial, decisions = Trial(5), []
-    scheduler.on_trial_add(Controller(), trial)
-    for index, value in enumerate((9.0, 5.0, 4.0, 30.0), 1):
-        result = {"index": index, "train_s": 2.0 * index, "fraction": index / points, "objective": value}
-        decisions.append(scheduler.on_trial_result(Controller(), trial, result))
-    assert decisions == [TrialScheduler.CONTINUE] * points
-    scheduler.on_trial_complete(Controller(), trial, result)
+    rule = rule_of()
+    stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
+    results = [result_of(index, 2.0 * index, value) for index, value in enumerate((9.0, 5.0, 4.0, 30.0), 1)]
+    assert [rule.stops(run_of(5), result) for result in results] == [False] * 4
 
 
 def test_a_resumed_search_remembers_what_trials_are_held_against():
@@ -283,50 +264,59 @@ def test_a_resumed_search_remembers_what_trials_are_held_against():
     ]  # fmt: skip
     bad = at(30.0, 29.0, 28.0, 27.0)
     for known, expected in ((earlier, [4.0]), ([], [None])):
-        scheduler = tuner.scheduler(loaded(early_stopping="asha"), known)
-        scheduler.set_search_properties("objective", "min")
-        assert stopped_at(scheduler, [bad], first=4) == expected
+        rule = rule_of(known)
+        assert stopped_at(rule, [bad], first=4) == expected
 
 
 def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again():
     """It survived its first judgement; only what it does next is news."""
-    scheduler = tuner.scheduler(loaded(early_stopping="asha"))
-    scheduler.set_search_properties("objective", "min")
-    restarted, curve = Trial(1), at(9.0, 8.0, 7.0, 6.0)
-    scheduler.on_trial_add(Controller(), restarted)
-    said = []
-    for train_s, value in curve[:2]:
-        told = {"train_s": train_s, "fraction": train_s / 8, "objective": value}
-        said.append(scheduler.on_trial_result(Controller(), restarted, told))
-    stopped_at(scheduler, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
-    for train_s, value in curve[:3]:
-        told = {"train_s": train_s, "fraction": train_s / 8, "objective": value}
-        said.append(scheduler.on_trial_result(Controller(), restarted, told))
-    assert said[:4] == [TrialScheduler.CONTINUE] * 4
-    assert said[4] == TrialScheduler.CONTINUE, "there is no rung here"
+    rule, restarted = rule_of(), run_of(1)
+    results = [result_of(index, 2.0 * index, value) for index, value in enumerate((9.0, 8.0, 7.0), 1)]
+    decisions = [rule.stops(restarted, result) for result in results[:2]]
+    stopped_at(rule, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
+    decisions += [rule.stops(restarted, result) for result in results]
+    assert decisions == [False] * 5, "there is one rung"
 
 
 def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions():
     """With device-seconds four workers have a quarter of the time: their half of it comes after 1 s, not after 4."""
-    scheduler = tuner.scheduler(
-        loaded(early_stopping="asha", budget={"per_trial": "8s", "trials": 9, "unit": "device"})
+    rule = rule_of(budget={"per_trial": "8s", "trials": 9, "unit": "device"})
+    stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
+    results = [result_of(1, 0.5, 30.0, budget_s=2), result_of(2, 1.0, 29.0, budget_s=2)]
+    assert [rule.stops(run_of(5), result) for result in results] == [False, True]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_rung_is_that_of_rays_asha(mode):
+    """Random curves of trials in turns: the same decisions, point by point."""
+    ray_rule, rule = (
+        ASHAScheduler(time_attr="f", max_t=1, grace_period=GRACE, reduction_factor=2),
+        Halving(mode == "min"),
     )
-    scheduler.set_search_properties("objective", "min")
-    stopped_at(scheduler, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
-    trial, said = Trial(5), []
-    scheduler.on_trial_add(Controller(), trial)
-    for train_s, value in ((0.5, 30.0), (1.0, 29.0)):
-        told = {"train_s": train_s, "fraction": train_s / 2, "objective": value}
-        said.append(scheduler.on_trial_result(Controller(), trial, told))
-    assert said == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
+    ray_rule.set_search_properties("value", mode)
+    draw, decisions = random.Random(0), []
+    for name in (f"t{number}" for number in range(50)):
+        trial = types.SimpleNamespace(trial_id=name)
+        ray_rule.on_trial_add(None, trial)
+        for fraction in (0.25, 0.4, 0.55, 0.7, 0.9):
+            value = draw.random()
+            expected = ray_rule.on_trial_result(None, trial, {"f": fraction, "value": value}) == "STOP"
+            decisions.append((rule.worse_than_half(name, fraction, value), expected))
+    assert all(found == expected for found, expected in decisions)
+    assert 10 < sum(expected for _, expected in decisions) < 40
 
 
-def test_tune_may_keep_a_copy_of_the_scheduler():
-    assert pickle.dumps(tuner.scheduler(loaded(early_stopping="asha")))
+def test_tune_stops_what_the_rule_stops_and_may_keep_a_copy():
+    scheduler = tuner.EarlyStoppingScheduler(rule := rule_of())
+    stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
+    trial = types.SimpleNamespace(config={tuner.SPEC: run_of(5)})
+    assert scheduler.on_trial_result(None, trial, result_of(1, 2.0, 30.0)) == TrialScheduler.CONTINUE
+    assert scheduler.on_trial_result(None, trial, result_of(2, 4.0, 30.0)) == TrialScheduler.STOP
+    assert pickle.dumps(scheduler)
 
 
 def test_nothing_is_stopped_unless_asked_for():
-    assert tuner.scheduler(loaded()) is None
+    assert early_stopping(loaded()) is None
 
 
 def test_names_on_rays_pages_show_knobs_with_three_digits():

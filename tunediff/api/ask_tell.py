@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 from tunediff.analysis import journals
@@ -37,6 +37,7 @@ from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
+from tunediff.tuning.stopping import early_stopping
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -147,9 +148,9 @@ class AskTellStudy:
             with self._checked():
                 device = resources.local().device
                 self._proposer = OptunaProposer(self.space, folder, before_s, device=device)
-            self._stopping = None
-            if self.space.early_stopping != "none":
-                self._stopping = _EarlyStopping(self.space, folder)
+            # Trials that have not ended begin again: their points are void.
+            ended = [trial for trial in record.read_trials(folder) if trial.finished]
+            self._stopping = early_stopping(self.space, ended)
             stack.callback(self._refuse_from_now)
             self._open = stack.pop_all()
 
@@ -316,33 +317,6 @@ class AskTellStudy:
         self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
         self._listeners.tell("end", trial.name, spec.drawn)
         del self._running[spec.name]  # last: what a full disk refuses is told again
-        if self._stopping is not None and last is not None:
-            result = {**last.flat, "objective": last[self.space.metric]}
-            self._stopping.ended(spec, result)
-
-
-class _EarlyStopping:
-    """The early stopping of a search, a scheduler of Ray Tune, for trials that Tune does not run."""
-
-    def __init__(self, space: SearchSpace, folder: Path) -> None:
-        from tunediff.tuning import tuner  # imports Ray, which takes seconds
-        from tunediff.tuning.trial import SPEC
-
-        # Trials that have not ended begin again: their points are void.
-        ended = [trial for trial in record.read_trials(folder) if trial.finished]
-        scheduler: Any = tuner.scheduler(space, ended)
-        self._key, self._scheduler = SPEC, scheduler
-        self._scheduler.set_search_properties("objective", space.mode)
-
-    def stops(self, spec: TrialSpec, result: Values) -> bool:
-        """Return whether a trial ends with this evaluation."""
-        trial: Any = SimpleNamespace(config={self._key: spec})
-        return bool(self._scheduler.on_trial_result(None, trial, result) != "CONTINUE")
-
-    def ended(self, spec: TrialSpec, result: Values) -> None:
-        """Note the last evaluation of a trial that has ended."""
-        trial: Any = SimpleNamespace(config={self._key: spec})
-        self._scheduler.on_trial_complete(None, trial, result)
 
 
 def open_study(

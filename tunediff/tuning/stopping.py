@@ -1,14 +1,12 @@
-"""Stop trials early by Tune's own rules, which never judge the baseline and keep what they know
-over a resume."""
+"""Stop hopeless trials early, by what the journals say of all others. Imports no Ray."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from typing import Any
 
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
@@ -16,7 +14,8 @@ from tunediff.config import Values
 from tunediff.core import text
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.trial import SPEC, reported
+from tunediff.tuning.trial import reported
+from tunediff.tuning.trial_spec import TrialSpec
 
 Trials = Sequence[TrialRecord]
 GRACE = 0.5
@@ -25,13 +24,6 @@ RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
 """Margins behind the best value at a point, as a share of it, within which no trial is stopped
 while the noise of one run is unknown because no configuration has run twice: for objectives
 compared by ratios, and for all others."""
-
-
-class TrialName(NamedTuple):
-    """A trial for the rule: it reads `trial_id` only. Our name outlives a session; Tune's own id
-    does not."""
-
-    trial_id: str
 
 
 class PointValues:
@@ -63,109 +55,101 @@ class PointValues:
         return behind <= (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
 
 
-class BaselineExemptScheduler(FIFOScheduler):  # type: ignore[misc]
-    """Stop trials by a rule of Tune that never judges the baseline, on any seed, although it
-    compares with it.
+class Halving:
+    """Asynchronous successive halving with one rung, at `GRACE` of the budget.
 
-    Every result of a search is compared with the finished baseline, which an early stop would
-    remove. Not judged either are trials that are behind the best one at the same point by no more
-    than the noise, and trials at their last point, which end by themselves after their weights are
-    written. `earlier`: the trials of the sessions before this one, whose curves the rule gets
-    first.
+    A trial stops there if it is worse than the median of those that were there before (Li et al., "A
+    System for Massively Parallel Hyperparameter Tuning", 2020, with a reduction factor of 2).
     """
 
-    def __init__(
-        self, rule: TrialScheduler, space: SearchSpace, earlier: Iterable[TrialRecord] = ()
-    ) -> None:
-        super().__init__()
-        self._rule, self._space, self._earlier = rule, space, tuple(earlier)
-        self._judged_s = dict[TrialName, float]()
-        """Training seconds of the last point that was not a repetition."""
+    def __init__(self, lower_is_better: bool) -> None:
+        self._sign, self._values = 1.0 if lower_is_better else -1.0, dict[str, float]()
+
+    def worse_than_half(self, trial: str, fraction: float, value: float) -> bool:
+        """Note a trial's value after this fraction of its budget; return whether it is in the worse
+        half. Its first value at the rung counts."""
+        if fraction < GRACE or trial in self._values:
+            return False
+        earlier, loss = list(self._values.values()), self._sign * value
+        self._values[trial] = loss
+        return bool(earlier) and loss > statistics.median(earlier)
+
+
+class EarlyStopping:
+    """Stop trials by `Halving`, but never the baseline, on any seed, although others are compared
+    with it.
+
+    Every result of a search is compared with the finished baseline, which an early stop would
+    remove. Not stopped either are trials that are behind the best one at the same point by no more
+    than the noise, and trials at their last point, which end by themselves after their weights are
+    written.
+    """
+
+    def __init__(self, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
+        """`earlier`: the trials of the sessions before this one."""
+        self._space, self._halving = space, Halving(space.mode == "min")
+        self._seen_s = dict[str, float]()
+        """Training seconds of a trial's last point."""
         self._values = defaultdict[int, PointValues](PointValues)  # by the index of the point
-
-    def __getstate__(self) -> dict[str, object]:
-        return {}  # Tune keeps a pickled copy of all it was given; nobody reads it
-
-    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Set what Tune optimizes, and feed the rule the earlier trials, which it can take only
-        from then on."""
-        accepted = bool(self._rule.set_search_properties(metric, mode, **spec))
-        for trial in self._earlier if accepted else ():
+        for trial in earlier:
             for point in trial.points:
-                if point.get(self._space.metric) is not None:
-                    result = reported(point, self._space)
-                    self._feed(None, TrialName(trial.name), result)
-                    self._note(trial.name, trial.drawn, result)
-                    self._judged_s[TrialName(trial.name)] = point.train_s
-        return accepted
+                if point.get(space.metric) is not None:
+                    self._is_news(trial.name, trial.drawn, result := reported(point, space))
+                    self._is_worse(trial.name, result)
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Pass the start of a trial on."""
-        self._rule.on_trial_add(tune_controller, _name_of(trial))
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Return whether a trial goes on after this point; a point reported again after a resume
+    def stops(self, spec: TrialSpec, result: Mapping[str, Any]) -> bool:
+        """Return whether a trial ends after this point; one that is reported again after a resume
         was judged before."""
-        name, spec, train_s = _name_of(trial), trial.config[SPEC], result.get("train_s", math.inf)
-        if train_s <= self._judged_s.get(name, -1.0):
-            return str(TrialScheduler.CONTINUE)
-        self._judged_s[name] = train_s
-        self._note(name.trial_id, spec.drawn, result)
-        if self._is_judged(spec.role, spec.drawn, result):
-            self._rule.on_trial_add(tune_controller, name)  # ASHA has forgotten it since `_feed`
-            return str(self._rule.on_trial_result(tune_controller, name, result))
-        self._feed(tune_controller, name, result)
-        return str(TrialScheduler.CONTINUE)
+        if not self._is_news(spec.name, spec.drawn, result):
+            return False
+        spared = self._is_spared(spec.role, spec.drawn, result)
+        return self._is_worse(spec.name, result) and not spared
 
-    def _note(self, trial: str, values: Values, result: Mapping[str, Any]) -> None:
-        """Remember the value of a point, by the drawn knobs of its trial."""
+    def _is_worse(self, trial: str, result: Mapping[str, Any]) -> bool:
+        fraction = float(result.get("fraction", 0.0))
+        return self._halving.worse_than_half(trial, fraction, float(result["objective"]))
+
+    def _is_news(self, trial: str, drawn: Values, result: Mapping[str, Any]) -> bool:
+        """Remember the value of a point, by the drawn knobs of its trial; return whether it is
+        new."""
+        train_s = result.get("train_s", math.inf)
+        if train_s <= self._seen_s.get(trial, -1.0):
+            return False
+        self._seen_s[trial] = train_s
         if "index" in result:
-            changes = self._space.changed(values)
+            changes = self._space.changed(drawn)
             seed = changes.pop("seed", self._space.baseline.seed)
             key, value = repr(sorted(changes.items())), float(result["objective"])
             self._values[int(result["index"])].add(trial, key, seed, value)
+        return True
 
-    def _is_judged(self, role: Role, drawn: Values, result: Mapping[str, Any]) -> bool:
-        """Return whether the rule may stop such a trial after this point."""
+    def _is_spared(self, role: Role, drawn: Values, result: Mapping[str, Any]) -> bool:
+        """Return whether such a trial goes on after this point, however bad it is."""
         if runs_through(self._space, role, drawn):
-            return False
+            return True
         index, points = int(result.get("index", 0)), self._space.baseline.evaluation.points
         # Whoever asks for trials may report more points
         if index == points or result.get("fraction", 1.0) >= 1:
-            return False
+            return True
         lower, rate = self._space.mode == "min", self._space.metric == RATE
         value = float(result["objective"])
-        return not self._values[index].within_noise(value, lower, ratios=lower or rate)
+        return self._values[index].within_noise(value, lower, ratios=lower or rate)
 
-    def on_trial_complete(
-        self, tune_controller: Any, trial: Any, result: Mapping[str, Any]
-    ) -> None:
-        """Pass the end of a trial on."""
-        self._feed(tune_controller, _name_of(trial), result)
 
-    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        """Pass on that a trial never began."""
-        self._rule.on_trial_remove(tune_controller, _name_of(trial))
+def early_stopping(space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> EarlyStopping | None:
+    """Return what stops trials of a search early, or None.
 
-    def debug_string(self) -> str:
-        """Return the rule's own description."""
-        return str(self._rule.debug_string())
-
-    def _feed(self, controller: Any, trial: TrialName, result: Mapping[str, Any]) -> None:
-        """Feed a result to the rule without a judgement, as rules take it when a trial
-        completes."""
-        self._rule.on_trial_add(controller, trial)
-        self._rule.on_trial_complete(controller, trial, result)
+    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first;
+    no trial is judged before `GRACE` of its budget. `earlier`: the trials so far of a search that
+    is resumed.
+    """
+    return None if space.early_stopping == "none" else EarlyStopping(space, earlier)
 
 
 def runs_through(space: SearchSpace, role: Role, drawn: Values) -> bool:
     """Return whether no rule stops a trial: others are compared with the baseline, and a
     configuration that is repeated is compared by the mean of finished runs."""
     return role == "repeat" or space.is_baseline(drawn)
-
-
-def _name_of(trial: Any) -> TrialName:
-    return TrialName(trial.config[SPEC].name)
 
 
 def ended_early(space: SearchSpace, stopped: TrialRecord | None, others: Trials) -> End:

@@ -6,26 +6,26 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
-from tunediff.core.trial_record import TrialRecord, read_trials
+from tunediff.core.trial_record import read_trials
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.cluster import beside
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.searcher import Driver, Searcher
-from tunediff.tuning.stopping import GRACE, BaselineExemptScheduler
+from tunediff.tuning.stopping import EarlyStopping, early_stopping
 from tunediff.tuning.trial import SPEC
 
 
@@ -89,12 +89,13 @@ def _tuner(
     folder: Path, space: SearchSpace, searcher: Searcher, listeners: Listeners
 ) -> tune.Tuner:
     session = len(list((folder / "tune").glob("*")))
+    rule = early_stopping(space, read_trials(folder))
     return tune.Tuner(
         tune.with_resources(Driver, _of_driver()),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits, and how many run at once
             search_alg=searcher,
-            scheduler=scheduler(space, read_trials(folder)),
+            scheduler=EarlyStoppingScheduler(rule) if rule is not None else None,
             metric="objective",
             mode=space.mode,
             trial_name_creator=_readable,
@@ -129,20 +130,19 @@ def _of_driver() -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory([resources], bundle_label_selector=[beside()])
 
 
-def scheduler(
-    space: SearchSpace, earlier: Sequence[TrialRecord] = ()
-) -> BaselineExemptScheduler | None:
-    """Return Tune's scheduler that stops hopeless trials by fractions of their budgets, or None;
-    rungs are evaluations.
+class EarlyStoppingScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Early stopping as Tune asks for it."""
 
-    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first;
-    no trial is judged before `GRACE` of its budget, and the baseline never. `earlier`: the trials
-    so far of a search that is resumed.
-    """
-    if space.early_stopping == "none":
-        return None
-    rule = ASHAScheduler(time_attr="fraction", grace_period=GRACE, max_t=1, reduction_factor=2)
-    return BaselineExemptScheduler(rule, space, earlier)
+    def __init__(self, rule: EarlyStopping) -> None:
+        super().__init__()
+        self._rule = rule
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # Tune keeps a pickled copy of all it was given; nobody reads it
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        stops = self._rule.stops(trial.config[SPEC], result)
+        return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
