@@ -74,5 +74,8 @@ from tunediff.core.template import Template
 template = Template("tests.template_runs:prepare", [], shared=sys.argv[1])
 run = template.start("tests.template_runs:spawn", "waits")
 print(*run.receive(), flush=True)
-time.sleep(600)
+try:
+    run.receive()
+finally:
+    time.sleep(600)
 """

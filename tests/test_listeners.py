@@ -1,5 +1,6 @@
 """Listeners of a search: each hears everything in order, and none harms the search or another."""
 
+import sys
 import threading
 
 import pytest
@@ -29,8 +30,12 @@ class Recorder(Listener):
 
 
 class Broken(Recorder):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
     def point(self, trial, content):
-        raise RuntimeError("no room")
+        raise self.error
 
 
 class Hanging(Recorder):
@@ -51,14 +56,14 @@ class Hanging(Recorder):
 def search(tmp_path, monkeypatch):
     """Runs one trial under these listeners; returns the hub."""
 
-    def run(*heard, fails=False):
+    def run(*heard, fails=False, lacking=()):
         class Found:
             @staticmethod
             def listeners(activity):
                 yield from heard
 
-        monkeypatch.setattr(listeners.importlib, "import_module", lambda name: Found)
-        monkeypatch.setattr(listeners, "MODULES", ["one"])
+        monkeypatch.setitem(sys.modules, "found_listeners", Found)
+        monkeypatch.setattr(listeners, "MODULES", [*lacking, "found_listeners"])
         hub = Listeners()
         activity = Activity("search", tmp_path, "again", "loss", {}, None, lambda: {"best": 1})
         with hub.opened(activity, print):
@@ -86,13 +91,20 @@ def test_a_search_that_is_stopped_ends_without_a_result(search):
     assert recorder.heard == ["begin", *TRIAL[:2], None]
 
 
-def test_a_listener_that_fails_is_named_once_and_harms_nothing(search, caplog):
-    hub = search(broken := Broken(), recorder := Recorder())
+@pytest.mark.parametrize("error", [RuntimeError("no room"), SystemExit("no room")], ids=["error", "exit"])
+def test_a_listener_that_fails_is_named_once_and_harms_nothing(search, caplog, error):
+    hub = search(broken := Broken(error), recorder := Recorder())
     with hub.with_listeners(broken):
         hub.tell("start", "t0001", {})
-    assert caplog.messages == ["Broken failed: RuntimeError: no room"]
+    assert caplog.messages == [f"Broken failed: {type(error).__name__}: no room"]
     assert broken.heard[:2] == recorder.heard[:2] == ["begin", TRIAL[0]]
     assert recorder.heard == ["begin", *TRIAL, {"best": 1}]
+
+
+def test_listeners_that_cannot_be_imported_are_named_and_harm_nothing(search, caplog):
+    search(recorder := Recorder(), lacking=["no_such_listeners"])
+    assert recorder.heard == ["begin", *TRIAL, {"best": 1}]
+    assert caplog.messages == ["no_such_listeners failed: ModuleNotFoundError: No module named 'no_such_listeners'"]
 
 
 def test_a_listener_that_hangs_is_named_once_and_hears_the_rest_later(search, monkeypatch, caplog):

@@ -31,7 +31,7 @@ def reused(request):
 
 def gone(*pids):
     """Whether these processes end soon."""
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 600.0
     while time.monotonic() < until:
         alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
         if not alive:
@@ -158,12 +158,10 @@ def test_nothing_outlives_its_parent(killed, shared, tmp_path):
         text=True,
         cwd=os.getcwd(),
     )
-    above, run, child = map(int, process.stdout.readline().split())
+    above, *below = map(int, process.stdout.readline().split())
     psutil.Process(process.pid if killed == "parent" else above).kill()
     try:
-        assert gone(above, run)
+        assert gone(above, *below), "the run, or what it has started"
     finally:
         process.kill()
         process.wait()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(child).kill()

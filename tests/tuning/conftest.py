@@ -116,14 +116,8 @@ def ray_process(process, prefix):
 
 
 def all_gone(processes):
-    """Command lines of those that still run. Ray's two agents look for their dead cluster for a minute, then leave."""
-    leaving = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    waited_for = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.cmdline()[:1] not in [[name] for name in leaving]:
-                waited_for.append(process)
-    _, alive = psutil.wait_procs(waited_for, timeout=WAIT_S)
+    """Command lines of those that still run."""
+    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -155,10 +149,12 @@ def make(tmp_path):
 
     (tmp_path / "trials").mkdir()
 
-    def make(slots=1, spent_s=0.0, device="cpu", here=None, **changes):
+    def make(slots=1, spent_s=0.0, device="cpu", here=None, may_start=lambda: True, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
-        return Searcher(OptunaProposer(space, tmp_path, spent_s, device=device, here=here), AskedBackend(pool(slots)))
+        return Searcher(
+            OptunaProposer(space, tmp_path, spent_s, device=device, here=here), AskedBackend(pool(slots)), may_start
+        )
 
     return make
 

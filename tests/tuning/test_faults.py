@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.tuning.conftest import all_gone, of_search, ray_process
+from tests.tuning.conftest import WAIT_S, all_gone, of_search, ray_process
 from tests.tuning.test_search import TRIALS, has, pids
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
@@ -76,6 +77,57 @@ def test_killed_actors_are_replaced(search, who):
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
     settle(one, process, f"{who[5:]} dies", "kill -9", ["ok"] * 4, resumed=False)
+
+
+SPAWNS = """
+import subprocess
+from dataclasses import dataclass
+import torch
+from tunediff import Metric
+
+@dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.01
+
+OBJECTIVE = Metric("error", "min")
+BASELINE = {"loader.batch_size": 16, "loader.workers": 1, "evaluation.points": 2}
+X = torch.randn(4096, 4)
+
+def train(trial):
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {"error": 1.0})
+    for (batch,) in trial.batches((X,)):
+        trial.step(net(batch).square().mean(), optimizer)
+        subprocess.run(["sleep", "3600"])
+"""
+
+
+@pytest.mark.parametrize("who", ["search", "raylet", "ray::Slot", "ray::TrainController", "worker", "template", "run"])
+def test_nothing_survives_its_parent(search, tmp_path, who):
+    """kill -9 of any process of a search: what it or its run has started ends, a process of the user's file, too."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    one = search("spawns")
+    one.file.write_text(f"workload: {tmp_path}/spawns.py\nbudget: {{per_trial: 3s}}\ntrials: [{{}}]\n")
+    process = one.start(str(one.file), "--name", "spawns", "--no-check")
+    one.wait_for(lambda: one.events("t0000", "worker"))
+    run = psutil.Process(pids(one, "t0000")[1])
+    one.wait_for(lambda: any(child.name() == "sleep" for child in run.children()))
+    chain = {"run": run, "template": run.parent(), "worker": run.parent().parent()}
+    chain["search"] = psutil.Process(process.pid)
+    victim = chain.get(who) or ray_process(process, who)
+    above = victim if who in ("search", "raylet", "template", "run") else chain["worker"]
+    below = [above, *above.children(recursive=True)]
+    assert any(child.name() == "sleep" for child in below)
+    victim.kill()
+    killed = time.monotonic()
+    if who == "search":
+        process.wait()
+    left = psutil.wait_procs(below, timeout=WAIT_S)[1]
+    assert not [child.cmdline() for child in left if child.is_running()]
+    seconds = f"{len(below)} processes gone after {time.monotonic() - killed:.1f} s"
+    TABLE.append([f"{who} dies", "kill -9", seconds, "nothing", "nothing"])
 
 
 def test_a_killed_search_resumes(search):

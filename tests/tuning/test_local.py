@@ -74,7 +74,7 @@ assert train.main(["--config", "digits", *sizes, "--samples", "64", "--out", "ru
     "ask and tell": """
 from pathlib import Path
 import tunediff
-Path("s.yaml").write_text("{workload: digits, budget: {per_trial: 8s, trials: 3}, early_stopping: asha, search: {loader.batch_size: [32, 64]}}")
+Path("s.yaml").write_text("{workload: digits, budget: {per_trial: 8s, trials: 3}, early_stopping: asha, noise: 1, search: {loader.batch_size: [64, 128]}}")
 with tunediff.open_study("s.yaml") as study:
     stops = []
     for loss in (1.0, 30.0):

@@ -3,10 +3,12 @@
 import logging
 import os
 import stat
+import subprocess
 import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tunediff.tuning import experiment, local_ray
@@ -157,3 +159,43 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
     late += [RuntimeError("never")]
     with pytest.raises(NotStartedError, match="never"), experiment.cluster(None):
         pass
+
+
+CLUSTER = """
+import os, subprocess, sys, time
+from types import SimpleNamespace
+from tunediff.tuning import local_ray
+
+def start(title, session, **how):
+    code = "import sys, time; log = open(sys.argv[1], 'a'); time.sleep(3600)"
+    log = os.path.join(session, "logs", "x.log")
+    return subprocess.Popen([title, "-c", code, log], executable=sys.executable, start_new_session=True, **how).pid
+
+ours, others, how = sys.argv[1:]
+with local_ray.no_remains() as started:
+    ends = [start("worker", others), start("ray::DashboardAgent", ours, env={})]
+    started(SimpleNamespace(address_info={"session_dir": ours}))
+    stays = [start("worker", ours), start("ray::DashboardAgent", others, env={})]
+    print(*ends, *stays, flush=True)
+    if how == "killed":
+        time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_no_process_of_a_cluster_outlives_its_search(tmp_path, how):
+    """Nor Ray's agents, which overwrite their environment; other clusters, and who reads a log, are left alone."""
+    for session in ("ours", "others"):
+        (tmp_path / session / "logs").mkdir(parents=True)
+    command = [sys.executable, "-c", CLUSTER, str(tmp_path / "ours"), str(tmp_path / "others"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search:
+        processes = [psutil.Process(int(pid)) for pid in search.stdout.readline().split()]
+        of_cluster, others = processes[:2], processes[2:]
+        if how == "killed":
+            search.kill()
+    try:
+        assert psutil.wait_procs(of_cluster, timeout=600)[1] == []
+        assert all(process.is_running() for process in others)
+    finally:
+        for process in others:
+            process.kill()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunediff.core.errors import ConfigError
 from tunediff.core.remote_lock import StorageLock
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class _Hearing:
             try:
                 call()
                 self._late = False
-            except Exception as error:
+            except BaseException as error:  # `SystemExit` of a package too
                 self._name(f"failed: {type(error).__name__}: {error}")
                 log.debug("the listener's error", exc_info=True)
             done.set()
@@ -159,10 +160,7 @@ class Listeners:
         self._say = say
         if self._lock is not None:
             activity = dataclasses.replace(activity, token=self._lock.token)
-        found = [
-            one for name in MODULES for one in importlib.import_module(name).listeners(activity)
-        ]
-        with self.with_listeners(*found):
+        with self.with_listeners(*_of_modules(activity)):
             hearings = tuple(self._hearings)
             result: Callable[[], Mapping[str, Any]] | None = None
             with contextlib.ExitStack() as ends:
@@ -172,3 +170,15 @@ class Listeners:
                     hearing.tell("search_begin", self.say)
                 yield
                 result = activity.result
+
+
+def _of_modules(activity: Activity) -> Iterator[Listener]:
+    """Yield the listeners of an activity; a module that fails is named, unless it refuses what was
+    asked for."""
+    for name in MODULES:
+        try:
+            yield from importlib.import_module(name).listeners(activity)
+        except ConfigError:
+            raise
+        except Exception as error:
+            log.warning("%s failed: %s: %s", name, type(error).__name__, error)

@@ -259,6 +259,8 @@ class Template:
         line = b""
         with contextlib.suppress(ConnectionError, ValueError):  # it has died, or was closed
             line = self._replies.readline()
+        if not line:
+            self._kill_groups()  # of a run that the kernel has ended with its template
         if not line and self._process is None:
             raise TemplateError("the template of the run has died")
         if not line:

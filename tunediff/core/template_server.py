@@ -35,13 +35,14 @@ class Failure:
     reason: str
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, of this pid, dies; only on Linux.
+def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send a signal to this process when its parent, of this pid, dies; only on
+    Linux.
 
     It counts the thread that has started this process as the parent.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:  # it has died before the call
             os._exit(1)
 
@@ -90,7 +91,11 @@ def main(descriptor: int, parent: int, address: str) -> None:
     facts = {"unsafe": _prepared(control, hello), "seconds": time.monotonic() - began}
     gc.collect()
     gc.freeze()  # a collection in a run does not copy the template's pages
-    _Server(control, listener, facts).serve()
+    server = _Server(control, listener, facts)
+    if not address and not facts["unsafe"]:  # what its run has started ends with it, too
+        server.of_user = signal.signal(signal.SIGTERM, server.end)
+        end_with_parent(parent, by=signal.SIGTERM)
+    server.serve()
 
 
 class _Server:
@@ -104,7 +109,15 @@ class _Server:
         """Each parent, and the pid of its run; 0: none."""
         self._ends = dict[int, tuple[int, socket.socket]]()
         """Of each run: a descriptor that is readable when it has ended; its pid and parent."""
+        self.of_user: Any = None
+        """The handler of SIGTERM of the user's file."""
         self._welcome(first)
+
+    def end(self, *_: object) -> NoReturn:
+        """End at once, with all runs and what they have started."""
+        for pid in filter(None, self._runs.values()):
+            _end_group(pid)
+        os._exit(1)
 
     def serve(self) -> None:
         while True:
@@ -152,6 +165,8 @@ class _Server:
         sys.stderr.flush()
         if (pid := os.fork()) == 0:
             end_with_parent(template)
+            if self.of_user is not None:
+                signal.signal(signal.SIGTERM, self.of_user)
             os.setsid()
             for other in (*self._runs, *filter(None, [self._listener])):
                 other.close()

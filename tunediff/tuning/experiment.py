@@ -170,17 +170,20 @@ def cluster(address: str | None) -> Iterator[Any]:
     """
     from tunediff.tuning import local_ray
 
-    token = local_ray.random_token() if address is None else contextlib.nullcontext()
-    with token, _connected(address) as context:
+    if address is not None:
+        with _connected(address) as context:
+            yield context
+        return
+    with local_ray.random_token(), local_ray.no_remains() as started, _connected(None) as context:
+        started(context)
         yield context
+    local_ray.remove_session(context)
 
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
     """Connect or start as `cluster` does."""
     import ray
-
-    from tunediff.tuning import local_ray
 
     options: dict[str, Any] = {
         "log_to_driver": False,
@@ -216,8 +219,6 @@ def _connected(address: str | None) -> Iterator[Any]:
     finally:
         ray.shutdown()
         log.setLevel(level)  # Ray's own is the one of the options
-    if address is None:
-        local_ray.remove_session(context)
 
 
 def _init(**options: Any) -> Any:

@@ -7,12 +7,15 @@ import contextlib
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tunediff.core.files import private_temporary
+from tunediff.tuning import ray_remains
 
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
@@ -111,13 +114,51 @@ def _described_token() -> str:
     return f"token: {named}"
 
 
+@contextlib.contextmanager
+def no_remains() -> Iterator[Callable[[Any], None]]:
+    """Let no process of the cluster that starts inside outlive this one, also after `kill -9`; see
+    `ray_remains`.
+
+    Yields a function that takes Ray's context once the cluster has started.
+    """
+    mark = secrets.token_hex(16)
+    command = [sys.executable, "-I", "-S", ray_remains.__file__, mark, str(os.getpid())]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def write(line: str) -> None:
+        with contextlib.suppress(OSError):  # the watcher is gone: Ray's own ways must do
+            assert watcher.stdin is not None
+            watcher.stdin.write(f"{line}\n".encode())
+            watcher.stdin.flush()
+
+    def started(context: Any) -> None:
+        os.environ.pop(ray_remains.MARK, None)  # what else this process starts may outlive Ray
+        if (folder := _session_of(context)) is not None:
+            write(os.path.realpath(folder))
+
+    os.environ[ray_remains.MARK] = mark
+    try:
+        yield started
+    finally:
+        os.environ.pop(ray_remains.MARK, None)
+        write(ray_remains.ENDED)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            watcher.communicate(timeout=ray_remains.LIMIT_S)
+
+
+def _session_of(context: Any) -> str | None:
+    """Return the folder of logs and sockets of the cluster that `ray.init` started."""
+    folder: str | None = (getattr(context, "address_info", None) or {}).get("session_dir")
+    return folder
+
+
 def remove_session(context: Any) -> None:
     """Delete the folder of logs and sockets of the cluster that `ray.init` started, unless `KEEP`
     is set.
 
     Ray never deletes it, and refuses work once its disk is 95 % full.
     """
-    folder = (getattr(context, "address_info", None) or {}).get("session_dir")
+    folder = _session_of(context)
     if folder is None or os.environ.get(KEEP):
         return
     session = Path(folder)
