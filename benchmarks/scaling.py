@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -79,7 +80,8 @@ class Simulation:
     def _searcher(
         self, folder: Path, pool: Pool, storage: optuna.storages.BaseStorage | None
     ) -> Searcher:
-        return Searcher(OptunaProposer(self.space, folder, storage=storage), pool)
+        backend: Any = SimpleNamespace(devices=pool, release=lambda spec: None)
+        return Searcher(OptunaProposer(self.space, folder, storage=storage), backend)
 
     def timed(self, part: str, do: Callable[..., Any], *args: Any) -> Any:
         """What `do` returns; its CPU seconds count as those of `part`."""

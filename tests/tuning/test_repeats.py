@@ -1,5 +1,7 @@
 """The last trials of a search run what leads again, on further seeds; without a cluster."""
 
+import types
+
 import pytest
 
 from tests.tuning.asked import FILE, end, study
@@ -7,6 +9,7 @@ from tunediff import analysis, search_space
 from tunediff.analysis import evidence, noise
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
+from tunediff.tuning.stopping import early_stopping
 
 LISTED = [{"loader.batch_size": 64}, {"loader.batch_size": 32}, {"loader.resident": True}]
 SEARCH = {"budget": {"per_trial": "3s", "trials": 8}, "reruns": 4, "first": LISTED}
@@ -87,14 +90,16 @@ def test_with_several_slots_each_rerun_is_another(make):
 
 
 def test_no_rule_stops_a_rerun(make):
-    from tunediff.tuning.stopping import runs_through
-    from tunediff.tuning.tuner import scheduler
+    space = make(**SEARCH, early_stopping="asha").proposer.space
+    rule, drawn = early_stopping(space), space.candidates[1]
 
-    searcher = make(**SEARCH, early_stopping="asha")
-    space = searcher.proposer.space
-    assert runs_through(space, "repeat", {**space.candidates[1], "seed": 1})
-    assert not runs_through(space, "draw", space.candidates[1])
-    assert not scheduler(space)._is_judged("repeat", {**space.candidates[1], "seed": 1}, {"index": 1, "objective": 9.0})
+    def stops(name, role, drawn, value):
+        run = types.SimpleNamespace(name=name, role=role, drawn=drawn)
+        return rule.stops(run, {"index": 2, "train_s": 2.0, "fraction": 0.5, "objective": value})
+
+    assert not stops("t0000", "draw", drawn, 3.0)
+    assert not stops("t0001", "repeat", {**drawn, "seed": 1}, 9.0)
+    assert stops("t0002", "draw", drawn, 9.0)
 
 
 def test_time_is_left_for_reruns_and_confirming_runs(make):

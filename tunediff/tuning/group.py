@@ -85,7 +85,7 @@ def serve(setup: Setup) -> None:
     import ray.train
 
     from tunediff.tuning import cluster
-    from tunediff.tuning.slot import RaySlot
+    from tunediff.tuning.ray_slot import RaySlot
 
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder

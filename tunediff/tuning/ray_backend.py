@@ -18,8 +18,9 @@ from tunediff.tuning import cluster
 from tunediff.tuning.cluster import beside
 from tunediff.tuning.dashboard import RayDashboardReporter
 from tunediff.tuning.pool import Pool
+from tunediff.tuning.ray_slot import NAMESPACE, RaySlot
 from tunediff.tuning.resources import ResourcePartition, omp_notes
-from tunediff.tuning.slot import CALLS_OF_A_RANK, NAMESPACE, OTHER_CALLS, RaySlot, SlotActor
+from tunediff.tuning.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 IDLE_S = 5.0

@@ -16,7 +16,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End, read_trials
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
-from tunediff.tuning.slot import RaySlot
+from tunediff.tuning.ray_slot import RaySlot
 from tunediff.tuning.stopping import ended_early
 from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot, settled
 from tunediff.tuning.trial_spec import TrialSpec

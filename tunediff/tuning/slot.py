@@ -12,20 +12,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import ray
 
-from tunediff.tuning import cluster
-from tunediff.tuning.backend import Event
 from tunediff.tuning.cluster import beside, own_cluster
 from tunediff.tuning.group import run_group
-from tunediff.tuning.mailbox import POLL_S, Command, Mailbox
-from tunediff.tuning.resources import Placement
+from tunediff.tuning.mailbox import POLL_S, Mailbox
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
-NAMESPACE = "tunediff"
 CALLS_OF_A_RANK = 3
 """Calls of a worker that may wait at once: for its job, and for commands also to its last one."""
 OTHER_CALLS = 16
@@ -148,48 +143,3 @@ def _reason(error: Exception) -> str:
     leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
-
-
-class RaySlot:
-    """The actor of a slot as drivers (a `backend.Slot`) and ranks (a `RankMailbox`) call it."""
-
-    def __init__(self, name: str) -> None:
-        self._actor = ray.get_actor(name, namespace=NAMESPACE)
-
-    # ---- for drivers
-    def start(self, job: TrialSpec) -> str:
-        return str(ray.get(self._actor.start.remote(job)))
-
-    def event(self, serial: str, cursor: int) -> Event | None:
-        event: Event | None = ray.get(self._actor.event.remote(serial, cursor))
-        return event
-
-    def go_on(self, serial: str, index: int) -> None:
-        ray.get(self._actor.go_on.remote(serial, index))
-
-    def stop(self, reason: str) -> None:
-        ray.get(self._actor.stop_job.remote(reason))
-
-    def missing_s(self) -> float:
-        return float(ray.get(self._actor.missing_s.remote()))
-
-    def gone(self, nodes: Sequence[str]) -> list[str]:
-        return cluster.gone(nodes)
-
-    def draining(self, nodes: Sequence[str]) -> list[str]:
-        return cluster.draining(nodes)
-
-    def lacks(self, place: Placement) -> str:
-        return cluster.lacks(place)
-
-    # ---- for ranks
-    def take_of(self, generation: str, done: str) -> tuple[str, TrialSpec] | None:
-        job: tuple[str, TrialSpec] | None = ray.get(self._actor.take_of.remote(generation, done))
-        return job
-
-    def post(self, serial: str, event: Event) -> None:
-        ray.get(self._actor.post.remote(serial, event))
-
-    def command(self, serial: str, seen: int) -> Command | None:
-        command: Command | None = ray.get(self._actor.command.remote(serial, seen))
-        return command
