@@ -376,7 +376,7 @@ def test_a_group_is_started_where_its_trials_have_their_devices(monkeypatch, tmp
     assert [one.label_selector for one in scalings[:2]] == [None, {"ray.io/node-id": "in(a1,b2)"}]
     assert [one.placement_strategy for one in scalings[:2]] == ["STRICT_PACK", "PACK"]
     assert given[0]["train_loop_config"] == {
-        "slot": "slot", "generation": "g", "workload": "digits", "threads": 1, "here": os.getcwd(),
+        "name": "slot", "generation": "g", "workload": "digits", "threads": 1, "here": os.getcwd(),
     }  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def test_a_worker_whose_imports_fail_fails_in_its_training(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "tunediff.tuning.group", None)
     serve = ray.cloudpickle.loads(sent)
     with pytest.raises(ImportError):
-        serve({})
+        serve({"name": "slot"})
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def main(descriptor: int, parent: int, address: str) -> None:
     gc.freeze()  # a collection in a run does not copy the template's pages
     server = _Server(control, listener, facts)
     if not address and not facts["unsafe"]:  # what its run has started ends with it, too
-        server.of_user = signal.signal(signal.SIGTERM, server.end)
+        server.of_user = signal.signal(signal.SIGTERM, server.end) or signal.SIG_DFL
         end_with_parent(parent, by=signal.SIGTERM)
     server.serve()
 

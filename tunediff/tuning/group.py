@@ -6,26 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Any, TypedDict
+from typing import Any
 
 from tunediff.core.template import Run
 from tunediff.tuning import mailbox
-from tunediff.tuning.backend import Draining
+from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial_spec import WorkerGroupSpec
-
-
-class Setup(TypedDict):
-    """Settings that the workers of a group are started with."""
-
-    slot: str
-    generation: str
-    workload: str
-    """Name of the workload of the first job."""
-    threads: int
-    """torch threads of each worker."""
-    here: str
-    """Folder to work in: that of the search's command."""
 
 
 def run_group(
@@ -47,21 +34,21 @@ def run_group(
         def backend_cls(self) -> type[Backend]:
             return SharedDevices
 
-    def serve_group(setup: Setup) -> None:
+    def serve_group(settings: dict[str, Any]) -> None:
         # Imported here, in the training's own thread: where an import fails while Ray unpickles the
         # function, Ray keeps the place of the workers for ever.
         from tunediff.tuning.group import serve
 
-        serve(setup)
+        serve(**settings)
 
     place = spec.place
-    setup: Setup = {
-        "slot": slot, "generation": generation, "workload": workload, "threads": place.threads, "here": here,
+    settings = {
+        "name": slot, "generation": generation, "workload": workload, "threads": place.threads, "here": here,
     }  # fmt: skip
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     DataParallelTrainer(
         serve_group,
-        train_loop_config=dict(setup),
+        train_loop_config=settings,
         backend_config=SharedDevicesConfig(),
         scaling_config=ScalingConfig(
             num_workers=spec.size // place.each,
@@ -79,8 +66,11 @@ def run_group(
 
 
 # ---- one worker
-def serve(setup: Setup) -> None:
-    """Run one worker: train the jobs of its slot until it is ended. An exception ends the group."""
+def serve(name: str, generation: str, workload: str, threads: int, here: str) -> None:
+    """Run one worker: train the jobs of its slot until it is ended. An exception ends the group.
+
+    `workload`: of the first job; `threads`: torch's of each worker; `here`: where to work.
+    """
     import ray
     import ray.train
 
@@ -89,8 +79,8 @@ def serve(setup: Setup) -> None:
 
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
-        os.chdir(setup["here"])
-    slot, done, runs = RaySlot(setup["slot"]), "", list[Run]()
+        os.chdir(here)
+    slot, serial, runs = RaySlot(name), "", list[Run]()
 
     def notice(nodes: list[str]) -> None:
         for run in runs[-1:]:
@@ -98,21 +88,25 @@ def serve(setup: Setup) -> None:
 
     about = ray.get_runtime_context()
     node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
-    with Templates(setup["threads"], shared=node) as templates:
-        if setup["workload"]:
-            templates.prepare(setup["workload"])
+    with Templates(threads, shared=node) as templates:
+        if workload:
+            templates.prepare(workload)
         while True:
-            if (assignment := slot.take_of(setup["generation"], done)) is None:
+            if (assignment := slot.take_of(generation, serial)) is None:
                 continue
-            done, job = assignment
+            serial, job = assignment
+            variables = _variables(context, serial)
+            if variables is None:
+                slot.post(serial, Lost("the ranks took different jobs"))
+                continue
             nodes = job.group.place.nodes if context.get_world_rank() == 0 else ()
             with cluster.watched(nodes, notice):
-                mailbox.train(job, done, slot, templates, _variables(context), runs.append)
+                mailbox.train(job, serial, slot, templates, variables, runs.append)
 
 
-def _variables(context: Any) -> dict[str, str]:
+def _variables(context: Any, serial: str) -> dict[str, str] | None:
     """Return the environment of this worker's rank as torchrun describes it; {} of one that trains
-    alone."""
+    alone; None if rank 0 trains another job than `serial`, which was stopped meanwhile."""
     import ray
     from ray.train.collective import broadcast_from_rank_zero
 
@@ -121,9 +115,11 @@ def _variables(context: Any) -> dict[str, str]:
         return {}
     with socket.socket() as free:
         free.bind(("", 0))
-        address, port = broadcast_from_rank_zero(
-            (ray.util.get_node_ip_address(), free.getsockname()[1])
+        address, port, of_rank_zero = broadcast_from_rank_zero(
+            (ray.util.get_node_ip_address(), free.getsockname()[1], serial)
         )
+    if of_rank_zero != serial:
+        return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     own = [visible.index(str(gpu)) for gpu in ray.get_gpu_ids()]
     return {
