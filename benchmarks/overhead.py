@@ -25,8 +25,9 @@ from tunediff.core import environment, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
+from tunediff.ray_backend import connection, searcher, tuner
 from tunediff.report.console import Console
-from tunediff.tuning import experiment, resources, searcher, sessions, trial, tuner
+from tunediff.tuning import experiment, resources, sessions, trial
 from tunediff.tuning.trial_spec import TrialSpec
 
 CONTENT = {
@@ -99,11 +100,11 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         try:
             share = functools.partial(resources.share, space)
             warm, quiet = experiment.warm(space), lambda _: None
-            workers = experiment.workers(folder, share, None, warm, quiet)
+            workers = connection.workers(folder, share, None, warm, quiet)
             with experiment.alone(folder), sessions.noted(folder), workers as slots:
                 listeners = Listeners()
                 with listeners.with_listeners(console):
-                    experiment.search(folder, space, slots, listeners)
+                    connection.search(folder, space, slots, listeners)
         finally:
             sys.stdout = terminal
         ended = sorted(t.ended for t in record.read_trials(folder) if t.ended is not None)

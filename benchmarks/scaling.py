@@ -34,12 +34,12 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.core.progress import log_exceptions
+from tunediff.ray_backend.searcher import Searcher
 from tunediff.report.console import Console
 from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
-from tunediff.tuning.searcher import Searcher
 
 CONTENT = {
     "workload": "digits",

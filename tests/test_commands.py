@@ -38,6 +38,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines
+from tunediff.ray_backend import connection
 from tunediff.report import plan as plan_module
 from tunediff.training import probe
 from tunediff.tuning import experiment, resources, sessions
@@ -187,7 +188,7 @@ def test_cluster_that_comes_too_late_is_started_once_more(inits, monkeypatch):
         return late(**options)
 
     monkeypatch.setattr("ray.init", second)
-    with experiment.cluster(None) as context:
+    with connection.cluster(None) as context:
         assert context == "context"
     assert len(inits.starts) == 2
     assert inits.starts[0] == inits.starts[1]
@@ -271,8 +272,8 @@ def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monke
         searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status=status)
 
     workers = contextlib.nullcontext(mock.Mock())
-    monkeypatch.setattr(experiment, "workers", lambda *_: workers)
-    monkeypatch.setattr(experiment, "search", run_trials)
+    monkeypatch.setattr(connection, "workers", lambda *_: workers)
+    monkeypatch.setattr(connection, "search", run_trials)
     monkeypatch.setattr(search_run, "_run_again", lambda *_: None)
     search_run.run(SearchRequest(folder, wanted), SearchOptions(), EventLines())
     assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said

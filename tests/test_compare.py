@@ -22,10 +22,11 @@ from tunediff.analysis import pairs
 from tunediff.api import compare_run
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
+from tunediff.ray_backend import connection
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.training import check, probe
-from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning import resources, sessions
 from tunediff.tuning.pool import Pool
 
 
@@ -42,7 +43,7 @@ def here(tmp_path, monkeypatch):
         raise sessions.StoppedError("nothing runs in this test")
         yield
 
-    monkeypatch.setattr(experiment, "one_by_one", workers)
+    monkeypatch.setattr(connection, "one_by_one", workers)
 
 
 def asked(*given, name="x"):
@@ -244,7 +245,7 @@ def backend(monkeypatch):
         greet(None)
         yield backend
 
-    monkeypatch.setattr(experiment, "one_by_one", one_by_one)
+    monkeypatch.setattr(connection, "one_by_one", one_by_one)
     return backend
 
 

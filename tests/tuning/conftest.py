@@ -144,8 +144,8 @@ def _migrations_are_read_once():
 @pytest.fixture
 def make(tmp_path):
     """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""
+    from tunediff.ray_backend.searcher import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     (tmp_path / "trials").mkdir()
 

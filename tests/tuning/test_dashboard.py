@@ -8,7 +8,7 @@ from tests.helpers import point as point_of
 from tunediff import search_space
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning import dashboard
+from tunediff.ray_backend import dashboard
 
 CONTENT = {
     "workload": "digits",

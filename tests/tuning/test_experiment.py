@@ -21,7 +21,8 @@ from tunediff.analysis import journals
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
-from tunediff.tuning import experiment, sessions, tuner
+from tunediff.ray_backend import connection, tuner
+from tunediff.tuning import experiment, sessions
 from tunediff.tuning.stopping import GRACE, Halving, early_stopping
 
 CONTENT = {
@@ -149,7 +150,7 @@ def test_start_of_a_session_counts_towards_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(tuner, "search", lambda folder, space, slots, spent_s, listener: before_s.append(spent_s))
     with sessions.noted(night, "search"):
         time.sleep(0.05)  # Ray starts
-        experiment.search(night, space, None, None)
+        connection.search(night, space, None, None)
     assert before_s[0] >= 0.05
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tunediff.tuning import experiment, local_ray
+from tunediff.ray_backend import connection, local_cluster
 from tunediff.tuning.sessions import NotStartedError
 
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "TUNEDIFF_KEEP_RAY")
@@ -30,9 +30,9 @@ def environment(monkeypatch, tmp_path, tmp_path_factory):
 def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatch, tmp_path):
     tokens = []
     for _ in range(2):
-        with local_ray.random_token():
+        with local_cluster.random_token():
             tokens.append(os.environ["RAY_AUTH_TOKEN"])
-            file = Path(local_ray.dashboard("127.0.0.1:8265").partition("token: cat ")[2].rstrip(")"))
+            file = Path(local_cluster.dashboard("127.0.0.1:8265").partition("token: cat ")[2].rstrip(")"))
             assert file.read_text() == tokens[-1]
             assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
         assert "RAY_AUTH_TOKEN" not in os.environ
@@ -52,9 +52,9 @@ def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatc
 )
 def test_token_of_the_user_is_left_alone(monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
-    with local_ray.random_token():
+    with local_cluster.random_token():
         assert {name: os.environ[name] for name in NAMES if name in os.environ} == {name: value}
-        assert local_ray.dashboard("127.0.0.1:8265").endswith(said)
+        assert local_cluster.dashboard("127.0.0.1:8265").endswith(said)
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
@@ -70,7 +70,7 @@ def test_greeting_says_what_listens_where_and_nothing_of_a_cluster_that_was_ther
 
     with (
         pytest.raises(KeyboardInterrupt),
-        experiment.workers(tmp_path, lambda *machines: None, address, None, greet),
+        connection.workers(tmp_path, lambda *machines: None, address, None, greet),
     ):
         pass
     listens = (
@@ -91,7 +91,7 @@ def session(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("ray.init", lambda **_: context)
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    monkeypatch.setattr("tunediff.tuning.cluster.runtime_env", dict)
+    monkeypatch.setattr("tunediff.ray_backend.cluster.runtime_env", dict)
     return tmp_path
 
 
@@ -100,7 +100,7 @@ def left(folder):
 
 
 def test_session_folder_of_a_search_is_removed_at_its_end(session):
-    with experiment.cluster(None):
+    with connection.cluster(None):
         assert left(session) == ["discovery.json", "session_1", "session_2", "session_latest"]
     assert left(session) == ["session_2"]
 
@@ -108,10 +108,10 @@ def test_session_folder_of_a_search_is_removed_at_its_end(session):
 @pytest.mark.parametrize("address", [None, "auto"])
 def test_session_folder_stays_after_a_fault_on_a_cluster_or_where_asked_for(session, monkeypatch, address):
     if address is None:
-        with pytest.raises(ZeroDivisionError), experiment.cluster(None):
+        with pytest.raises(ZeroDivisionError), connection.cluster(None):
             raise ZeroDivisionError
         monkeypatch.setenv("TUNEDIFF_KEEP_RAY", "1")
-    with experiment.cluster(address):
+    with connection.cluster(address):
         pass
     assert left(session) == ["discovery.json", "session_1", "session_2", "session_latest"]
 
@@ -120,7 +120,7 @@ def test_log_level_of_ray_is_put_back_after_a_search(session, monkeypatch):
     log = logging.getLogger("ray")
     monkeypatch.setattr("ray.init", lambda **_: log.setLevel(logging.ERROR) or types.SimpleNamespace())
     monkeypatch.setattr(log, "level", logging.DEBUG)
-    with experiment.cluster(None):
+    with connection.cluster(None):
         assert log.level == logging.ERROR
     assert log.level == logging.DEBUG
 
@@ -128,15 +128,15 @@ def test_log_level_of_ray_is_put_back_after_a_search(session, monkeypatch):
 def test_session_link_of_another_search_stays(session):
     (session / "session_latest").unlink()
     (session / "session_latest").symlink_to(session / "session_2")
-    with experiment.cluster(None):
+    with connection.cluster(None):
         pass
     assert left(session) == ["session_2", "session_latest"]
 
 
 def test_sigterm_while_ray_starts_is_an_interruption(monkeypatch):
     """`ray.init` sets a handler of SIGTERM that ends the process without a word."""
-    monkeypatch.setattr(experiment, "_init", lambda **_: sys.exit(15))
-    with pytest.raises(KeyboardInterrupt), experiment.cluster(None):
+    monkeypatch.setattr(connection, "_init", lambda **_: sys.exit(15))
+    with pytest.raises(KeyboardInterrupt), connection.cluster(None):
         pass
 
 
@@ -152,19 +152,19 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
 
     monkeypatch.setattr(services, "get_node", get_node)
     monkeypatch.setattr("ray.init", lambda **_: services.get_node("gcs", "id"))
-    with experiment.cluster(None) as context:
+    with connection.cluster(None) as context:
         assert context == "node"
     assert services.get_node is get_node
-    monkeypatch.setattr(local_ray, "START_S", 0.0)
+    monkeypatch.setattr(local_cluster, "START_S", 0.0)
     late += [RuntimeError("never")]
-    with pytest.raises(NotStartedError, match="never"), experiment.cluster(None):
+    with pytest.raises(NotStartedError, match="never"), connection.cluster(None):
         pass
 
 
 CLUSTER = """
 import os, subprocess, sys, time
 from types import SimpleNamespace
-from tunediff.tuning import local_ray
+from tunediff.ray_backend import local_cluster
 
 def start(title, session, **how):
     code = "import sys, time; log = open(sys.argv[1], 'a'); time.sleep(3600)"
@@ -172,7 +172,7 @@ def start(title, session, **how):
     return subprocess.Popen([title, "-c", code, log], executable=sys.executable, start_new_session=True, **how).pid
 
 ours, others, how = sys.argv[1:]
-with local_ray.no_remains() as started:
+with local_cluster.no_remains() as started:
     ends = [start("worker", others), start("ray::DashboardAgent", ours, env={})]
     started(SimpleNamespace(address_info={"session_dir": ours}))
     stays = [start("worker", ours), start("ray::DashboardAgent", others, env={})]

@@ -17,7 +17,7 @@ from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.core import environment, machine_options
-from tunediff.tuning import cluster, experiment, ray_backend, tuner
+from tunediff.ray_backend import backend, cluster, connection, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
 GPU = {
@@ -88,10 +88,10 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
         return divided(machines, (1,), ["none"], "x.yaml")
 
     answers(monkeypatch, {})
-    experiment._of_cluster(tmp_path, share, [], evaluates=True)
+    connection._of_cluster(tmp_path, share, [], evaluates=True)
     answers(monkeypatch, {"b": said})
     with pytest.raises(ConfigError) as refused:
-        experiment._of_cluster(tmp_path, share, [], evaluates=True)
+        connection._of_cluster(tmp_path, share, [], evaluates=True)
     assert str(refused.value).startswith(f"--address: node 10.0.0.2: {said} is not allowed; allowed: nodes with all")
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
 
@@ -106,10 +106,10 @@ def test_nodes_that_train_are_described(monkeypatch):
     assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
     assert (
-        ray_backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
+        backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
         == "of the node"
     )
-    assert ray_backend.RayBackend(Path("x"), share).environment is None
+    assert backend.RayBackend(Path("x"), share).environment is None
 
 
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
@@ -200,7 +200,7 @@ def test_the_check_of_a_node_stops_when_the_search_ends(nodes, tmp_path):
     look = cluster.Nodes(cluster.nodes(), [slow, checked.append])
     share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
     nodes.append(GPU | {"NodeID": "b"})
-    with pytest.raises(KeyboardInterrupt), ray_backend.opened(tmp_path, share, None, look):
+    with pytest.raises(KeyboardInterrupt), backend.opened(tmp_path, share, None, look):
         look()
         assert first.wait(60)
         raise KeyboardInterrupt
@@ -254,7 +254,7 @@ def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hin
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    with pytest.raises(ConfigError) as error, experiment.cluster("h:1"):
+    with pytest.raises(ConfigError) as error, connection.cluster("h:1"):
         pass
     assert str(error.value) == f"--address: h:1: Failed to connect{hint}"
 

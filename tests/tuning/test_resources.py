@@ -6,8 +6,8 @@ import pytest
 
 from tunediff import search_space
 from tunediff.config import ConfigError
+from tunediff.ray_backend.backend import RayBackend
 from tunediff.tuning import resources
-from tunediff.tuning.ray_backend import RayBackend
 
 
 def test_all_world_sizes_are_those_of_the_machine():

@@ -17,6 +17,7 @@ import tunediff.search
 from tests.tuning.conftest import all_gone, block, of_search, pids
 from tunediff import search_space
 from tunediff.core import trial_record as record
+from tunediff.ray_backend import connection
 from tunediff.tuning import experiment, resources
 
 pytestmark = pytest.mark.cluster
@@ -251,11 +252,11 @@ def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monk
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as ray.init does
         yield None
 
-    monkeypatch.setattr(experiment, "cluster", cluster)
+    monkeypatch.setattr(connection, "cluster", cluster)
     share = functools.partial(resources.share, loaded)
     ends = lambda _: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), experiment.workers(tmp_path / "night", share, None, None, ends):
+    with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path / "night", share, None, None, ends):
         pass
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -529,9 +529,9 @@ def test_a_baseline_that_was_not_finite_is_tried_on_another_seed(make):
 
 def test_the_repeated_run_of_an_earlier_search_is_no_point_of_this_one(make, tmp_path):
     """Its baseline is: at another budget the best points of the earlier search are tried first, each of them once."""
+    from tunediff.ray_backend.searcher import Searcher
     from tunediff.tuning import experiment
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     earlier = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": 4}, "noise": 2}
     earlier |= {"baseline": {"loader.batch_size": 32}, "first": [{"loader.batch_size": 64}]}

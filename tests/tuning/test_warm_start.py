@@ -24,8 +24,8 @@ from tunediff.tuning import experiment, resources, warm_start
 
 def finished(folder, *values, trials=4, **changes):
     """A search whose trials end one after the other with these values; None: not finite."""
+    from tunediff.ray_backend.searcher import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     content = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": trials}} | changes
     wanted = search_space.parse(content, "x.yaml")
@@ -229,8 +229,8 @@ def test_a_search_resumed_on_a_cluster_is_not_compared_with_its_head(earlier, mo
 
 def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     """What needs at least as much memory as a trial of the earlier search that ran out is not run."""
+    from tunediff.ray_backend.searcher import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
-    from tunediff.tuning.searcher import Searcher
 
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = search_space.parse(content, "x.yaml")

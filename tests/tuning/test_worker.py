@@ -26,8 +26,9 @@ from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
+from tunediff.ray_backend import group
 from tunediff.training import run_trial, state, weights
-from tunediff.tuning import group, worker
+from tunediff.tuning import worker
 from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
@@ -384,7 +385,7 @@ def test_a_worker_whose_imports_fail_fails_in_its_training(monkeypatch, tmp_path
     """Where unpickling the function fails, Ray keeps the place of the workers for ever."""
     (given,) = started(monkeypatch, tmp_path, WorkerGroupSpec(1, Placement((), 0.9, False, 1)))
     sent = ray.cloudpickle.dumps(given["loop"])
-    monkeypatch.setitem(sys.modules, "tunediff.tuning.group", None)
+    monkeypatch.setitem(sys.modules, "tunediff.ray_backend.group", None)
     serve = ray.cloudpickle.loads(sent)
     with pytest.raises(ImportError):
         serve({"name": "slot"})

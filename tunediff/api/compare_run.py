@@ -23,6 +23,7 @@ from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.mixed_hardware import MixedHardware
@@ -163,7 +164,7 @@ def _run_workloads(
 
     with contextlib.ExitStack() as stack:
         backend = stack.enter_context(
-            experiment.one_by_one(folder, shared, options.address, greet, comparison.configs)
+            connection.one_by_one(folder, shared, options.address, greet, comparison.configs)
         )
         backend.say_through(say)
         if options.address is not None and (warning := experiment.foreign(folder, backend)):

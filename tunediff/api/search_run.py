@@ -21,6 +21,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
+from tunediff.ray_backend import connection
 from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
@@ -111,9 +112,9 @@ def _run(
         where = (folder, share, options.address)
         trains = (shown.greet, [space.baseline], space.evaluates)
         opened: contextlib.AbstractContextManager[Backend] = (
-            experiment.one_by_one(*where, *trains)
+            connection.one_by_one(*where, *trains)
             if searched
-            else experiment.workers(*where, experiment.warm(space), *trains)
+            else connection.workers(*where, experiment.warm(space), *trains)
         )
         backend = stack.enter_context(opened)
         backend.say_through(shown.say)
@@ -123,7 +124,7 @@ def _run(
         listeners.speak_through(shown.say)
         if not searched:
             with listeners.with_listeners(shown):
-                experiment.search(folder, space, backend, listeners)
+                connection.search(folder, space, backend, listeners)
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):
             shown.say(f"nothing to confirm: {why}")
         session.close()

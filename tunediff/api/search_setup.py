@@ -205,7 +205,7 @@ def create(
         # What runs the trials is imported meanwhile: this process would only wait for the one that
         # measures.
         threading.Thread(
-            target=importlib.import_module, args=("tunediff.tuning.tuner",), daemon=True
+            target=importlib.import_module, args=("tunediff.ray_backend.tuner",), daemon=True
         ).start()
         measured = measure(space, say)
         plan.check(plan.values(space, folder, measured), options.force)

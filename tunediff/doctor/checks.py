@@ -215,10 +215,11 @@ def cluster() -> dict[str, Any]:
     """Start a Ray cluster as a search does, and run a task."""
     import ray
 
-    from tunediff.tuning import experiment, resources
+    from tunediff.ray_backend import connection
+    from tunediff.tuning import resources
 
     begin = time.perf_counter()
-    with experiment.cluster(None) as context:
+    with connection.cluster(None) as context:
         start_s, local = time.perf_counter() - begin, resources.local()
         right = ray.get(ray.remote(num_cpus=1)(lambda: 6 * 7).remote(), timeout=60) == 42
         task_s, counted = time.perf_counter() - begin, ray.cluster_resources()

@@ -19,12 +19,12 @@ from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import read_trials
+from tunediff.ray_backend.cluster import beside
+from tunediff.ray_backend.searcher import Driver, Searcher
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 from tunediff.tuning.backend import Backend
-from tunediff.tuning.cluster import beside
 from tunediff.tuning.optuna_proposer import OptunaProposer
-from tunediff.tuning.searcher import Driver, Searcher
 from tunediff.tuning.stopping import EarlyStopping, early_stopping
 from tunediff.tuning.trial import SPEC
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import ray
 
-from tunediff.tuning import cluster
+from tunediff.ray_backend import cluster
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Command
 from tunediff.tuning.resources import Placement

@@ -37,7 +37,7 @@ def run_group(
     def serve_group(settings: dict[str, Any]) -> None:
         # Imported here, in the training's own thread: where an import fails while Ray unpickles the
         # function, Ray keeps the place of the workers for ever.
-        from tunediff.tuning.group import serve
+        from tunediff.ray_backend.group import serve
 
         serve(**settings)
 
@@ -74,8 +74,8 @@ def serve(name: str, generation: str, workload: str, threads: int, here: str) ->
     import ray
     import ray.train
 
-    from tunediff.tuning import cluster
-    from tunediff.tuning.ray_slot import RaySlot
+    from tunediff.ray_backend import cluster
+    from tunediff.ray_backend.client import RaySlot
 
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.core.files import private_temporary
-from tunediff.tuning import ray_remains
+from tunediff.ray_backend import remains
 
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
@@ -117,12 +117,12 @@ def _described_token() -> str:
 @contextlib.contextmanager
 def no_remains() -> Iterator[Callable[[Any], None]]:
     """Let no process of the cluster that starts inside outlive this one, also after `kill -9`; see
-    `ray_remains`.
+    `remains`.
 
     Yields a function that takes Ray's context once the cluster has started.
     """
     mark = secrets.token_hex(16)
-    command = [sys.executable, "-I", "-S", ray_remains.__file__, mark, str(os.getpid())]
+    command = [sys.executable, "-I", "-S", remains.__file__, mark, str(os.getpid())]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def write(line: str) -> None:
@@ -132,18 +132,18 @@ def no_remains() -> Iterator[Callable[[Any], None]]:
             watcher.stdin.flush()
 
     def started(context: Any) -> None:
-        os.environ.pop(ray_remains.MARK, None)  # what else this process starts may outlive Ray
+        os.environ.pop(remains.MARK, None)  # what else this process starts may outlive Ray
         if (folder := _session_of(context)) is not None:
             write(os.path.realpath(folder))
 
-    os.environ[ray_remains.MARK] = mark
+    os.environ[remains.MARK] = mark
     try:
         yield started
     finally:
-        os.environ.pop(ray_remains.MARK, None)
-        write(ray_remains.ENDED)
+        os.environ.pop(remains.MARK, None)
+        write(remains.ENDED)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            watcher.communicate(timeout=ray_remains.LIMIT_S)
+            watcher.communicate(timeout=remains.LIMIT_S)
 
 
 def _session_of(context: Any) -> str | None:

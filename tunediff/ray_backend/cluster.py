@@ -23,7 +23,7 @@ import tunediff
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
 from tunediff.core import environment
-from tunediff.tuning import _RAY_ENVIRONMENT
+from tunediff.ray_backend import _RAY_ENVIRONMENT
 from tunediff.tuning.resources import Machine, Placement
 
 ANSWER_S = 180.0

@@ -13,14 +13,14 @@ import ray
 from tunediff.config import Systems
 from tunediff.core.files import plain
 from tunediff.core.listeners import Listener
+from tunediff.ray_backend import cluster
+from tunediff.ray_backend.client import NAMESPACE, RaySlot
+from tunediff.ray_backend.cluster import beside
+from tunediff.ray_backend.dashboard import RayDashboardReporter
+from tunediff.ray_backend.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import cluster
-from tunediff.tuning.cluster import beside
-from tunediff.tuning.dashboard import RayDashboardReporter
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.ray_slot import NAMESPACE, RaySlot
 from tunediff.tuning.resources import ResourcePartition, omp_notes
-from tunediff.tuning.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 IDLE_S = 5.0

@@ -16,8 +16,8 @@ from typing import Any
 
 import ray
 
-from tunediff.tuning.cluster import beside, own_cluster
-from tunediff.tuning.group import run_group
+from tunediff.ray_backend.cluster import beside, own_cluster
+from tunediff.ray_backend.group import run_group
 from tunediff.tuning.mailbox import POLL_S, Mailbox
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 

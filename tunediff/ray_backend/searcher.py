@@ -14,9 +14,9 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End, read_trials
+from tunediff.ray_backend.client import RaySlot
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
-from tunediff.tuning.ray_slot import RaySlot
 from tunediff.tuning.stopping import ended_early
 from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot, settled
 from tunediff.tuning.trial_spec import TrialSpec

@@ -1,0 +1,249 @@
+"""Connect to a Ray cluster, or start one on this machine, and open what runs trials: Ray's backend or,
+where a command runs them one by one on this machine, the local one.
+
+Ray is imported inside functions: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Systems
+from tunediff.core import text
+from tunediff.core.errors import FAILED
+from tunediff.core.listeners import Listeners
+from tunediff.core.progress import log_exceptions
+from tunediff.core.signals import terminable
+from tunediff.search_space import SearchSpace
+from tunediff.tuning import local, resources
+from tunediff.tuning.backend import Backend
+from tunediff.tuning.experiment import why_stopped
+from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
+
+if TYPE_CHECKING:
+    from tunediff.ray_backend.backend import RayBackend
+    from tunediff.ray_backend.cluster import Nodes
+
+
+@contextlib.contextmanager
+def cluster(address: str | None) -> Iterator[Any]:
+    """Connect to the Ray cluster at `address`, or start one on this machine; yield Ray's context.
+
+    Raises `ConfigError` if no cluster answers, `NotStartedError` if Ray does not start here.
+    """
+    from tunediff.ray_backend import local_cluster
+
+    if address is not None:
+        with _connected(address) as context:
+            yield context
+        return
+    with (
+        local_cluster.random_token(),
+        local_cluster.no_remains() as started,
+        _connected(None) as context,
+    ):
+        started(context)
+        yield context
+    local_cluster.remove_session(context)
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Connect or start as `cluster` does."""
+    import ray
+
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": True,
+    }
+    options |= _ray_options(address)
+    level = (log := logging.getLogger("ray")).level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            context = _init(address=address or "local", **options)
+        except SystemExit:  # Ray's handler of SIGTERM, from the start of `ray.init` on
+            raise KeyboardInterrupt from None
+        except ConnectionError as error:
+            # Ray sends its token to a cluster at an address only in this mode.
+            token = (
+                ""
+                if "RAY_AUTH_MODE" in os.environ
+                else "; one that asks for a token: RAY_AUTH_MODE=token"
+            )
+            raise ConfigError(
+                f"--address: {address}: {str(error).strip().splitlines()[0]}{token}"
+            ) from None
+        # its processes came too late, or not at all: Ray has no class of error for that
+        except Exception as error:
+            if address is not None:
+                raise
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise NotStartedError(f"Ray did not start: {text.truncate(why, 300)}") from error
+    try:
+        yield context
+    finally:
+        ray.shutdown()
+        log.setLevel(level)  # Ray's own is the one of the options
+
+
+def _init(**options: Any) -> Any:
+    """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
+
+    On a busy machine its first start takes longest, since all its files are read from disk; the
+    second one finds them in memory.
+    """
+    import ray
+
+    from tunediff.ray_backend import local_cluster
+
+    def start() -> Any:
+        with (
+            local_cluster.longer_start()
+            if options["address"] == "local"
+            else contextlib.nullcontext()
+        ):
+            return ray.init(**options)
+
+    try:
+        return start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logging.getLogger(__name__).warning("Ray did not start in time; it is tried once more")
+        ray.shutdown()
+    return start()
+
+
+def _ray_options(address: str | None) -> dict[str, Any]:
+    """Return options of `ray.init`: a local cluster gets our count of cores and GPUs, a remote one
+    our code."""
+    if address is not None:
+        from tunediff.ray_backend import cluster as there
+
+        return {"runtime_env": there.runtime_env()}
+    here = (
+        resources.local()
+    )  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+    # The dashboard also frees the placement groups of trials that were stopped early: without it a
+    # search can hang.
+    dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
+    return {"num_cpus": here.cores, "num_gpus": here.gpus, **dashboard}
+
+
+def _of_cluster(
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    configs: Sequence[Systems],
+    evaluates: bool,
+) -> tuple[resources.ResourcePartition, Nodes]:
+    """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
+
+    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks packages,
+    data or weights.
+    """
+    from tunediff.ray_backend import cluster as there
+
+    checks: list[Callable[[list[resources.Machine]], None]] = [
+        there.check_packages,
+        functools.partial(there.check_shared, folder),
+        *(
+            functools.partial(there.check_files, cfg.to_dict(config), evaluates)
+            for config in configs
+        ),
+    ]
+    machines = there.nodes()
+    partition = share(*machines)
+    for check in checks:
+        check(list(partition.machines))
+    return partition, there.Nodes(machines, checks, there.describe(partition.machines))
+
+
+@contextlib.contextmanager
+def workers(
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    address: str | None,
+    warm: Systems | None,
+    greet: Callable[[str | None], None],
+    configs: Sequence[Systems] = (),
+    evaluates: bool = True,
+) -> Iterator[RayBackend]:
+    """Yield Ray's backend for what runs in `folder`.
+
+    `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
+    `warm`: what the first trials train, if their workers may start now; every node of a cluster
+    checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
+    `ConfigError` before anything starts.
+    """
+    here = share(resources.local()) if address is None else None
+    with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
+        from tunediff.ray_backend import backend, local_cluster  # imports Ray, which takes seconds
+
+        url = getattr(context, "dashboard_url", None)
+        log_exceptions("the start", greet, local_cluster.dashboard(url, address) if url else None)
+        with contextlib.ExitStack() as stack:
+            partition, nodes = here, None
+            if partition is None:
+                from tunediff.ray_backend import cluster as there
+
+                stack.enter_context(
+                    there.head_watched(functools.partial(_headless, folder, str(address)))
+                )
+                partition, nodes = _of_cluster(folder, share, configs, evaluates)
+            yield stack.enter_context(backend.opened(folder, partition, warm, nodes))
+
+
+@contextlib.contextmanager
+def one_by_one(
+    folder: Path,
+    share: Callable[..., resources.ResourcePartition],
+    address: str | None,
+    greet: Callable[[str | None], None],
+    configs: Sequence[Systems],
+    evaluates: bool = True,
+) -> Iterator[Backend]:
+    """Yield the backend for runs of these configurations, one at a time: on this machine without
+    Ray, or on the cluster at `address` as `workers` does."""
+    if address is not None:
+        with workers(folder, share, address, None, greet, configs, evaluates) as of_cluster:
+            yield of_cluster
+        return
+
+    partition = share(resources.local())
+    names = dict.fromkeys(config.schema.workload for config in configs)
+    with terminable(), local.opened(folder, partition, list(names)) as here:
+        log_exceptions("the start", greet, None)
+        yield here
+
+
+def _headless(folder: Path, address: str) -> None:
+    """Print why and end this process: its other threads wait for Ray, which waits for its head."""
+    module = "search" if (folder / "search.yaml").exists() else "compare"
+    why = StoppedError("the head of the cluster does not answer any more")
+    print(
+        f"error: {why_stopped(why, module, folder, ['--address', address])}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(FAILED)
+
+
+def search(folder: Path, space: SearchSpace, backend: Backend, listeners: Listeners) -> None:
+    """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be
+    written."""
+    from tunediff.ray_backend import tuner  # imports Ray and Optuna, which takes seconds
+
+    alive(folder)  # what this session has spent until here counts, too: Ray has started
+    if (why := tuner.search(folder, space, backend, all_spent_s(folder), listeners)) is not None:
+        raise StoppedError(f"{folder} cannot be written: {why}")
