@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.tuning.conftest import WAIT_S, all_gone, of_search, ray_process
 from tests.tuning.test_search import TRIALS, has, pids
@@ -104,30 +105,50 @@ def train(trial):
 """
 
 
-@pytest.mark.parametrize("who", ["search", "raylet", "ray::Slot", "ray::TrainController", "worker", "template", "run"])
-def test_nothing_survives_its_parent(search, tmp_path, who):
-    """kill -9 of any process of a search: what it or its run has started ends, a process of the user's file, too."""
+def spawning_run(one, earlier):
+    """Wait for a run that has started a process of its own; add its pid to the earlier ones."""
+
+    def found():
+        for worker in [event for trial in one.journals for event in one.events(trial, "worker")]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                run = psutil.Process(worker["pid"])
+                if run.pid not in earlier and any(child.name() == "sleep" for child in run.children()):
+                    return run
+        return None
+
+    run = one.wait_for(found)
+    earlier.append(run.pid)
+    return run
+
+
+@pytest.mark.parametrize(
+    "killed", [["run", "template", "worker", "ray::TrainController", "ray::Slot", "ray::Driver", "search"], ["raylet"]],
+    ids=lambda killed: killed[-1],
+)  # fmt: skip
+def test_nothing_survives_its_parent(search, tmp_path, killed):
+    """kill -9 of any process of a search, one after the other: what it and its run have started ends."""
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    one = search("spawns")
-    one.file.write_text(f"workload: {tmp_path}/spawns.py\nbudget: {{per_trial: 3s}}\ntrials: [{{}}]\n")
+    one, runs = search("spawns"), []
+    trials = [{"lr": 0.01 + 0.01 * number} for number in range(len(killed))]
+    content = {"workload": str(tmp_path / "spawns.py"), "budget": {"per_trial": "3s"}, "trials": trials}
+    one.file.write_text(yaml.safe_dump(content | {"baseline": {"lr": 0.01}}))
     process = one.start(str(one.file), "--name", "spawns", "--no-check")
-    one.wait_for(lambda: one.events("t0000", "worker"))
-    run = psutil.Process(pids(one, "t0000")[1])
-    one.wait_for(lambda: any(child.name() == "sleep" for child in run.children()))
-    chain = {"run": run, "template": run.parent(), "worker": run.parent().parent()}
-    chain["search"] = psutil.Process(process.pid)
-    victim = chain.get(who) or ray_process(process, who)
-    above = victim if who in ("search", "raylet", "template", "run") else chain["worker"]
-    below = [above, *above.children(recursive=True)]
-    assert any(child.name() == "sleep" for child in below)
-    victim.kill()
-    killed = time.monotonic()
-    if who == "search":
-        process.wait()
-    left = psutil.wait_procs(below, timeout=WAIT_S)[1]
-    assert not [child.cmdline() for child in left if child.is_running()]
-    seconds = f"{len(below)} processes gone after {time.monotonic() - killed:.1f} s"
-    TABLE.append([f"{who} dies", "kill -9", seconds, "nothing", "nothing"])
+    for who in killed:
+        run = spawning_run(one, runs if who != "search" else [])
+        chain = {"run": run, "template": run.parent(), "worker": run.parent().parent()}
+        chain["search"] = psutil.Process(process.pid)
+        victim = chain.get(who) or ray_process(process, who)
+        above = victim if who in (*chain, "raylet", "ray::Driver") else chain["worker"]
+        below = [above, *above.children(recursive=True)]
+        victim.kill()
+        begin = time.monotonic()
+        if who == "search":
+            process.wait()
+        left = psutil.wait_procs(below, timeout=WAIT_S)[1]
+        assert not [child.cmdline() for child in left if child.is_running()]
+        seconds = f"{len(below)} processes gone after {time.monotonic() - begin:.1f} s"
+        print(who, seconds)
+        TABLE.append([f"{who} dies", "kill -9", seconds, "nothing", "nothing"])
 
 
 def test_a_killed_search_resumes(search):
