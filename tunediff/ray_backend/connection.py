@@ -1,5 +1,5 @@
-"""Connect to a Ray cluster, or start one on this machine, and open what runs trials: Ray's backend or,
-where a command runs them one by one on this machine, the local one.
+"""Connect to a Ray cluster, or start one on this machine, and open what runs trials: Ray's backend
+or, where a command runs them one by one on this machine, the local one.
 
 Ray is imported inside functions: it takes seconds.
 """

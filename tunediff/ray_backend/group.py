@@ -42,9 +42,8 @@ def run_group(
         serve(**settings)
 
     place = spec.place
-    settings = {
-        "name": slot, "generation": generation, "workload": workload, "threads": place.threads, "here": here,
-    }  # fmt: skip
+    settings: dict[str, Any] = {"name": slot, "generation": generation, "workload": workload}
+    settings |= {"threads": place.threads, "here": here}
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     DataParallelTrainer(
         serve_group,

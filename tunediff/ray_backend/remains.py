@@ -28,7 +28,7 @@ TITLES = (b"ray::", b"ray-dashboard")
 
 
 def remains(mark: str, session: str) -> Iterator[int]:
-    """Yield the pids of the processes of a cluster; `session`: its folder, '' if it has none yet."""
+    """Yield the pids of the processes of a cluster; `session`: its folder, '' if it has none."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # it has ended, or is another user's

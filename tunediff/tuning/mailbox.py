@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from tunediff.core.point import Point
@@ -166,9 +166,13 @@ class RankMailbox(Protocol):
 
 
 def train(
-    job: TrialSpec, serial: str, mailbox: RankMailbox, templates: Templates, variables: Mapping[str, str],
+    job: TrialSpec,
+    serial: str,
+    mailbox: RankMailbox,
+    templates: Templates,
+    variables: Mapping[str, str],
     started: Callable[[Run], object] = lambda run: None,
-) -> None:  # fmt: skip
+) -> None:
     """Train a job as one of its ranks: pass on what its process reports, and do to it what the
     driver says.
 
@@ -197,8 +201,13 @@ def train(
 
 
 def _obey(
-    job: TrialSpec, serial: str, mailbox: RankMailbox, runs: list[Run], templates: Templates, over: threading.Event
-) -> None:  # fmt: skip
+    job: TrialSpec,
+    serial: str,
+    mailbox: RankMailbox,
+    runs: Sequence[Run],
+    templates: Templates,
+    over: threading.Event,
+) -> None:
     """Do what the driver says until the run is over."""
     seen = 0
     while not over.is_set():

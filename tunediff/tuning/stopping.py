@@ -58,8 +58,8 @@ class PointValues:
 class Halving:
     """Asynchronous successive halving with one rung, at `GRACE` of the budget.
 
-    A trial stops there if it is worse than the median of those that were there before (Li et al., "A
-    System for Massively Parallel Hyperparameter Tuning", 2020, with a reduction factor of 2).
+    A trial stops there if it is worse than the median of those that were there before (Li et al.,
+    "A System for Massively Parallel Hyperparameter Tuning", 2020, with a reduction factor of 2).
     """
 
     def __init__(self, lower_is_better: bool) -> None:
