@@ -123,7 +123,7 @@ class SlotActor(Mailbox):
         try:
             ray.get(group)
         except Exception as error:  # the trial's driver gets the reason
-            reason = _reason(error)
+            reason = reason_of(error)
         with self._turn:
             if generation == self._generation:
                 self._group, self._generation = None, ""
@@ -138,7 +138,7 @@ class SlotActor(Mailbox):
             ray.wait([group], timeout=60)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return Ray's message, with the class and message of its controller's error, whose class Ray
     leaves out."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
