@@ -42,13 +42,15 @@ def remains(mark: str, session: str) -> Iterator[int]:
 
 def _wait_for_end(parent: int) -> list[str]:
     """Return the lines that the parent has written once it has ended or closed the pipe."""
-    words = b""
-    # A process that the parent has forked may hold the pipe open
-    while os.getppid() == parent:
-        if select.select([0], [], [], 1.0)[0]:
-            words += (chunk := os.read(0, 4096))
-            if not chunk:
+    words, alive = b"", True
+    while True:
+        if select.select([0], [], [], 1.0 if alive else 0.0)[0]:
+            if not (chunk := os.read(0, 4096)):
                 break
+            words += chunk
+        elif not alive:  # a process that the parent has forked may hold the pipe open
+            break
+        alive = os.getppid() == parent
     return words.decode().splitlines()
 
 
