@@ -216,13 +216,11 @@ def test_two_workers_and_early_stopping(search):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("fresh", [False, True])
-def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
-    """A throughput study: nothing is evaluated, one process serves all, and the table is printed and kept."""
+def test_probes_run_in_processes_of_their_own(search):
+    """A throughput study: nothing is evaluated, and the table is printed and kept."""
     one = search(
         "probes",
         objective="samples_per_s",
-        fresh=fresh,
         budget={"per_trial": "1s"},
         fixed={"evaluation.points": 1},
         ladder={"half the batch": {"loader.batch_size": 64}, "memory given back": {"memory.keep_freed": False}},
@@ -231,11 +229,7 @@ def test_probes_share_their_workers_unless_told_otherwise(search, fresh):
     one.run()
     trials = [one.trial(f"t000{i}") for i in range(4)]
     assert [trial.status for trial in trials] == ["ok"] * 4, one.log
-    processes = [pids(one, trial.name)[1] for trial in trials]
-    if fresh:
-        assert len(set(processes)) == 4
-    else:  # how a process manages its memory cannot be changed back: the last two share another
-        assert processes[0] == processes[1] != processes[2] == processes[3]
+    assert len({pids(one, trial.name)[1] for trial in trials}) == 4
     assert all("frechet" not in trial.points[0] and trial.end.seconds["evaluation"] == 0 for trial in trials)
     assert "half the batch alone" in one.log
     assert (one.folder / "study.md").read_text().count("half the batch") == 2
