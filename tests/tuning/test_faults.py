@@ -129,9 +129,9 @@ def test_nothing_survives_its_parent(search, tmp_path, killed):
     """kill -9 of any process of a search, one after the other: what it and its run have started ends."""
     (tmp_path / "spawns.py").write_text(SPAWNS)
     one, runs = search("spawns"), []
-    trials = [{"lr": 0.01 + 0.01 * number} for number in range(len(killed))]
+    trials = [{}, *({"lr": 0.02 + 0.01 * number} for number in range(len(killed)))]
     content = {"workload": str(tmp_path / "spawns.py"), "budget": {"per_trial": "3s"}, "trials": trials}
-    one.file.write_text(yaml.safe_dump(content | {"baseline": {"lr": 0.01}}))
+    one.file.write_text(yaml.safe_dump(content))
     process = one.start(str(one.file), "--name", "spawns", "--no-check")
     for who in killed:
         run = spawning_run(one, runs if who != "search" else [])
