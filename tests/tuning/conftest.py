@@ -17,6 +17,7 @@ import yaml
 from tests.tuning.asked import FILE, AskedBackend, pool
 from tunediff import search_space
 from tunediff.core import trial_record as record
+from tunediff.ray_backend.remains import MARK
 
 WAIT_S = 1200
 """Seconds until something that is waited for is taken for a hang: under the limit of pytest, whose reason says less."""
@@ -95,10 +96,21 @@ class Search:
 
 
 def of_search(process):
-    """The search's own processes: Ray's and the workers'."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
+    """The search's own processes: Ray's, the workers', and templates, which are nobody's children, with their runs."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    marks = {mark for child in family if (mark := mark_of(child))}
+    pids = {child.pid for child in family}
+    return family + [other for other in psutil.process_iter() if other.pid not in pids and mark_of(other) in marks]
+
+
+def mark_of(process):
+    """What the processes of one Ray cluster have in their environments; '' without it."""
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(MARK, "")
+    return ""
 
 
 def ray_process(process, prefix):

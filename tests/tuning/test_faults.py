@@ -135,16 +135,19 @@ def test_nothing_survives_its_parent(search, tmp_path, killed):
     process = one.start(str(one.file), "--name", "spawns", "--no-check")
     for who in killed:
         run = spawning_run(one, runs if who != "search" else [])
-        chain = {"run": run, "template": run.parent(), "worker": run.parent().parent()}
-        chain["search"] = psutil.Process(process.pid)
+        template, worker = run.parent(), ray_process(process, "ray::RayTrainWorker")
+        chain = {"run": run, "template": template, "worker": worker, "search": psutil.Process(process.pid)}
         victim = chain.get(who) or ray_process(process, who)
-        above = victim if who in (*chain, "raylet", "ray::Driver") else chain["worker"]
-        below = [above, *above.children(recursive=True)]
+        alone = who in ("run", "template", "ray::Driver")
+        above = [victim] if alone else [victim if who == "raylet" else worker, template]
+        below = {child for one in above for child in (one, *one.children(recursive=True))}
+        if who == "search":
+            below |= {victim, *of_search(process)}
         victim.kill()
         begin = time.monotonic()
         if who == "search":
             process.wait()
-        left = psutil.wait_procs(below, timeout=WAIT_S)[1]
+        left = psutil.wait_procs(list(below), timeout=WAIT_S)[1]
         assert not [child.cmdline() for child in left if child.is_running()]
         seconds = f"{len(below)} processes gone after {time.monotonic() - begin:.1f} s"
         print(who, seconds)
