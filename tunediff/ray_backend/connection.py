@@ -61,8 +61,6 @@ def _connected(address: str | None) -> Iterator[Any]:
     """Connect or start as `cluster` does."""
     import ray
 
-    from tunediff.ray_backend import local_cluster
-
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -73,8 +71,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with contextlib.nullcontext() if address else local_cluster.longer_start():
-                context = ray.init(address=address or "local", **options)
+            context = _init(address=address or "local", **options)
         except SystemExit:  # Ray's handler of SIGTERM, from the start of `ray.init` on
             raise KeyboardInterrupt from None
         except ConnectionError as error:
@@ -98,6 +95,34 @@ def _connected(address: str | None) -> Iterator[Any]:
     finally:
         ray.shutdown()
         log.setLevel(level)  # Ray's own is the one of the options
+
+
+def _init(**options: Any) -> Any:
+    """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
+
+    On a busy machine its first start takes longest, since all its files are read from disk; the
+    second one finds them in memory.
+    """
+    import ray
+
+    from tunediff.ray_backend import local_cluster
+
+    def start() -> Any:
+        with (
+            local_cluster.longer_start()
+            if options["address"] == "local"
+            else contextlib.nullcontext()
+        ):
+            return ray.init(**options)
+
+    try:
+        return start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logging.getLogger(__name__).warning("Ray did not start in time; it is tried once more")
+        ray.shutdown()
+    return start()
 
 
 def _ray_options(address: str | None) -> dict[str, Any]:
