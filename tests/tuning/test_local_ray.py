@@ -197,5 +197,5 @@ def test_no_process_of_a_cluster_outlives_its_search(tmp_path, how):
         assert psutil.wait_procs(of_cluster, timeout=600)[1] == []
         assert all(process.is_running() for process in others)
     finally:
-        for process in others:
+        for process in filter(psutil.Process.is_running, processes):
             process.kill()
