@@ -19,6 +19,7 @@ from tests.tuning.asked import AskedBackend
 from tunediff import ConfigError, TunediffError, compare, run_comparison
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.analysis.sequential import Rules
 from tunediff.api import compare_run
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
@@ -70,9 +71,9 @@ def asked(*given, name="x"):
 def test_what_is_asked(given, a, b):
     config = cfg.override(cfg.baseline("digits"), {"loader.batch_size": 64})
     Path("other.yaml").write_text(cfg.dump(config))
-    found = asked(
-        *given, "--budget", "2m", "--pairs", "5", "--resolution", "2%", "--compile", "free", "--setup", "charged"
-    )
+    rules = ["--pairs", "5", "--within", "2%", "--level", "0.01", "--one-sided", "--fixed"]
+    found = asked(*given, "--budget", "2m", *rules, "--compile", "free", "--setup", "charged")
+    assert found.rules == Rules(0.01, one_sided=True, fixed=True)
     base = cfg.override(cfg.baseline("digits"), {"seed": 500})  # seeds that no search has used
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
     assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (
@@ -90,7 +91,7 @@ def test_without_options():
     assert found.names == ("digits", "digits optimizer.lr=2e-3")
     assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (60, 12, None, True)
     assert not found.limits.of(1).setup_charged
-    assert asked("digits_classifier", "seed=99", "--resolution", "0.01", name="y").within == 0.01, "in its units"
+    assert asked("digits_classifier", "seed=99", "--within", "0.01", name="y").within == 0.01, "in its units"
 
 
 def git(*given):

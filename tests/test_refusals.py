@@ -135,18 +135,18 @@ compare digits seed=99 --pairs 101                    | --pairs: 101
 compare digits seed=99 --budget 20                    | --budget: '20'
 compare digits seed=99 --budget ''                    | --budget: ''
 compare digits seed=99 --budget 100h                  | --budget: '360000s'
-compare digits seed=99 --budget 100h --force --resolution 2 | --resolution: '2'
-compare digits seed=99 --resolution small             | --resolution: 'small'
-compare digits seed=99 --resolution 0%                | --resolution: '0%'
-compare digits seed=99 --resolution inf%              | --resolution: 'inf%'
-compare digits_classifier seed=99 --resolution 2%     | --resolution: '2%'
-compare digits_classifier seed=99 --resolution nan    | --resolution: 'nan'
+compare digits seed=99 --budget 100h --force --within 2 | --within: '2'
+compare digits seed=99 --within small             | --within: 'small'
+compare digits seed=99 --within 0%                | --within: '0%'
+compare digits seed=99 --within inf%              | --within: 'inf%'
+compare digits_classifier seed=99 --within 2%     | --within: '2%'
+compare digits_classifier seed=99 --within nan    | --within: 'nan'
 compare digits seed=99 --compile yes                  | command line: --compile: 'yes'
 compare digits seed=99 --name .x                      | --name: '.x'
 compare digits seed=99 --comment text/x               | --comment: text/x
 compare --resume gone                                 | gone:
 compare --resume gone --pairs 20                      | --resume:
-compare --resume gone --resolution 1%                 | --resume:
+compare --resume gone --within 1%                 | --resume:
 compare --resume gone digits --dry-run                | --resume:
 evaluate                                              | command line: the following arguments are required: RUN
 evaluate smal                                         | smal:

@@ -23,6 +23,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.analysis import pairs
+from tunediff.analysis.pairs import EQUIVALENT
 from tunediff.api import command_setup, compare_run, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
@@ -37,6 +38,7 @@ NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
     "better": cli.OK,
     "no significant difference": NO_DIFFERENCE,
+    EQUIVALENT: NO_DIFFERENCE,
     "worse": WORSE,
     "failed": FAILED_RUN,
 }
@@ -48,6 +50,12 @@ class Printing(PrintingOptions):
 
     comment: Path | None = option(
         None, "also write the result as Markdown, for a pull request", metavar="FILE"
+    )
+    fail_on: str = option(
+        "no-difference",
+        "which verdicts are exit codes other than 0: no-difference and worse (default), or worse"
+        " alone",
+        choices=("no-difference", "worse"),
     )
 
 
@@ -109,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.print_json(pair_summary.as_json(folder))
         else:
             print("\n".join(pair_summary.lines(folder)), flush=True)
-    return EXITS.get(pairs.read(folder).verdict or "", cli.FAILED)
+    code = EXITS.get(pairs.read(folder).verdict or "", cli.FAILED)
+    return cli.OK if code == NO_DIFFERENCE and options.fail_on == "worse" else code
 
 
 def _planned(options: WorkloadsOptions | CommandsOptions) -> tuple[dict[str, Any], list[str]]:

@@ -51,7 +51,7 @@ from tunediff.analysis import Results, confirmation, noise, statistics
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.outcome import Outcome
-from tunediff.analysis.sequential import Look, look
+from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, WORSE, Difference
 from tunediff.core import text
 from tunediff.core.point import Point
@@ -245,7 +245,7 @@ def confirm(values: Numbers) -> tuple[Look, Numbers]:
     for many in range(1, values.shape[1] + 1):
         if (
             test := look(
-                values[:, :many], values.shape[1], level=confirmation.level(Path("confirm"))
+                values[:, :many], values.shape[1], rules=Rules(confirmation.level(Path("confirm")))
             )
         ).over:
             break

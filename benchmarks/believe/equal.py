@@ -6,6 +6,7 @@ of a gain of two standard deviations of a run. Shares of 2.5 % are right to 0.3 
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import pandas as pd
 
 from benchmarks.believe.noise import REFERENCE, Numbers
 from tunediff.analysis import confirmation
-from tunediff.analysis.sequential import Look, look
+from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
 
 MOST = 12
@@ -91,10 +92,17 @@ def of_noise(
         for _ in range(times):
             off = NOISES[noise](rng, (1 + len(sds), MOST)) * np.array([1.0, *sds])[:, None]
             off[1] -= gain
-            yield until_over(np.exp(SD * off), level=level)
+            yield until_over(np.exp(SD * off), rules=Rules(level))
 
     return {"part": "noise", "noise": noise, "sds": ", ".join(f"{sd:g}" for sd in sds), "gain": gain, "level": level,
             "times": times, **shares(drawn())}  # fmt: skip
+
+
+def of_rules(rules: Rules, gain: float, times: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return what comparisons of two sides say by such rules; B is better by `gain` sd."""
+    drawn = (rng.standard_normal((2, MOST)) - [[0], [gain]] for _ in range(times))
+    looks = (until_over(np.exp(SD * off), rules=rules) for off in drawn)
+    return {"part": "rules", "gain": gain, "times": times, **vars(rules), **shares(looks)}
 
 
 def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -113,7 +121,8 @@ def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -
     named = 0
     for _ in range(times):
         tests = (
-            until_over(np.exp(SD * rng.standard_normal((4, MOST))), level=level) for level in levels
+            until_over(np.exp(SD * rng.standard_normal((4, MOST))), rules=Rules(level))
+            for level in levels
         )
         named += any(one.verdict == BETTER for test in tests for one in test.differences)
     return {
@@ -138,6 +147,10 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
         ((1, 1, 1), first),
     ):
         yield of_noise("normal", sds, 2.0, times, np.random.default_rng(seed), level)
+    for level, one_sided, fixed, gain in itertools.product(
+        (0.01, 0.05), (False, True), (False, True), (0.0, 1.0, 2.0)
+    ):
+        yield of_rules(Rules(level, one_sided, fixed), gain, times, np.random.default_rng(seed))
     for items in ITEMS:
         yield of_items(items, times, np.random.default_rng(seed))
     for confirmations in (1, 2, 4, 8):

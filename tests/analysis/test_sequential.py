@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from tunediff.analysis import confirmation, sequential
-from tunediff.analysis.sequential import look
+from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import SAME, value_step
 
 
@@ -47,12 +47,12 @@ NOISE = {
 }
 
 
-def shares(sds, noise="normal", gain=0.0, times=400, level=0.05):
+def shares(sds, noise="normal", gain=0.0, times=400, level=0.05, **rules):
     """How many of so many comparisons call any rival better, and any worse; the first one is better by `gain` sd."""
     rng, better, worse = np.random.default_rng(1), 0, 0
     for off in NOISE[noise](rng, (times, 1 + len(sds), 12)) * np.array([1.0, *sds])[:, None]:
         off[1] -= gain
-        verdicts = {one.verdict for one in until_over(np.exp(0.15 * off), level=level).differences}
+        verdicts = {one.verdict for one in until_over(np.exp(0.15 * off), rules=Rules(level, **rules)).differences}
         better, worse = better + ("better" in verdicts), worse + ("worse" in verdicts)
     return better / times, worse / times
 
@@ -62,6 +62,25 @@ def shares(sds, noise="normal", gain=0.0, times=400, level=0.05):
 def test_equal_configurations_are_seldom_called_better_whatever_their_noise(sds, noise):
     """At most 2.5 % of comparisons, and two standard errors of 400 of them."""
     assert shares(sds, noise)[0] <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 400)
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"one_sided": True}, {"fixed": True}, {"one_sided": True, "fixed": True}], ids=str
+)
+@pytest.mark.parametrize("level", [0.01, 0.05])
+def test_equal_sides_differ_as_often_as_their_level_allows(level, rules):
+    better, worse = shares((1,), times=2000, level=level, **rules)
+    due = level if "one_sided" in rules else level / 2
+    assert better <= due + 3 * math.sqrt(due / 2000)
+    assert worse == 0 if "one_sided" in rules else worse <= due + 3 * math.sqrt(due / 2000)
+
+
+def test_one_look_after_all_rounds_is_students_test():
+    """The quantiles of t with 19 degrees of freedom, as tables have them."""
+    assert sequential.bounds(0.05, 20, 2, fixed=True)[-2:] == (math.inf, pytest.approx(2.0930, abs=1e-4))
+    assert sequential.bounds(0.05, 20, 2, one_sided=True, fixed=True)[-1] == pytest.approx(1.7291, abs=1e-4)
+    values = np.random.default_rng(0).normal([[10], [99]], 1, (2, 19))
+    assert look(values, 20, ratios=False, rules=Rules(fixed=True)).state == "open"
 
 
 def test_a_gain_of_two_sd_is_found():
@@ -77,7 +96,7 @@ def test_confirming_again_and_again_spends_no_more_than_one_comparison():
     assert sum(levels) <= 0.05
     assert levels == sorted(levels, reverse=True)
     assert min(levels[:4]) > 0
-    assert until_over(np.exp(np.random.default_rng(0).normal(0, 0.1, (2, 12))), level=levels[-1]).state != "open"
+    assert until_over(np.exp(np.random.default_rng(0).normal(0, 0.1, (2, 12))), rules=Rules(levels[-1])).state != "open"
 
 
 @pytest.mark.parametrize("items", [2, 6, 10])

@@ -7,7 +7,7 @@ import yaml
 
 from tests.search_space.files import changed
 from tests.searches import make, write
-from tunediff import evaluate, profile, search, search_space
+from tunediff import compare, evaluate, profile, search, search_space
 from tunediff.config import ConfigError, removed
 from tunediff.report.__main__ import main as report
 
@@ -31,6 +31,7 @@ OPTIONS = {
     "evaluate --data": (evaluate.main, ["model", "--data", "digits"]),
     "ema: H,H": (evaluate.main, ["model", "--ema", "0.05,0.1"]),
     "pipeline of diffusers": (evaluate.main, ["pipeline"]),
+    "compare --resolution": (compare.main, ["digits", "seed=99", "--resolution", "2%"]),
     "profile --sweep": (profile.main, ["--config", "digits", "--sweep"]),
     "profile --compile": (profile.main, ["--config", "digits", "--compile"]),
 }

@@ -35,7 +35,7 @@ CASES = {
     "falls below 0": ({"A": [0.1, -0.1, 0.0], "B": [-9.0, -9.1, -9.05]}, {}, "better", 0, "decided"),
     "rises, better": ({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, UP, "better", 0, "decided"),
     "rises, worse": ({"A": [0.9, 0.915, 0.888], "B": [0.8, 0.81, 0.79]}, UP, "worse", 11, "decided"),
-    "equal": ({"A": [2.0, 2.2, 1.9], "B": [2.001, 2.202, 1.9015]}, {"within": 0.02}, "no significant difference", 10, "equal"),
+    "equal": ({"A": [2.0, 2.2, 1.9], "B": [2.001, 2.202, 1.9015]}, {"within": 0.02}, "equivalent", 10, "equal"),
     "spent": ({"A": [2.0] * 4, "B": [1.7, 2.0, 1.6, 1.9]}, {"pairs": 4}, "no significant difference", 10, "spent"),
     "failed": ({"A": [2.0], "B": [1.0]}, {"statuses": {("B", 1): "oom"}}, "failed", 12, "open"),
 }  # fmt: skip
@@ -106,6 +106,19 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
         assert not found.over or re.match(single, pair_words.sentences(found)[-1])
         printed = "\n".join(pair_summary.lines(found.folder))
         assert f"one_run_each_tells: {text.number(found.one_run_detects)}\n" in printed
+
+
+def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
+    """A verdict like no significant difference for exit codes, of which --fail-on can name worse alone."""
+    a = 2 + np.random.default_rng(0).normal(size=12) / 1000
+    made({"A": list(a), "B": list(a[::-1])}, within=0.02, level=0.01, one_sided=True)
+    code, printed = told(capsys)
+    assert (code, told(capsys, "--fail-on", "worse")[0]) == (10, 0)
+    assert re.search(r"is equivalent to A \(digits\) within 2.0.% by \d+ pairs of runs: ", printed)
+    assert "Tested at a level of 1 %, one-sided: nothing is called worse, by a look after every pair." in printed
+    said = json.loads(told(capsys, "--json")[1])
+    assert (said["verdict"], said["stopped"], said["level"], said["within"]) == ("equivalent", "equal", 0.01, 0.02)
+    assert -0.02 < said["ratio_low"] - 1 < 0 < said["ratio_high"] - 1 < 0.02
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -26,7 +26,7 @@ from tunediff import config as cfg
 from tunediff.analysis import Results, last, noise
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.outcome import failed
-from tunediff.analysis.sequential import Look, look
+from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, LEVEL, mean, sd
 from tunediff.config import ConfigError
 from tunediff.core.trial_record import TrialRecord
@@ -211,7 +211,7 @@ class Confirmation:
         rows = [compared.groups.index(group) for group in (primary, rival)]
         share = level(compared.results.folder) / len(compared.rivals)
         values, most = compared.values[rows], self.look.max_rounds
-        test = look(values, most, search.lower_is_better, search.ratios, level=share)
+        test = look(values, most, search.lower_is_better, search.ratios, rules=Rules(share))
         return test.differences[0].verdict == BETTER
 
     @property
@@ -278,7 +278,7 @@ def confirm(search: Results, runs: Results) -> Confirmation:
         if group.changed and any(map(failed, group.runs)):
             values[row] = math.nan  # it is out, and the others' rounds count without it
     lower, share = search.lower_is_better, level(runs.folder)
-    test = look(values, rounds, lower, search.ratios, level=share)
+    test = look(values, rounds, lower, search.ratios, rules=Rules(share))
     return Confirmation(search, compared.judged(test.differences, test.ratios), test)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from tunediff import config as cfg
 from tunediff.analysis.outcome import failed
-from tunediff.analysis.sequential import Look, look
-from tunediff.analysis.statistics import BETTER, ROUGH_FREEDOM, WORSE, quantile
+from tunediff.analysis.sequential import RULES, Look, Rules, look
+from tunediff.analysis.statistics import BETTER, LEVEL, ROUGH_FREEDOM, WORSE, quantile
 from tunediff.config import ConfigError, Metric, Values, recorded
 from tunediff.core import trial_record
 from tunediff.core.clock import ClockSummary, Unit, UnitName
@@ -23,6 +23,7 @@ from tunediff.search_space import SearchBudget
 
 FILE = "compare.yaml"
 SIDES = recorded.SIDES
+EQUIVALENT = "equivalent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Pairs:
     """(A, B) of every pair that has begun."""
     budget_unit: UnitName = "wall"
     setup_charged: bool = False
+    rules: Rules = RULES
 
     @property
     def limits(self) -> SearchBudget:
@@ -106,7 +108,7 @@ class Pairs:
         # Values that are not positive are compared by differences, see `look`
         if margin is not None and lower and bool((values <= 0).any()):
             margin *= abs(float(np.nanmean(values[0])))
-        return look(values, self.max_pairs, lower, ratios=lower, margin=margin)
+        return look(values, self.max_pairs, lower, ratios=lower, margin=margin, rules=self.rules)
 
     @property
     def failure(self) -> TrialRecord | None:
@@ -120,8 +122,8 @@ class Pairs:
 
     @property
     def verdict(self) -> str | None:
-        """Return how B compares with A: `better`, `worse`, `no significant difference`, or
-        `failed`.
+        """Return how B compares with A: `better`, `worse`, `equivalent` (the interval lies inside
+        the difference that does not matter), `no significant difference`, or `failed`.
 
         None: the comparison is not over.
         """
@@ -129,8 +131,10 @@ class Pairs:
             return "failed"
         if not self.over:
             return None
-        verdict = self.look.differences[0].verdict
-        return verdict if verdict in (BETTER, WORSE) else "no significant difference"
+        look = self.look
+        if (verdict := look.differences[0].verdict) in (BETTER, WORSE):
+            return verdict
+        return EQUIVALENT if look.state == "equal" else "no significant difference"
 
     @property
     def one_run_detects(self) -> float | None:
@@ -144,7 +148,8 @@ class Pairs:
         test, difference = self.look, self.look.differences[0]
         if difference.sd is None or difference.resolution is None or self.noise_is_rough:
             return None
-        bound = quantile(0.975, test.rounds - 1)
+        sides = 1 if self.rules.one_sided else 2
+        bound = quantile(1 - self.rules.level / sides, test.rounds - 1)
         least = bound * (float(np.log1p(difference.sd)) if test.ratios else difference.sd)
         least = float(np.expm1(least)) if test.ratios else least
         return least if least > difference.resolution else None
@@ -194,8 +199,8 @@ def of_commands(folder: Path) -> bool:
     return isinstance(content, dict) and cfg.is_command(str(content.get("workload")))
 
 
-def resolution(words: str | None, metric: Metric) -> float | None:
-    """Return `--resolution` as values are compared: a share of A's value where lower is better, else
+def margin(words: str | None, metric: Metric) -> float | None:
+    """Return `--within` as values are compared: a share of A's value where lower is better, else
     in units of the metric.
 
     Raises `ConfigError`.
@@ -211,7 +216,7 @@ def resolution(words: str | None, metric: Metric) -> float | None:
     except ValueError:
         value = 0.0
     fits = 0 < value < math.inf and words.endswith("%") == relative
-    allow(fits, "--resolution", words, allowed)
+    allow(fits, "--within", words, allowed)
     return value / 100 if relative else value
 
 
@@ -244,4 +249,9 @@ def read(folder: Path) -> Pairs:
         [(runs.get(number), runs.get(number + 1)) for number in first],
         content.get("unit", "wall"),
         content.get("setup") == "charged",
+        Rules(
+            content.get("level", LEVEL),
+            content.get("one_sided", False),
+            content.get("fixed", False),
+        ),
     )

@@ -30,6 +30,7 @@ from tunediff.analysis.statistics import (
     Difference,
     Scale,
     paired_sds,
+    quantile,
     value_step,
     verdict,
 )
@@ -59,6 +60,20 @@ the usual one in 88 %."""
 FEW = 12
 """Rounds that are few."""
 
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How a comparison may err and when it looks, fixed before its first run."""
+
+    level: float = LEVEL
+    """Probability of any wrong verdict if nothing differs."""
+    one_sided: bool = False
+    """Whether all of it is spent on `better`; then nothing is called worse."""
+    fixed: bool = False
+    """Whether there is one look, after all rounds: Student's t-test."""
+
+
+RULES = Rules()
 State = Literal["open", "decided", "equal", "hopeless", "spent"]
 Values = NDArray[np.float64]
 
@@ -68,8 +83,8 @@ class Look:
     """The result of the test after the rounds so far."""
 
     differences: list[Difference]
-    """The difference of each rival; the intervals hold in 95 % of all comparisons, for all rivals
-    and looks at once."""
+    """The difference of each rival; the intervals hold in 1 − level of all comparisons (1 − 2 ×
+    level for one-sided ones), for all rivals and looks at once."""
     rounds: int
     """Rounds that count: those that the baseline and all remaining rivals have completed."""
     max_rounds: int
@@ -92,20 +107,26 @@ def first_look(max_rounds: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def bounds(level: float, max_rounds: int, power: int) -> tuple[float, ...]:
+def bounds(
+    level: float, max_rounds: int, power: int, one_sided: bool = False, fixed: bool = False
+) -> tuple[float, ...]:
     """Return for 1 to `max_rounds` rounds how large |t| of a rival's differences must be for it to
-    differ.
+    differ, or for `one_sided` how large t must be for it to be better.
 
     A rival that equals the baseline exceeds its bound at any look with probability `level`. The
     bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
-    error that is due until then. A look whose share is less than a path has no bound.
+    error that is due until then. A look whose share is less than a path has no bound, and `fixed`
+    ones have one for the last look only, the quantile of Student's t.
     """
+    if fixed:
+        last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
+        return (*[math.inf] * (max_rounds - 1), last)
     paths, rounds = max(DRAWN // max_rounds, DRAWN // 60), np.arange(1, max_rounds + 1)
     drawn = np.random.default_rng(0).standard_normal((paths, max_rounds))
     means = drawn.cumsum(axis=1) / rounds
     squares = (drawn**2).cumsum(axis=1) - rounds * means**2
     with np.errstate(divide="ignore", invalid="ignore"):  # after one round the error is 0/0
-        t = np.abs(means) / np.sqrt(squares / (rounds - 1) / rounds)
+        t = (means if one_sided else np.abs(means)) / np.sqrt(squares / (rounds - 1) / rounds)
     limits, remaining, spent = [math.inf] * max_rounds, np.ones(paths, bool), 0
     for i in range(first_look(max_rounds) - 1, max_rounds):
         due = int(paths * level * ((i + 1) / max_rounds) ** power) - spent
@@ -121,7 +142,7 @@ def look(
     lower_is_better: bool = True,
     ratios: bool = True,
     margin: float | None = None,
-    level: float = LEVEL,
+    rules: Rules = RULES,
 ) -> Look:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
     is missing.
@@ -129,7 +150,7 @@ def look(
     `max_rounds`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are
     allowed and all values are positive: noise and effects of distances and rates are proportional.
     `margin`: a difference that does not matter, a ratio − 1 or in units. A rival that lacks a seed
-    before the last one is out. `level`: probability of any wrong verdict.
+    before the last one is out.
     """
     # Complete rounds of the baseline and of the rivals that are still in
     scale = Scale.of(values, ratios)
@@ -150,7 +171,7 @@ def look(
         return result("decided" if all_out else "open")
     last_look = rounds >= max_rounds
     plan = LATE if rivals > 1 and max_rounds <= FEW else EARLY
-    limits = bounds(level / rivals, max_rounds, plan.power)
+    limits = bounds(rules.level / rivals, max_rounds, plan.power, rules.one_sided, rules.fixed)
     if math.isinf(limits[rounds - 1]):
         return result("spent" if last_look else "open")
 
@@ -158,19 +179,24 @@ def look(
     sds = paired_sds(z, value_step(values), scale.ratios)
     errors = sds / math.sqrt(rounds)
     halves = limits[rounds - 1] * errors
-    for i, sd, half in zip(np.flatnonzero(remaining[1:]), sds, halves, strict=True):
+    gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
+    differs = gains > halves
+    if not rules.one_sided:
+        differs |= gains < -halves
+    for i, sd, half, significant in zip(
+        np.flatnonzero(remaining[1:]), sds, halves, differs, strict=True
+    ):
         offset = float(offsets[1 + i])
         differences[i] = dataclasses.replace(
             scale.difference(offset, half),
-            verdict=verdict(offset, abs(offset) > half, lower_is_better),
+            verdict=verdict(offset, bool(significant), lower_is_better),
             sd=scale.size(sd),
             resolution=scale.size(half),
         )
 
     # Whether to go on. With one rival, the gain of whichever of the two is ahead counts: stopping
     # for that never makes a false winner.
-    gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
-    if (gains > halves).any() or (gains < -halves).all():
+    if (gains > halves).any() or (differs.all() and (gains < 0).all()):
         return result("decided")
     if margin is not None:
         model_margin = math.log1p(margin) if scale.ratios else margin
@@ -182,5 +208,5 @@ def look(
     # small by now. It is equal where nothing differs at all: without noise and without a
     # difference, more rounds bring nothing.
     needed = (limits[-1] * math.sqrt(rounds / max_rounds) - plan.allowance) * errors
-    possible = np.abs(gains) if rivals == 1 else gains
+    possible = np.abs(gains) if rivals == 1 and not rules.one_sided else gains
     return result("hopeless" if (possible <= needed).all() else "open")

@@ -6,15 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from tunediff.api.options import RunOptions
+from tunediff.api.options import RunOptions, VerdictOptions
 from tunediff.command.definition import CommandDefinition, Mode, OutcomeName
 from tunediff.config import ConfigError
 from tunediff.core.options import Options, option, words_option
 from tunediff.core.refusals import allow
 from tunediff.search_space import duration_s
-
-MOST = 12
-"""Default of the largest number of pairs."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -68,7 +65,7 @@ class CommandSettings(Options):
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandCompareOptions(CommandSettings, RunOptions):
+class CommandCompareOptions(CommandSettings, VerdictOptions, RunOptions):
     """What is asked of a comparison of commands."""
 
     words: Sequence[str] = words_option(
@@ -88,10 +85,6 @@ class CommandCompareOptions(CommandSettings, RunOptions):
         None,
         "seconds of a run, e.g. 90s, 10m (default: 60s; none with --outcome final)",
         convert=duration_s,
-    )
-    pairs: int | None = option(None, f"pairs of runs at most, 3 to 100 (default: {MOST})")
-    resolution: str | None = option(
-        None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
     )
     check: bool = option(True, "try the commands first")
     resume: str | None = option(

@@ -14,7 +14,8 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.api.command_options import MOST, CommandCompareOptions
+from tunediff.api.command_options import CommandCompareOptions
+from tunediff.api.options import VerdictOptions
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
@@ -64,17 +65,22 @@ class CommandCompareRequest:
     sides: tuple[Side, Side]
     budget_s: float | None
     """Seconds of a run; None: it runs to its own end."""
-    max_pairs: int
-    within: float | None
-    """See `Pairs.within`."""
+    rules: Mapping[str, Any]
+    """See `VerdictOptions.verdict_content`."""
+
+    @property
+    def max_pairs(self) -> int:
+        return int(self.rules["pairs"])
 
 
 def resume(options: CommandCompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    fixed = ("words", "run", "at", "objective", "budget", "pairs", "resolution", "name")
-    if any(getattr(options, name) for name in fixed):
+    new = CommandCompareOptions()
+    names = [field.name for field in dataclasses.fields(VerdictOptions)]
+    names += ["run", "at", "objective", "budget", "name"]
+    if options.words or any(getattr(options, name) != getattr(new, name) for name in names):
         raise ConfigError("--resume: takes both sides and what is measured from the folder")
     folder = Path(options.storage).resolve() / str(options.resume)
     remote.check(Path(options.storage))
@@ -90,23 +96,22 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     machine_options.check(options)
     listeners.check(options.track)
     both = sides(options)
-    budget_s, most = options.budget_s, MOST if options.pairs is None else options.pairs
-    allow(3 <= most <= 100, "--pairs", most, "a whole number from 3 to 100")
+    budget_s = options.budget_s
     for side in both:
         template = side.definition.template
         template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
         side.definition.check_places(budget_s, "--run")
+    rules = options.verdict_content(cfg.of(both[0].configuration("plan", Path())).objective)
+    most = rules["pairs"]
     fits = budget_s is None or 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
     allow(fits, "--budget", str(budget_s), f"at most {MOST_DAYS} days for {most} pairs, or --force")
-    metric = cfg.of(both[0].configuration("plan", Path())).objective
-    within = pairs.resolution(options.resolution, metric)
     name = options.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)
     check_name(name)
     check_new(folder)
-    return CommandCompareRequest(folder, both, budget_s, most, within)
+    return CommandCompareRequest(folder, both, budget_s, rules)
 
 
 # ---- two sides
@@ -258,8 +263,7 @@ def create(request: CommandCompareRequest) -> None:
             "a": request.sides[0].name,
             "b": request.sides[1].name,
             "budget_s": request.budget_s or 0.0,
-            "pairs": request.max_pairs,
-            "within": request.within,
+            **request.rules,
             "compile": "charged",
             "setup": "charged",
             "unit": "wall",

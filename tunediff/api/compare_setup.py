@@ -16,7 +16,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.api.options import RunOptions, check_files
+from tunediff.api.options import RunOptions, VerdictOptions, check_files
 from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
@@ -33,22 +33,16 @@ from tunediff.search_space.model import PAIR_SEED_OFFSET
 from tunediff.training import probe
 from tunediff.tuning import resources
 
-MOST = 12
-"""Default of the largest number of pairs."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class CompareKeywords(RunOptions):
+class CompareKeywords(VerdictOptions, RunOptions):
     """Options of the command `compare` that are keywords of `tunediff.run_comparison`."""
 
     budget: str | float | None = option(
         None, "training seconds of a run, e.g. 90s, 10m (default: 60s)", convert=duration_s
-    )
-    pairs: int | None = option(None, f"pairs of runs at most, 3 to 100 (default: {MOST})")
-    resolution: str | None = option(
-        None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
     )
     compile: str | None = option(
         None,
@@ -95,13 +89,13 @@ def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    given = CompareOptions(words=tuple(options.words), budget=options.budget, pairs=options.pairs,
-        resolution=options.resolution, compile=options.compile, setup=options.setup,
-        unit=options.unit, name=options.name, dry_run=options.dry_run)  # fmt: skip
-    if given != CompareOptions():
+    new = CompareOptions()
+    names = [field.name for field in dataclasses.fields(VerdictOptions)]
+    names += ["budget", "compile", "setup", "unit", "name", "dry_run"]
+    if options.words or any(getattr(options, name) != getattr(new, name) for name in names):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
-            f"--resume: takes both sides, budget, pairs and resolution from the folder: {untrue}"
+            f"--resume: takes both sides, budget, pairs and rules from the folder: {untrue}"
         )
     storage = Path(options.storage)
     folder = folder_of(str(options.resume), storage, pairs.FILE).resolve()
@@ -120,25 +114,23 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     machine_options.check(options)
     listeners.check(options.track)
     budget_s = duration_s(options.budget or "60s", "--budget")
-    most = MOST if options.pairs is None else options.pairs
-    allowed = "a whole number from 3 to 100: two say nothing of their own noise"
-    allow(3 <= most <= 100, "--pairs", most, allowed)
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)
     check_name(name)
     check_new(folder)
-    allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
-    fits = 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
-    allow(fits, "--budget", str(budget_s), allowed)
     side_words = _sides(options.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
             _side(words, Path(temporary) / side)
             for words, side in zip(side_words, pairs.SIDES, strict=True)
         ]
-        resolution = pairs.resolution(options.resolution, cfg.of(sides[0]).objective)
+        rules = options.verdict_content(cfg.of(sides[0]).objective)
+        most = rules["pairs"]
+        allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
+        fits = 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
+        allow(fits, "--budget", str(budget_s), allowed)
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         _refuse_pointless(side_words, sides, most)
@@ -150,8 +142,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "a": " ".join(side_words[0]),
             "b": " ".join(side_words[1]),
             "budget_s": float(budget_s),
-            "pairs": most,
-            "within": resolution,
+            **rules,
             "compile": options.compile or "charged",
             "setup": options.setup or "free",
             "unit": options.unit or "wall",

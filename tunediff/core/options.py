@@ -72,7 +72,7 @@ class Options:
 def type_of(field: dataclasses.Field[Any]) -> type:
     """Return the type of the words that give a field its value: `int` for `int | None`."""
     names = re.findall(r"\w+", str(field.type))  # as text: annotations are not evaluated
-    return next((kind for kind in (bool, str, int, Path) if kind.__name__ in names), str)
+    return next((kind for kind in (bool, str, int, float, Path) if kind.__name__ in names), str)
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:

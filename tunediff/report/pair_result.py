@@ -17,8 +17,9 @@ class ComparisonResult(Result):
     b: str
     changed: Configuration
     """knobs of B that differ from A"""
-    verdict: Literal["better", "worse", "no significant difference", "failed"] | None
-    """what B is compared with A; null: not over yet"""
+    verdict: Literal["better", "worse", "equivalent", "no significant difference", "failed"] | None
+    """what B is compared with A; equivalent: the interval lies inside --within; null: not over
+    yet"""
     failure: str | None
     """which run failed, and why"""
     metric: str
@@ -35,7 +36,7 @@ class ComparisonResult(Result):
     b_values: list[float]
     ratio: float | None
     """B over A, where values are compared by ratios; the interval holds for looking after every
-    pair"""
+    pair, in 1 − level of comparisons (1 − 2 × level for one-sided ones)"""
     ratio_low: float | None
     ratio_high: float | None
     difference: float | None
@@ -50,8 +51,15 @@ class ComparisonResult(Result):
     """whether resolution comes from too few pairs (below nine) to be known to more than a factor of
     two"""
     stopped: Literal["decided", "equal", "hopeless", "spent", "open"]
-    """why no further pair ran: decided, equal (--resolution), hopeless (more pairs would hardly
+    """why no further pair ran: decided, equal (--within), hopeless (more pairs would hardly
     tell), spent, or open after a failure"""
+    level: float
+    """probability of a wrong verdict if nothing differs; one_sided: all of it for «better»; fixed:
+    one look, after all pairs"""
+    one_sided: bool
+    fixed: bool
+    within: float | None
+    """the difference that does not matter, as resolution is given; null: not given"""
     pairs: int
     """pairs that count, the most there could be, and runs that ended"""
     pairs_at_most: int

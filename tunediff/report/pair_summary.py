@@ -31,7 +31,8 @@ def _result(result: pairs.Pairs) -> dict[str, Any]:
 def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
     result = pairs.read(folder)
-    without = ("objective", "direction", "changed", "rough", "clock", "start_up_share")
+    without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
+        "one_sided", "fixed", "within")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
     if values["rough"] and values["resolution"] is not None:
@@ -69,6 +70,10 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         one_run_each_tells=pairs.one_run_detects,
         rough=pairs.noise_is_rough,
         stopped=look.state,
+        level=pairs.rules.level,
+        one_sided=pairs.rules.one_sided,
+        fixed=pairs.rules.fixed,
+        within=pairs.within,
         pairs=look.rounds,
         pairs_at_most=pairs.max_pairs,
         runs=len(ended),

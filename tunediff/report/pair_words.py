@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tunediff.analysis.pairs import SIDES, Pairs
+from tunediff.analysis.pairs import EQUIVALENT, SIDES, Pairs
+from tunediff.analysis.sequential import RULES
 from tunediff.core import text
 from tunediff.core.clock import own_s
 from tunediff.core.text import pluralize
@@ -24,8 +25,13 @@ def sentences(pairs: Pairs) -> list[str]:
         return [f"Not decided yet after {count}: {difference}."]
     than = f"A ({a}) by more than the noise of {count}: {difference}"
     lines = [f"B ({b}) is {pairs.verdict} than {than}."]
+    if pairs.verdict == EQUIVALENT and pairs.within is not None:
+        lines = [
+            f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
+            f" {difference}."
+        ]
     if pairs.verdict == "no significant difference":
-        why = why_stopped(look, "pairs", equal="any difference is within the requested margin")
+        why = why_stopped(look, "pairs")
         lines = [
             f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
             f"They can detect differences of about {_size(pairs, resolution)}{why}.",
@@ -35,7 +41,18 @@ def sentences(pairs: Pairs) -> list[str]:
         single = f"only differences above {_size(pairs, least)} are significant"
         ahead = f"With one run each, {single}; {ahead}"
     runs = [run for pair in pairs.runs for run in pair if run is not None]
-    return list(filter(None, [*lines, ahead, disturbed_of(runs, "run"), _setup(pairs)]))
+    others = [disturbed_of(runs, "run"), _setup(pairs), _rules(pairs)]
+    return list(filter(None, [*lines, ahead, *others]))
+
+
+def _rules(pairs: Pairs) -> str:
+    """Return a sentence on rules that are not the usual ones."""
+    rules = pairs.rules
+    if rules == RULES:
+        return ""
+    sided = "one-sided: nothing is called worse" if rules.one_sided else "two-sided"
+    looks = f"one look after {pairs.max_pairs} pairs" if rules.fixed else "a look after every pair"
+    return f"Tested at a level of {100 * rules.level:g} %, {sided}, by {looks}."
 
 
 def _setup(pairs: Pairs) -> str:
