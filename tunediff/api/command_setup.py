@@ -78,9 +78,11 @@ def resume(options: CommandCompareOptions) -> Path:
     machine_options.check(options)
     listeners.check(options.track)
     new = CommandCompareOptions()
-    names = [field.name for field in dataclasses.fields(VerdictOptions)]
-    names += ["run", "at", "objective", "budget", "name"]
-    if options.words or any(getattr(options, name) != getattr(new, name) for name in names):
+    given = any(
+        getattr(options, name) for name in ("words", "run", "at", "objective", "budget", "name")
+    )
+    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
+    if given or any(getattr(options, name) != getattr(new, name) for name in rules):
         raise ConfigError("--resume: takes both sides and what is measured from the folder")
     folder = Path(options.storage).resolve() / str(options.resume)
     remote.check(Path(options.storage))
