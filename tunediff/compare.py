@@ -34,6 +34,17 @@ from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
 from tunediff.report import pair_plan, pair_summary
 
+OF_COMMANDS = """\
+Is one command, value or revision better than another at equal seconds, here?
+
+  tunediff compare --run 'python train.py --lr {lr} --seed {seed}' lr=3e-4 lr=1e-3 --objective val_loss
+
+A and B differ in one thing: two commands (--run twice), two revisions of the repository (--at
+twice; . is the working copy), or name=value of a parameter given twice. Both run on each of several
+seeds, one run at a time, until the difference is larger than the noise, or no number of pairs that
+is allowed would tell it: B is wrongly called better, or worse, in at most 2.5 % of comparisons each.
+The value is read from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31), and
+nothing in the command has to change."""
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
     "better": cli.OK,
@@ -71,12 +82,13 @@ class CommandsOptions(Printing, CommandCompareOptions):
 
 def arguments(argv: Sequence[str]) -> WorkloadsOptions | CommandsOptions:
     """Parse the command line."""
-    parser = cli.parser("compare", __doc__ or "")
+    commands = concerns_commands(argv)
+    parser = cli.parser("compare", OF_COMMANDS if commands else __doc__ or "")
     parser.epilog = (
         "Exit codes: 0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one"
         " failed; 1 failed, 2 bad input, 130 interrupted."
     )
-    if concerns_commands(argv):
+    if commands:
         return cli.parse(parser, CommandsOptions, argv)
     return cli.parse(parser, WorkloadsOptions, argv)
 
