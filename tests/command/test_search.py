@@ -103,7 +103,7 @@ def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkey
     Path("wait").unlink()
     assert search.main(["--resume", "killed"]) == 0
     trials = trial_record.read_trials(folder)
-    assert [trial.status for trial in trials] == ["ok"] * 4
+    assert {trial.status for trial in trials} == {"ok"}
     assert (trials[0].value("loss"), trials[0].attempts) == (before, 1)
     assert "interrupted" in trials[1].remarks
     assert "came before their first value" in capsys.readouterr().out
