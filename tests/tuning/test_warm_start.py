@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from tests.helpers import KilledError
-from tests.tuning.asked import BIG, EARLIER, FILE, end, pool, study
+from tests.tuning.asked import BIG, EARLIER, FILE, AskedBackend, end, pool, study
 from tunediff import search, search_space
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions
@@ -30,7 +30,7 @@ def finished(folder, *values, trials=4, **changes):
     content = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": trials}} | changes
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(OptunaProposer(wanted, folder), pool())
+    searcher = Searcher(OptunaProposer(wanted, folder), AskedBackend(pool()))
     for value in values:
         suggestion = searcher.suggest("a")
         end(searcher, suggestion, "a", status="nan" if value is None else "ok", value=value)
@@ -235,7 +235,7 @@ def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(OptunaProposer(wanted, folder), pool())
+    searcher = Searcher(OptunaProposer(wanted, folder), AskedBackend(pool()))
     for status in ("ok", "oom"):
         end(searcher, searcher.suggest("a"), "a", status=status)
     changes = {**BIG, "first": None, "warm_start": str(folder), "budget": {"per_trial": "3s", "trials": 50}}
