@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -219,8 +220,30 @@ class NormSiLU(nn.GroupNorm):
     def __init__(self, groups: int, width: int) -> None:
         super().__init__(groups, width, _EPS)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(super().forward(x))
+    def forward(self, x: Tensor, added: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        """`added` [B, C]: to every pixel, before; `dropout`: after. Where `fused_norm` computes."""
+        if (fused := fused_norm(x)) is None:
+            return F.silu(super().forward(x))
+        y: Tensor = fused.norm_silu(
+            x, added, self.weight, self.bias, self.num_groups, self.eps, dropout
+        )
+        return y
+
+
+def fused_norm(x: Tensor) -> Any:
+    """Return the module that computes GroupNorm and SiLU of this feature map in one operation.
+
+    None: operations of torch compute it. On a GPU, in NHWC order, where Triton is installed.
+    """
+    if not x.is_cuda or x.numel() >= 2**31 or x.is_contiguous():
+        return None
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return None
+    try:
+        from tunediff.workloads.diffusion import fused_norm
+    except ImportError:
+        return None
+    return fused_norm
 
 
 class ResidualBlock(nn.Module):
@@ -250,10 +273,16 @@ class ResidualBlock(nn.Module):
         self.attention = Attention(width_out, model.norm_groups) if attention else nn.Identity()
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        # In place: nothing else uses the output of the convolution, and its backward pass does not
+        h, time = self.norm1(x), self.time(embedding)
+        # In place: nothing else uses the output of a convolution, and its backward pass does not
         # need it.
-        h = self.conv1(self.norm1(x)).add_(self.time(embedding)[:, :, None, None])
-        h = self.conv2(self.dropout(self.norm2(h))).add_(self.shortcut(x))
+        if fused_norm(h) is None:
+            h = self.dropout(self.norm2(self.conv1(h).add_(time[:, :, None, None])))
+        else:  # adds the bias as well, whose gradient is then no pass over memory
+            dropout = self.dropout.p if self.training else 0.0
+            h = F.conv2d(h, self.conv1.weight, padding=1)
+            h = self.norm2(h, time + self.conv1.bias, dropout)
+        h = self.conv2(h).add_(self.shortcut(x))
         attended: Tensor = self.attention(h)
         return attended
 
