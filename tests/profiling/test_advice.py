@@ -92,7 +92,7 @@ CASES = {
         (CONVOLUTIONS | {"device": GPU}, QUIET, []),
     ],
     "launch_bound": [
-        ({"device": GPU, "device_busy_share": 0.4}, QUIET, [({"compile.mode": "reduce-overhead"}, 2.5)]),
+        ({"device": GPU, "device_busy_share": 0.4}, QUIET, [({"compile.capture": "step"}, 2.5)]),
         ({"device": GPU, "device_busy_share": 0.9}, QUIET, []),
         # CUDA graphs cannot accumulate.
         ({"device": GPU, "device_busy_share": 0.4}, QUIET | {"loader.accumulation": 2}, [({"loader.accumulation": 1}, None)]),

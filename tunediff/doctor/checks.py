@@ -17,15 +17,20 @@ import psutil
 import torch
 from torch import nn
 
+from tunediff import config as cfg
 from tunediff.config.code import described
 from tunediff.config.systems import Compile, Loader, Precision
 from tunediff.core import environment, machine, text
+from tunediff.core.clock import Budget
 from tunediff.core.template import ask
 from tunediff.data import loader
 from tunediff.distributed import alone, from_environment
 from tunediff.profiling import measure
 from tunediff.training import compilation, hardware
+from tunediff.training.engine import Engine
+from tunediff.training.observer import Observer
 from tunediff.training.precision import set_backends
+from tunediff.training.trial import run
 
 
 @dataclass
@@ -124,7 +129,7 @@ def loading(storage: Path) -> Finding:
 
 
 def answer(name: str, ranks: int = 1, *, within_s: float) -> Mapping[str, Any]:
-    """Return what `averaged`, `compiled` or `cluster` returns in processes of its own."""
+    """Return what one of the functions of `send` returns in processes of its own."""
     with tempfile.TemporaryFile() as output:
         numbers: Mapping[str, Any] = ask(
             f"{__name__}:send", name, ranks=ranks, within_s=within_s, output=output
@@ -134,8 +139,10 @@ def answer(name: str, ranks: int = 1, *, within_s: float) -> Mapping[str, Any]:
 
 def send(connection: Connection, name: str) -> None:
     """Send what one of the functions returns; the function of a template's run."""
-    numbers = {"averaged": averaged, "compiled": compiled, "cluster": cluster}[name]()
-    connection.send(numbers)
+    measures = {
+        "averaged": averaged, "compiled": compiled, "captured": captured, "cluster": cluster,
+    }  # fmt: skip
+    connection.send(measures[name]())
 
 
 def group(storage: Path) -> Finding:
@@ -198,6 +205,32 @@ def compiled() -> dict[str, Any]:
     return {"right": right, "graphs": graphs, "compile_s": seconds}
 
 
+def capturing(storage: Path) -> Finding:
+    """Check that a training's step can be captured, and that replays learn the same."""
+    if not machine.gpus():
+        return Finding("skipped", "no GPU", "compile.capture = step has no effect")
+    numbers = answer("captured", within_s=180)
+    if numbers["capture"] != "step":
+        return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
+    return Finding("ok", "a small step is captured, and its replays learn the same", "", numbers)
+
+
+def captured() -> dict[str, Any]:
+    """Train a small network for a few steps, captured."""
+    outcome: dict[str, Any] = {"capture": "not tried"}
+
+    class CaptureObserver(Observer):
+        def about(self, facts: Mapping[str, Any]) -> None:
+            outcome.update(facts)
+
+    config = cfg.override(
+        cfg.baseline("digits"), {"compile.capture": "step", "optimizer.implementation": "fused"}
+    )
+    engine = Engine(config, Budget(steps=6), alone(), CaptureObserver(), evaluates=False)
+    run(engine)
+    return {"capture": outcome["capture"]}
+
+
 def ray(storage: Path) -> Finding:
     """Check that a cluster runs a task, and counts the cores and GPUs of this machine."""
     numbers = answer("cluster", within_s=240)  # Ray may take 120 of them to start
@@ -238,6 +271,7 @@ CHECKS: Sequence[Check] = (
     ("loader processes", True, loading),
     ("process group", False, group),
     ("torch.compile", False, compiling),
+    ("captured steps", False, capturing),
     ("Ray", True, ray),
 )
 

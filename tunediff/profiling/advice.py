@@ -9,6 +9,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
+from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.core.text import number
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
@@ -163,10 +164,13 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on a GPU that waits for the host to launch its kernels."""
     busy = profile.get("device_busy_share", 1.0)
-    if busy < 0.7 and config.compile.mode not in ("reduce-overhead", "max-autotune"):
+    captured = config.compile.capture == "step" or config.compile.mode in CUDA_GRAPHS
+    if busy < 0.7 and not captured:
         reason = f"the GPU computes {percent(busy)} of the time; the rest it waits to be told"
-        graphs = f"{reason}; CUDA graphs launch all at once"
-        yield Advice({"compile.mode": "reduce-overhead"}, graphs, 1 / max(busy, 0.01))
+        graphs = f"{reason}; a CUDA graph launches all at once"
+        alone = config.parallel.workers == 1
+        change = {"compile.capture": "step"} if alone else {"compile.mode": "reduce-overhead"}
+        yield Advice({**change}, graphs, 1 / max(busy, 0.01))
 
 
 def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
