@@ -28,7 +28,7 @@ ema.half_life ema.max_decay ema.snapshots
 loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
 precision.amp precision.matmul precision.conv_tf32 precision.cudnn_benchmark memory.channels_last memory.checkpoint
-memory.keep_freed compile.mode compile.dynamic compile.scope
+memory.keep_freed compile.mode compile.dynamic compile.scope compile.capture
 parallel.workers parallel.strategy parallel.gradients parallel.bucket_mib parallel.static_graph parallel.reshard
 parallel.microbatches parallel.schedule
 evaluation.extractor evaluation.weights_path evaluation.images evaluation.points evaluation.sampler evaluation.steps
@@ -151,6 +151,7 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({}, "cpu", "precision.conv_tf32"),
         ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
+        ({"compile.capture": "step"}, "cpu", "compile.capture"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),
         ({"memory.keep_freed": True}, "cuda", "memory.keep_freed"),
         ({"parallel.bucket_mib": 5.0}, "cuda", "parallel.bucket_mib"),
@@ -209,6 +210,7 @@ def test_what_has_an_effect_is_not_said_to_have_none():
 
 
 FSDP = {"parallel.strategy": "fsdp", "parallel.workers": 2}
+CAPTURED = {"compile.capture": "step"}
 PIPELINE = {"parallel.strategy": "pipeline", "parallel.workers": 2}
 DP = {"parallel.strategy": "dp", "parallel.workers": 2}
 
@@ -220,6 +222,11 @@ DP = {"parallel.strategy": "dp", "parallel.workers": 2}
         ({"compile.mode": "max-autotune", "loader.accumulation": 2}, "uses CUDA graphs, which cannot accumulate"),
         ({"compile.scope": "blocks"}, "it needs a compile.mode other than none"),
         ({"compile.scope": "blocks", "compile.mode": "reduce-overhead"}, "compile.scope: 'blocks' is not allowed"),
+        (CAPTURED | {"compile.mode": "max-autotune"}, "compile.capture: 'step' is not allowed"),
+        (CAPTURED | {"parallel.workers": 2}, "a step of one GPU is captured, and parallel.workers = 2"),
+        (CAPTURED | {"memory.checkpoint": 0.5}, "memory.checkpoint puts generators back in every step"),
+        (CAPTURED | {"model.checkpoint_levels": [0]}, "model.checkpoint_levels is set"),
+        (CAPTURED | {"timesteps.name": "beta_policy"}, "looks ahead and learns on the host in its steps"),
         (
             {"compile.mode": "default", "parallel.workers": 2, "parallel.bucket_mib": 0.5},
             "parallel.bucket_mib: 0.5 is not allowed",
@@ -254,6 +261,7 @@ def test_systems_knobs_that_contradict_each_other_are_refused(knobs, reason):
 @pytest.mark.parametrize(
     "knobs",
     [
+        CAPTURED | {"compile.mode": "default", "loader.accumulation": 2, "precision.amp": "fp16"},
         {"compile.mode": "reduce-overhead"},
         {"compile.mode": "max-autotune-no-cudagraphs", "loader.accumulation": 2},
         {"compile.mode": "default", "parallel.bucket_mib": 0.5},

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import CPU, Dies, KilledError, digits, pair, train
+from tests.helpers import CPU, Dies, KilledError, Told, digits, pair, train
 from tunediff.distributed import World
 from tunediff.training import compilation, memory
 from tunediff.training import optimizer as adam
@@ -197,6 +197,48 @@ def test_gpu_step_does_not_wait_for_the_device(knobs):
     config = small(**{"optimizer__implementation": "fused"} | knobs, loader__resident=True)
     with mock.patch.object(Trial, "batches", watched):
         train(config, samples=160, world=GPU)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        *({"timesteps__name": sampler} for sampler in SAMPLERS if sampler != "beta_policy"),
+        *(changes for changes, _ in FORMATS.values()),
+        {"loader__accumulation": 2}, {"memory__channels_last": True, "model__dropout": 0.1}, {"compile__mode": "default"},
+        {"optimizer__name": "sgd", "optimizer__implementation": "fused"},
+    ],
+    ids=lambda knobs: "-".join(map(str, knobs.values())) or "float32",
+)  # fmt: skip
+def test_gpu_capture_learns_what_the_loop_does(knobs):
+    fused = {"optimizer__implementation": "fused", "optimizer__warmup": 0.2, "compile__capture": "step"}
+    told = Told()
+    outcome = train(digits(**SMALL | fused | knobs), samples=320, world=GPU, observer=told)
+    assert told.facts["capture"] == "step"
+    assert told.points[-1].steps == 40
+    assert all(tensor.isfinite().all() for tensor in outcome.weights.values())
+    if "model__dropout" not in knobs:
+        eager = train(digits(**SMALL | fused | knobs | {"compile__capture": "none"}), samples=320, world=GPU)
+        assert distance(*(torch.cat([one.weights[name].flatten().cpu() for name in sorted(one.weights)])
+                          for one in (outcome, eager))) < 0.02  # fmt: skip
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gpu_fused_norm_computes_what_float64_does(dtype):
+    from tests.workloads.diffusion.test_fused_norm import fused_norm, in_torch, inputs
+
+    for channels, side in ((128, 32), (256, 16), (384, 16), (512, 4)):
+        tensors = [one.detach().cuda().requires_grad_() for one in inputs(channels, side, dtype)]
+        exact = [one.detach().double().requires_grad_() for one in tensors]
+        y, expected = fused_norm.norm_silu(*tensors, 32, 1e-6), in_torch(*exact, 32)
+        dy = torch.randn_like(y)
+        found = (y, *torch.autograd.grad(y, tensors, dy))
+        right = (expected, *torch.autograd.grad(expected, exact, dy.double()))
+        for one, other in zip(found, right, strict=True):
+            assert distance(one.double(), other) < (1e-4 if dtype == torch.float32 else 0.01)
 
 
 @gpu

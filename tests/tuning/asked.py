@@ -29,7 +29,7 @@ BIG = {
 }  # fmt: skip
 
 
-def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
+def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, **values):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
     spec = suggestion["spec"]
     journal = Journal(spec.folder)
@@ -38,7 +38,7 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True):
         journal.write("worker", device="cpu", threads=2)
     if status == "ok":
         for index in range(1, 5):
-            journal.point(point(index, index * 1.0, frechet=value))
+            journal.point(point(index, index * 1.0, frechet=value, **values))
     if status is not None:
         journal.end(End(status, "why"))
     if trial_id is not None:

@@ -444,6 +444,27 @@ def test_what_trains_alike_is_drawn_once(make, device, different):
     assert sum(t.state.name == "FAIL" for t in study(searcher)) < 100, "the search went on drawing what it knew"
 
 
+def test_refused_capture_counts_as_the_eager_configuration(make):
+    """Its step was not captured, so the same configuration without capture would only repeat it."""
+    search = {"compile.capture": ["none", "step"], "loader.batch_size": [64, 128]}
+    drawn = []
+    searcher = make(search=search, first=None, budget={"per_trial": "3s", "trials": 12}, device="cuda")
+    while (suggestion := searcher.suggest(f"tune{len(drawn)}")) != "FINISHED":
+        refused = suggestion["compile.capture"] == "step"
+        drawn.append((suggestion["loader.batch_size"], suggestion["compile.capture"]))
+        why = "refused: a value is read on the host (mine.py:57)"
+        end(searcher, suggestion, f"tune{len(drawn) - 1}", **({"capture": why} if refused else {}))
+        if refused:
+            found = record.read_trial(suggestion["spec"].folder)
+            assert found.not_effective["compile.capture"] == why
+    sizes = [size for size, capture in drawn if capture == "none"]
+    assert len(drawn) <= 4
+    for size, capture in drawn:
+        later = drawn[drawn.index((size, capture)) + 1 :]
+        assert capture != "step" or (size, "none") not in later
+    assert 128 in sizes, "the baseline"
+
+
 def test_what_the_file_lists_runs_although_it_changes_nothing(make):
     """Whoever wrote it down wants to see just that."""
     content = {"search": None, "first": None, "noise": None, "fixed": {"loader.resident": True}}

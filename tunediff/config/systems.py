@@ -138,6 +138,12 @@ class Compile:
     """What is compiled: the whole network, or each residual block for itself, which compiles faster
     since equal blocks share the result; only with a mode other than `none`."""
 
+    capture: Literal["none", "step"] = "none"
+    """`step` captures one whole optimizer step as a CUDA graph, after two steps and a check that
+    replays learn the same, and replays it from then on: small batches no longer wait for the host.
+    Without and with torch.compile. A loop that reads values on the host in every step is refused,
+    with the line, and trains on as it is. One GPU; no effect on a CPU."""
+
     @property
     def active(self) -> bool:
         """Return whether anything is compiled."""
@@ -152,8 +158,22 @@ class Compile:
                 "compile.scope",
                 "a CUDA graph for each block starts as much as it spares; use model",
             )
+        by_itself = f"compile.mode = {self.mode} captures CUDA graphs by itself; use default"
+        self.refuse_capture(self.mode in CUDA_GRAPHS, by_itself)
+        workers = config.parallel.workers
+        alone = f"a step of one GPU is captured, and parallel.workers = {workers}"
+        self.refuse_capture(workers > 1, alone)
+        recomputed = "memory.checkpoint puts generators back in every step"
+        self.refuse_capture(config.memory.checkpoint > 0, recomputed)
+
+    def refuse_capture(self, broken: object, why: str) -> None:
+        """Raise `Refusal` if steps are to be captured and `broken` is true."""
+        if broken and self.capture == "step":
+            raise Refusal("compile.capture", why)
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
+        if device != "cuda" and self.capture == "step":
+            yield "compile.capture", "a step is captured on a GPU"
         if device != "cuda" and self.mode == "reduce-overhead":
             yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
 

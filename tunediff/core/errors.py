@@ -21,6 +21,10 @@ class EvaluationStoppedError(TunediffError):
     one of them."""
 
 
+class CaptureFailedError(RuntimeError):
+    """A step could not be captured, and the device may be of no more use to this process."""
+
+
 class UserCodeError(TunediffError):
     """The code of a user's workload has raised an error; the message is its traceback."""
 

@@ -120,6 +120,9 @@ class Point:
     expected_graphs: int | None = _measured(
         "graphs expected", "", "different calls of what torch.compile compiled"
     )
+    capture: str | None = _measured(
+        "captured", "", "`step` where steps were replayed, or why they were not: compile.capture"
+    )
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by phase; flat name: `step_<phase>_s`."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)

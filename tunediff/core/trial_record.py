@@ -323,6 +323,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
+            if (why := str(event.get("capture", ""))).startswith("refused"):
+                record.not_effective = record.not_effective | {"compile.capture": why}
         elif kind == "restarted":
             points, final = {}, {}
             record.end, record.ended = None, 0.0

@@ -19,6 +19,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.data.gate import Gate
 from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
+from tunediff.training.capture.step_capture import StepCapture
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
 from tunediff.training.own_step import OwnStep
@@ -44,6 +45,11 @@ class Engine(TrainingRun):
         """Interval of checkpoints, and the last one, in training seconds."""
         self.step = OptimizerStep(self, self.count_step)
         self.own_step = OwnStep(self.compilation.detach, self.phases)
+        make_graph = self.program.step_graph(self)
+        self.capture = StepCapture(self, self, make_graph) if make_graph is not None else None
+        if self.capture is not None:
+            self.step.rate_of = self.capture.learning_rate
+            self.step.on_update = self.capture.count
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._counted = 0.0  # the furthest schedule after a step
@@ -95,7 +101,7 @@ class Engine(TrainingRun):
             with self.clock.part("train"), self.prefetched.at_work():
                 self.pace.aim(index / total)
                 while not self.stopping and not self.pace.reached:
-                    yield from self.passes()
+                    yield from self.passes() if self.capture is None else self.capture.step()
                     if not self.batches_left_out:
                         self.after_step()
             if self.pace.reached:
@@ -114,21 +120,31 @@ class Engine(TrainingRun):
         self.close()
         self.program.after_loop(self)
 
-    def passes(self) -> Iterator[Any]:
-        """Yield the batches of one optimizer step."""
+    def fetch_batch(self) -> Any:
+        """Return the next batch on the device."""
         assert self.feed is not None
+        # On a GPU it is the device's waiting that counts, see `Meter.read`
+        self.phases.switch("data_wait")
+        with contextlib.ExitStack() as waiting:
+            if not self.phases.of_device:
+                waiting.enter_context(self.clock.part("data_wait", synchronize=False))
+            fetched = self.prefetched.fetch(self.feed)
+        self.phases.switch("host_to_device")
+        return self.feed.move(fetched)
+
+    def fetch_batches(self) -> list[Any]:
+        """Return the batches of all passes of a step."""
+        batches = [self.fetch_batch() for _ in range(self.step.accumulation)]
+        self.phases.switch(None)
+        return batches
+
+    def passes(self, batches: list[Any] | None = None) -> Iterator[Any]:
+        """Yield the batches of one optimizer step, the given ones or the next."""
         self.step.begin()
         self.own_step.begin()
         for index in range(self.step.accumulation):
             self.step.begin_pass(index)
-            # ---- fetch: on a GPU it is the device's waiting that counts, see `Meter.read`
-            self.phases.switch("data_wait")
-            with contextlib.ExitStack() as waiting:
-                if not self.phases.of_device:
-                    waiting.enter_context(self.clock.part("data_wait", synchronize=False))
-                fetched = self.prefetched.fetch(self.feed)
-            self.phases.switch("host_to_device")
-            batch = self.feed.move(fetched)
+            batch = self.fetch_batch() if batches is None else batches[index]
 
             # ---- forward and backward pass, in the workload's loop
             self.phases.switch("forward")
@@ -167,6 +183,19 @@ class Engine(TrainingRun):
         position = self.feed.position if self.feed is not None else None
         has_begun = position is not None and position.epoch >= 0
         return has_begun and self.batches_left_out < MOST_LEFT_OUT
+
+    def count_replay(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Count a step that was replayed."""
+        self.step.begin()
+        self.step.loss, self.step.updated = loss, True
+        self.step.learning_rate, self.batches_left_out = learning_rate, 0
+        if not self.warming_up:
+            self.count_step()
+
+    def note_read(self, name: str) -> None:
+        """Note that the workload reads a number that moves from step to step."""
+        if self.capture is not None:
+            self.capture.note_read(name)
 
     def count_step(self) -> None:
         """Count one optimizer step, which was queued on the device."""
@@ -282,6 +311,7 @@ class Engine(TrainingRun):
         described = evaluation.plain_findings(self.description(), "describe_with", title)
         metrics = {**point.metrics, **evaluation.finite_findings(described)}
         facts = {**self.compilation.facts(), **self.prefetched.facts()}
+        facts |= self.capture.facts() if self.capture is not None else {}
         point = dataclasses.replace(point, metrics=metrics, **facts)
         if self.pending is not None and (self.pending.index, self.pending.steps) == (
             index,
@@ -343,6 +373,8 @@ class Engine(TrainingRun):
         """Stop what loads data, and the clock's part that is running before the first batch."""
         self.setup.close()
         self.own_step.close()
+        if self.capture is not None:
+            self.capture.close()
         self.phases.switch(None)
         self.prefetched.gate.open()  # a process that waits there would not hear that it shall end
         if self.feed is not None:

@@ -60,6 +60,8 @@ class EpochLoader:
         """Called before the first batch of each step is given out."""
         engine.program.on_source(engine, None, {})
         engine.own_loader = True
+        if engine.capture is not None:
+            engine.capture.refuse("a loop by epochs and a framework hand out batches by themselves")
         if group is not None:
             engine.step.accumulation = 1  # the engine's items are complete steps
 

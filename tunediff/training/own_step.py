@@ -66,9 +66,11 @@ class OwnStep:
         """Return whether a call of the loop counts as a phase of its own, instead of `forward`."""
         if self._phases.now != "forward":
             return False
-        # While a CUDA graph is captured, the event of a phase becomes part of the graph and cannot
-        # be read
-        return not (self._phases.of_device and torch.cuda.is_current_stream_capturing())
+        # While the loop captures a CUDA graph of its own, the event of a phase becomes part of that
+        # graph and cannot be read
+        return self._phases.in_capture or not (
+            self._phases.of_device and torch.cuda.is_current_stream_capturing()
+        )
 
     @contextlib.contextmanager
     def _timed_backward(self) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tunediff.core.clock import Budget, Clock
@@ -65,6 +67,16 @@ class Pace:
         """
         start = self._start or 0.0
         return (self.progress - start) / (1.0 - start) if start < 1.0 else 1.0
+
+    @contextlib.contextmanager
+    def left_out_of_schedule(self) -> Iterator[None]:
+        """Let the schedule stand still inside, whatever of the budget is charged there."""
+        self._check()
+        schedule = self.schedule
+        yield
+        self._check()
+        if schedule < 1.0 and self._budget.seconds is not None:
+            self._start = (self.progress - schedule) / (1.0 - schedule)
 
     @property
     def reached(self) -> bool:

@@ -35,6 +35,8 @@ class Phases:
         """The phase that is on."""
         self._begin: Any = None
         self._range: Any = None
+        self._of_capture: list[tuple[str, Any, Any]] = []  # of a captured step, and its replays
+        self._capturing, self._replays = False, 0
 
     def switch(self, name: str | None) -> str | None:
         """Begin this phase, or none; return the one that ends."""
@@ -67,6 +69,25 @@ class Phases:
         finally:
             self.switch(before)
 
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Make the phases inside part of a captured step: each replay records their events anew."""
+        self.switch(None)
+        self._of_capture, self._replays, self._capturing = [], 0, True
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+    @property
+    def in_capture(self) -> bool:
+        """Return whether the step is being captured."""
+        return self._capturing
+
+    def replayed(self) -> None:
+        """Count one replay of the captured step."""
+        self._replays += 1
+
     def add(self, name: str, seconds: float) -> None:
         """Add seconds to a phase that were not spent in it."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
@@ -77,6 +98,12 @@ class Phases:
         if self._open:  # averaging the weights was queued after the clock was read
             last_end = self._open[-1][2]
             last_end.synchronize()
+        if self._replays:  # all took as long as the last one
+            with contextlib.suppress(RuntimeError):  # not every driver times events of a graph
+                for name, begin, end in self._of_capture:
+                    seconds = begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+                    self.add(name, self._replays * seconds)
+            self._replays = 0
         used = set()
         for name, begin, end in self._open:
             self.add(name, begin.elapsed_time(end) / 1000)
@@ -89,12 +116,19 @@ class Phases:
         """Return this moment: on the device's clock or the host's."""
         if not self._cuda:
             return time.perf_counter()
-        event: Any = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self._capturing:
+            event: Any = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+        elif self._spare:
+            event = self._spare.pop()
+        else:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def _add(self, name: str, begin: Any, end: Any) -> None:
-        if self._cuda:
+        if self._capturing:
+            self._of_capture.append((name, begin, end))
+        elif self._cuda:
             self._open.append((name, begin, end))
         else:
             self.add(name, end - begin)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tunediff.config import code
 from tunediff.core import environment
+from tunediff.core.errors import CaptureFailedError
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
@@ -61,7 +62,9 @@ def run_trial(
     except NotFiniteError as error:  # raised on all ranks alike
         return TrialResult(end_of(error, world))
     except Exception as error:
-        if isinstance(error, not_of_trial) or lost_a_process(error, world.size):
+        if isinstance(error, (CaptureFailedError, *not_of_trial)) or lost_a_process(
+            error, world.size
+        ):
             return TrialResult(None, error=error)
         disk_fault = isinstance(error, OSError) and error.errno in environment.DISK_FAULTS
         if disk_fault and (folder is None or _names_disk_of(folder, error)):

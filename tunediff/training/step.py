@@ -32,6 +32,10 @@ class OptimizerStep:
         self.stepped = False
         """Whether the workload has called `step` for this batch."""
         self._listed: tuple[nn.Module, list[nn.Parameter]] | None = None
+        self.rate_of: Callable[[torch.optim.Optimizer], float] = lambda one: one.param_groups[0][
+            "lr"
+        ]
+        """Returns the learning rate that is recorded."""
 
     def begin(self) -> None:
         """Begin the next optimizer step."""
@@ -145,7 +149,7 @@ class OptimizerStep:
             run.world.average_gradients(beside)
             parameters = self._parameters(run.model) if run.model is not None else []
             self._step_optimizers({optimizer: parameters}, clip_norm)
-        self._finish(optimizer.param_groups[0]["lr"])
+        self._finish(optimizer)
 
     def _update_separately(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
         """Update the weights of several optimizers, counted as one step."""
@@ -155,7 +159,7 @@ class OptimizerStep:
             for one in parameters.values():
                 self.run.strategy.average(one)
             self._step_optimizers(parameters, clip_norm)
-        self._finish(next(iter(by_optimizer)).param_groups[0]["lr"])
+        self._finish(next(iter(by_optimizer)))
 
     def _step_optimizers(
         self,
@@ -189,9 +193,12 @@ class OptimizerStep:
             )
         self._mark_updated("record_step")
         self.loss = self.run.compilation.detach(loss)
-        self._finish(optimizer.param_groups[0]["lr"] if optimizer is not None else math.nan)
+        self._finish(optimizer)
 
-    def _finish(self, learning_rate: float) -> None:
+    def _finish(self, optimizer: torch.optim.Optimizer | None) -> None:
+        learning_rate = math.nan
+        if optimizer is not None:
+            learning_rate = self.rate_of(optimizer)
         if self.run.warming_up:
             return
         if self.loss is None:

@@ -21,6 +21,7 @@ from tunediff.core.point import Point
 from tunediff.data import loader, randomness
 from tunediff.distributed import World
 from tunediff.training import memory, state, strategies
+from tunediff.training.capture.graph import CudaStepGraph, MakeGraph, use_side_stream
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed
 from tunediff.training.meter import Meter
@@ -203,6 +204,13 @@ class Program:
     def begin(self, run: TrainingRun) -> bool:
         """Return whether to train, once everything is set up and the first batch is requested."""
         return True
+
+    def step_graph(self, run: TrainingRun) -> MakeGraph | None:
+        """Return what captures this training's steps; None: they are made in the loop."""
+        if run.config.compile.capture == "none" or run.device.type != "cuda":
+            return None
+        use_side_stream(run.device)
+        return CudaStepGraph
 
     def batch(self, run: TrainingRun, batch: Any) -> contextlib.AbstractContextManager[object]:
         """Return the context in which the workload gets this batch and trains it."""

@@ -73,26 +73,31 @@ class Trial(FrameworkCalls):
     @property
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, 0 to 1, which schedules follow."""
+        self.engine.note_read("trial.progress")
         return min(1.0, self.engine.pace.schedule)
 
     @property
     def schedule(self) -> float:
         """Return `progress`, which goes on above 1 in an open-ended training."""
+        self.engine.note_read("trial.schedule")
         return self.engine.pace.schedule
 
     @property
     def stride(self) -> float:
         """Return by how much the last step raised `progress`."""
+        self.engine.note_read("trial.stride")
         return self.engine.stride
 
     @property
     def step_count(self) -> int:
         """Return the number of optimizer steps so far, those before a resume included."""
+        self.engine.note_read("trial.step_count")
         return self.engine.pace.steps
 
     @property
     def warming_up(self) -> bool:
         """Return whether this step will be undone: the first ones load kernels and compile."""
+        self.engine.note_read("trial.warming_up")
         return self.engine.warming_up
 
     @property
@@ -186,6 +191,27 @@ class Trial(FrameworkCalls):
         return self.engine.phases(name)
 
     # ---- every batch
+    def before_step(self, call: Callable[[], object]) -> None:
+        """Call what sets numbers by `progress`, such as a learning rate, now.
+
+        With `compile.capture = step` the loop's body runs no more once it is captured; this goes on
+        to be called before every step.
+        """
+        if self.engine.capture is None or self.engine.capture.refusal:
+            call()
+        else:
+            self.engine.capture.before(call)
+
+    def after_step(self, call: Callable[..., object], *tensors: Tensor) -> None:
+        """Call what learns or counts on the host, with tensors of this step.
+
+        At once; with `compile.capture = step` after the step, whether it is replayed or not.
+        """
+        if self.engine.capture is None or self.engine.capture.refusal:
+            call(*tensors)
+        else:
+            self.engine.capture.after(call, *tensors)
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward passes in the number format of `precision.amp`; in an
         evaluation it changes nothing."""
@@ -348,6 +374,8 @@ def run(engine: Engine) -> TrainingOutcome:
             workload.code.train(Trial(engine))
     except RuntimeError as error:
         engine.strategy.explain(error)
+        if engine.capture is not None and engine.capture.capturing:
+            engine.capture.fail(error)
         raise
     finally:
         engine.close()

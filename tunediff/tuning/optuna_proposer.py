@@ -299,5 +299,6 @@ class OptunaProposer:
                 self._tried.forget(spec.config, spec.name, end.process_died)
             self.study.tell(trial, trial_record, [*self._records, trial_record])
             self._records.append(trial_record)
+            self._tried.note_refusal(trial_record)
         del self._running[spec.name]  # after what a full disk refuses: it can be told again
         self._durations.append(wall_s)

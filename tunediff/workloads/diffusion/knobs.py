@@ -65,6 +65,7 @@ class Model:
         if beyond := [level for level in self.checkpoint_levels if level > halvings]:
             why = f"there is no level {beyond[0]}; levels here: 0 … {halvings}"
             raise Refusal("model.checkpoint_levels", why)
+        config.compile.refuse_capture(self.checkpoint_levels, "model.checkpoint_levels is set")
 
 
 EDM_SIGMAS = (0.002, 80.0)

@@ -122,6 +122,8 @@ class Speed(Corrected, Spread):
         if self.dual and self.stratified:
             why = "mirrored draws are not stratified; choose one of the two"
             raise Refusal("timesteps.dual", why)
+        why = "timesteps.dual draws in another way from timesteps.until on"
+        config.compile.refuse_capture(self.dual and self.until < 1, why)
         if self.dual and config.loader.batch_size // config.loader.accumulation % 2:
             why = "it mirrors half of the images, so loader.batch_size / accumulation must be even"
             raise Refusal("timesteps.dual", why)
@@ -248,6 +250,7 @@ class BetaPolicy(Mixed):
                 " gradients in memory that a further forward pass overwrites; use default"
             )
             raise Refusal("compile.mode", why)
+        config.compile.refuse_capture(True, f"{ahead} and learns on the host in its steps")
         if config.parallel.strategy == "pipeline" and config.parallel.workers > 1:
             why = f"{ahead}, for which no rank has the whole network; use ddp or fsdp"
             raise Refusal("parallel.strategy", why)

@@ -29,11 +29,15 @@ class DiffusionLoss:
     ) -> None:
         self.sampler, self.weighting, self._diffusion = sampler, weighting, diffusion
         self._every_t = torch.arange(diffusion.steps, device=diffusion.device)
+        self._weights = torch.empty(diffusion.steps, device=diffusion.device)
+        self._scale = torch.empty((), device=diffusion.device)
         self._compute_scale()
 
     def _compute_scale(self) -> None:
-        self._mass, self._weights = self.sampler.mass(), self.weighting.weights(self._every_t)
-        self._scale = (1 / (self._mass * self._weights).sum()).float()
+        self._mass, weights = self.sampler.mass(), self.weighting.weights(self._every_t)
+        # In place: a captured step reads these two where they lay when it was captured.
+        self._weights.copy_(weights)
+        self._scale.copy_(1 / (self._mass * self._weights).sum())
 
     def refresh(self) -> None:
         """Update weights and scale, once a step, if sampler or weighting has changed."""

@@ -43,6 +43,8 @@ def train(trial: Trial) -> None:
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
     snapshots = keep_snapshots(trial, unet)
+    averaged: list[averages.Ema | PowerAverages] = [ema]
+    averaged += [snapshots] if snapshots is not None else []
 
     # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
@@ -51,12 +53,27 @@ def train(trial: Trial) -> None:
 
     # ---- train
     shard = trial.shard
-    for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
+    sampler.defer = trial.after_step
+
+    def begin_step() -> None:
         optimizers.set_learning_rate(optimizer, knobs.optimizer, batch_size, trial.progress)
+        with trial.phase("sampler"):
+            sampler.advance(trial.progress)
+
+    def end_step() -> None:
+        with trial.phase("ema"):
+            # Half-lives grow after the budget of an open-ended training too.
+            for average in averaged:
+                average.update(unet, trial.schedule, trial.stride)
+        with trial.phase("sampler"):
+            sampler.after_step(errors_at)
+            objective.refresh()
+
+    for x0 in trial.batches(images.pixels, data.in_unit_range(knobs.data.horizontal_flip)):
+        trial.before_step(begin_step)
 
         # ---- timesteps and noise, drawn for the images of all workers
         with trial.phase("sampler"):
-            sampler.advance(trial.progress)
             t, factor = sampler.sample(x0, trial.rng, batch=shard.total, first=shard.first)
             noise = trial.randn_like(x0)
             x_t = process.add_noise(x0, noise, t)
@@ -74,15 +91,7 @@ def train(trial: Trial) -> None:
         with trial.phase("sampler"):
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
-        with trial.phase("ema"):
-            # Half-lives grow after the budget of an open-ended training too.
-            trained = trial.schedule
-            ema.update(unet, trained, trial.stride)
-            if snapshots is not None:
-                snapshots.update(unet, trained, trial.stride)
-        with trial.phase("sampler"):
-            sampler.after_step(errors_at)
-            objective.refresh()
+        trial.after_step(end_step)
 
 
 def keep_snapshots(trial: Trial, unet: torch.nn.Module) -> PowerAverages | None:

@@ -42,7 +42,10 @@ class Adaptive(TableSampler):
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        self._pending.append((t, errors.detach(), weights.detach()))
+        self.defer(self._collect, t, errors.detach(), weights.detach())
+
+    def _collect(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+        self._pending.append((t, errors, weights))
         if len(self._pending) >= REFRESH_EVERY:
             gathered, self._pending = self._gathered(), []
             t, errors, weights = gathered.permute(2, 1, 0, 3).flatten(1)

@@ -30,6 +30,8 @@ class TimestepSampler:
         self.knobs, self.steps, self.world = knobs, diffusion.steps, world
         self.device = diffusion.device
         self._p = torch.full((self.steps,), 1 / self.steps, dtype=torch.float64, device=self.device)
+        self.defer: Callable[..., object] = lambda call, *tensors: call(*tensors)
+        """Calls what learns with its tensors: at once, or after the step where that is captured."""
 
     def advance(self, progress: float) -> None:
         """Called before each draw with the fraction of the training that is over, equal on all
@@ -114,6 +116,10 @@ class TableSampler(TimestepSampler):
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
         self._until_over = False
+        self._cumulative, self._factor = (
+            torch.empty_like(self._p),
+            torch.empty_like(self._p).float(),
+        )
         self._set(self._initial(diffusion).to(self.device))
 
     def _initial(self, diffusion: Diffusion) -> Tensor:
@@ -131,10 +137,12 @@ class TableSampler(TimestepSampler):
             p = torch.full_like(p, 1 / self.steps)
         # The distribution function is counted in units of 2⁻⁵², which float64 holds exactly: a GPU
         # sums floating-point numbers in any order, and ranks would draw different timesteps.
-        self._p, self._cumulative = p, (p * 2.0**52).round().long().cumsum(0).double()
+        self._p, cumulative = p, (p * 2.0**52).round().long().cumsum(0).double()
         factor = (self.steps * p).pow(-self.knobs.importance_correction)
         self._mass = torch.where(p > 0, p * factor, 0.0)
-        self._factor = factor.float()
+        # In place: a captured step reads these two where they lay when it was captured.
+        self._cumulative.copy_(cumulative)
+        self._factor.copy_(factor)
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         if self.knobs.stratified:

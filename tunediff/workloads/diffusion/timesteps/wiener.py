@@ -119,13 +119,14 @@ class Wiener(Adaptive):
     ) -> tuple[Tensor, Tensor]:
         drawn = super().sample(images, generator, batch, first)
         # For the next batch: the losses of this one are scaled by what was drawn from.
-        if self._images < LEARNED_FROM:
-            self._learn_spectrum(cosine_transform(images).double())
+        self.defer(self._learn_spectrum, images)
         return drawn
 
-    def _learn_spectrum(self, components: Tensor) -> None:
-        """Learn from this rank's images, as components float64 [b, C, H, W], and from those of all
-        other ranks."""
+    def _learn_spectrum(self, images: Tensor) -> None:
+        """Learn from the first images, this rank's [b, C, H, W] and those of all other ranks."""
+        if self._images >= LEARNED_FROM:
+            return
+        components = cosine_transform(images).double()
         of_this_rank = torch.stack((components.sum(0), components.square().sum(0)))
         both = self.world.stack(of_this_rank).sum(0)
         self._sums = self._sums + both if self._images else both
@@ -173,9 +174,9 @@ class Wiener(Adaptive):
             self._ending = True
             self._set(self.world.first(self._learned_density()))
 
-    def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
+    def _collect(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         if self._images >= LEARNED_FROM:
-            super().update(t, errors, weights)
+            super()._collect(t, errors, weights)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         ratio, share = errors * self._to_epsilon[t] / self._filter[t], self._narrow[t] / self._p[t]

@@ -1,0 +1,322 @@
+"""A captured step learns what the loop's steps learn, or says why it is not captured: on a CPU, by a recording that has
+the semantics of a CUDA graph."""
+
+import collections
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, tiny, toy, train, weights
+from tests.toy.train import INPUTS, TARGETS, begin, network
+from tunediff.training.capture.graph import RecordedStep
+from tunediff.training.pace import Pace
+from tunediff.training.run_trial import run_trial
+from tunediff.training.training_run import Program
+
+EXACT = {"optimizer__implementation": "fused", "optimizer__lr": 2**-10, "optimizer__warmup": 0.0, "loader__workers": 0}
+"""A learning rate that float32, in which a captured step reads it, holds exactly."""
+
+
+class Recorded(Program):
+    def step_graph(self, run):
+        return RecordedStep
+
+
+class Counted(Recorded):
+    """Counts the batches that the loop gets."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def batch(self, run, batch):
+        self.batches += 1
+        return super().batch(run, batch)
+
+
+def both(config, **how):
+    """The outcomes of a training with and without capture, and what the first one told."""
+    told = Told()
+    captured = train(config, program=Recorded(), observer=told, **how)
+    return captured, train(config, **how), told
+
+
+def test_captured_training_of_the_diffusion_workload_equals_the_eager_one_bit_for_bit():
+    program, config = Counted(), tiny(**EXACT, model__dropout=0.1, evaluation__points=2)
+    told = Told()
+    captured = train(config, program=program, observer=told, evaluates=True)
+    eager = Told()
+    assert_equal(weights(captured), weights(train(config, observer=eager, evaluates=True)))
+    assert told.facts["capture"] == "step"
+    assert [point.capture for point in told.points] == ["step", "step"]
+    assert [point.loss for point in told.points] == [point.loss for point in eager.points]
+    assert [point["frechet"] for point in told.points] == [point["frechet"] for point in eager.points]
+    assert program.batches == 1 + 2 + 6 + 1, "a warm-up, two steps, two times three to compare, one to capture"
+    assert told.points[0].steps == 10
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"timesteps__name": "loss_second_moment", "weighting__name": "min_snr"},
+        {"timesteps__name": "wiener", "ema__snapshots": True},
+        {
+            "timesteps__name": "info_noise",
+            "weighting__name": "uncertainty",
+            "optimizer__name": "adam",
+            "optimizer__implementation": "fused",
+        },
+        {"timesteps__name": "stratified", "loader__accumulation": 2, "loader__resident": True},
+        {"precision__amp": "bf16", "memory__channels_last": True, "loader__workers": 1},
+    ],
+    ids=lambda knobs: "-".join(map(str, knobs.values())),
+)
+def test_captured_training_equals_the_eager_one_with(knobs):
+    captured, eager, told = both(tiny(**EXACT | knobs))
+    assert told.facts["capture"] == "step"
+    assert_equal(weights(captured), weights(eager))
+
+
+def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
+    config = tiny(
+        optimizer__implementation="fused", optimizer__warmup=0.5, optimizer__decay="cosine", loader__workers=0
+    )
+    captured, eager, told = both(config)
+    assert told.facts["capture"] == "step"
+    assert_equal(weights(captured), weights(eager), rtol=1e-4, atol=1e-6)
+    rates = [values["learning_rate"] for values in told.values]
+    assert max(rates) > 2 * rates[-1] > 0, "the host knows each one"
+
+
+def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path):
+    config = tiny(**EXACT, evaluation__points=2)
+    whole = train(config, program=Recorded())
+    with pytest.raises(KilledError):
+        train(config, program=Recorded(), folder=tmp_path, observer=Dies())
+    told = Told()
+    resumed = train(config, program=Recorded(), folder=tmp_path, observer=told)
+    assert told.facts["capture"] == "step"
+    assert_equal(weights(resumed), weights(whole))
+
+
+def test_capture_is_charged_as_compiling():
+    for program, charged in ((Recorded(), True), (None, False)):
+        told = Told()
+        train(tiny(**EXACT, evaluation__points=1), samples=160, program=program, observer=told)
+        assert (told.points[-1].seconds["compile"] > 0) == charged
+        assert told.points[-1].steps == 10
+
+
+def test_schedule_stands_still_while_a_step_is_captured():
+    hands = Hands()
+    clock = timed(10.0, hands)
+    pace = Pace(clock.budget, clock, CPU)
+    with clock.part("train"):
+        pace.aim(1.0)
+        hands.s = 2.0
+        pace.step(16)
+        before = pace.schedule
+        with pace.left_out_of_schedule(), clock.part("compile"):
+            hands.s = 5.0
+        assert pace.progress == pytest.approx(0.5), "it is charged"
+        assert pace.schedule == pytest.approx(before) == pytest.approx(0.2)
+
+
+# ---- a user's own loop
+def fused(trial, lr=2**-8, **kept):
+    net = trial.prepare(network(trial.knobs))
+    optimizer = torch.optim.AdamW(net.parameters(), lr, fused=True)
+    trial.keep(net=net, optimizer=optimizer, **kept)
+    return net, optimizer
+
+
+def told_of(body, steps=12, **knobs):
+    """What a captured training of this loop told, and how its weights differ from the eager one's."""
+    config, told = toy(**{"evaluation.points": 1} | knobs), Told()
+    samples = steps * config.loader.batch_size
+    captured = train(config, samples=samples, program=Recorded(), observer=told, body=body)
+    assert_equal(weights(captured), weights(train(config, samples=samples, body=body)), rtol=1e-5, atol=1e-7)
+    return told
+
+
+def test_plain_loop_with_a_schedule_of_learning_rates_is_captured():
+    def body(trial):
+        net, optimizer = fused(trial)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)  # float32 holds it exactly
+        trial.keep(schedule=schedule)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(inputs), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            trial.record_step(loss, optimizer)
+
+    assert told_of(body).facts["capture"] == "step"
+
+
+def test_loss_scaling_of_a_captured_step():
+    def body(trial):
+        net, optimizer = fused(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            with trial.autocast():
+                loss = F.mse_loss(net(inputs), targets)
+            trial.step(loss, optimizer, clip_norm=1.0)
+
+    assert told_of(body, precision__amp="fp16").facts["capture"] == "step"
+
+
+def test_batch_of_another_shape_is_trained_in_the_loop():
+    sizes = collections.deque()
+
+    def body(trial):
+        net, optimizer = fused(trial)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), 8)  # 44 = 5 × 8 + 4
+        for inputs, targets in trial.steps(loader):
+            sizes.append(len(inputs))
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    told = told_of(body, steps=18)
+    assert told.facts["capture"] == "step"
+    assert list(sizes)[:13] == [8] * 10 + [4] * 3, "captured; then the three short ones of 18 steps"
+
+
+class Running:
+    """A mean that takes a new tensor in every step, and when it is put back."""
+
+    def __init__(self):
+        self.mean = torch.zeros(())
+
+    def add(self, loss):
+        self.mean = self.mean * 0.9 + loss.detach() * 0.1
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"].clone()
+
+
+def with_item(trial, net, optimizer, inputs, targets):
+    loss = F.mse_loss(net(inputs), targets)
+    trial.step(loss * (1.0 if loss.item() > -1 else 2.0), optimizer)
+
+
+def with_mask(trial, net, optimizer, inputs, targets):
+    keep = inputs[:, 0] > -10
+    trial.step(F.mse_loss(net(inputs[keep]), targets[keep]), optimizer)
+
+
+def with_progress(trial, net, optimizer, inputs, targets):
+    trial.step(F.mse_loss(net(inputs), targets) * (1 - 0.5 * trial.progress), optimizer)
+
+
+def with_rate(trial, net, optimizer, inputs, targets):
+    optimizer.param_groups[0]["lr"] = 2**-7
+    trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+
+def with_python_random(trial, net, optimizer, inputs, targets):
+    trial.step(F.mse_loss(net(inputs), targets) * (1 + 0 * random.random()), optimizer)
+
+
+def with_hidden(trial, net, optimizer, inputs, targets):
+    net.hidden = [getattr(net, "hidden", [1.0])[0] + 0.125]
+    trial.step(F.mse_loss(net(inputs), targets) * net.hidden[0], optimizer)
+
+
+REASONS = {
+    with_item: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
+    with_mask: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
+    with_progress: "trial.progress is read, which trial.before_step may (test_capture.py:",
+    with_rate: "a learning rate is set, which trial.before_step may",
+    with_python_random: "random numbers are drawn by Python",
+    with_hidden: "the same steps made twice differ: ",
+}
+
+
+@pytest.mark.parametrize("step", REASONS)
+def test_loop_that_no_replay_can_repeat_is_refused_with_the_reason_and_trains_on(step):
+    def body(trial):
+        net, optimizer = fused(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            step(trial, net, optimizer, inputs, targets)
+
+    config, told = toy(**{"evaluation.points": 1}), Told()
+    train(config, samples=12 * 8, program=Recorded(), observer=told, body=body)
+    assert told.facts["capture"].startswith(f"refused: {REASONS[step]}")
+    assert told.points[-1].capture == told.facts["capture"]
+    assert told.points[-1].steps == 12
+
+
+def test_counter_of_the_loop_is_refused():
+    def body(trial):
+        net, optimizer = fused(trial)
+        for number, (inputs, targets) in enumerate(trial.batches((INPUTS, TARGETS))):
+            trial.step(F.mse_loss(net(inputs), targets) * (1.0 if number < 5 else 2.0), optimizer)
+
+    told = Told()
+    train(toy(), program=Recorded(), observer=told, body=body, samples=96)
+    assert told.facts["capture"].startswith("refused: number changes on the host in every step (test_capture.py:")
+
+
+def test_state_that_moves_when_it_is_put_back_is_named():
+    def body(trial):
+        running = Running()
+        net, optimizer = fused(trial, running=running)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            loss = F.mse_loss(net(inputs), targets)
+            running.add(loss)
+            trial.step(loss, optimizer)
+
+    assert "kept.running.mean differs" in told_of(body).facts["capture"]
+
+
+def test_host_work_after_each_step_sees_every_loss():
+    seen = {}
+
+    def body(trial):
+        losses = seen.setdefault(len(seen), [])
+        net, optimizer = fused(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            loss = F.mse_loss(net(inputs), targets)
+            trial.step(loss, optimizer)
+            if trial.engine is not None:
+                trial.after_step(lambda one: losses.append(float(one)), loss.detach())
+
+    assert told_of(body).facts["capture"] == "step"
+    assert seen[0][-9:] == pytest.approx(seen[1][-9:], rel=1e-5)
+
+
+def test_optimizer_that_reads_its_step_on_the_host_is_refused():
+    def body(trial):
+        net, optimizer = begin(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    assert told_of(body).facts["capture"].startswith("refused: a value is read on the host")
+
+
+def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp_path):
+    steps = [0]
+
+    def body(trial):
+        net, optimizer = fused(trial)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            steps[0] += 1
+            loss = F.mse_loss(net(inputs), targets)
+            trial.step(loss * (1 + 0 * loss.item()) if steps[0] > 5 else loss, optimizer)
+
+    config, told = toy(**{"evaluation.points": 1}), Told()
+    for attempt in ("fails", "trains"):
+        result = run_trial(
+            lambda: train(config, samples=96, program=Recorded(), observer=told, body=body, folder=tmp_path),
+            CPU,
+            tmp_path,
+        )
+        assert (result.end is None) == (attempt == "fails"), "no end of the trial: it is tried again"
+    assert told.facts["capture"].startswith("refused: capture failed: operation not permitted")
+    assert told.points[-1].steps == 12

@@ -1,0 +1,1 @@
+"""A whole training step, captured once and replayed: `compile.capture`."""

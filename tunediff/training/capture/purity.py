@@ -1,0 +1,171 @@
+"""Whether a step can be captured at all: what its Python code reads from the device, and what it
+moves on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tunediff.data import randomness
+from tunediff.training.capture.graph import HOST_READS
+from tunediff.training.training_run import TrainingRun
+
+_OF_TORCH = str(Path(torch.__file__).parent)
+_PACKAGE = Path(__file__).parents[2]
+_OF_ENGINE = tuple(str(_PACKAGE / name) for name in ("training", "data", "core", "distributed.py"))
+_MASKED = {torch.ops.aten.index, torch.ops.aten.index_put_, torch.ops.aten.index_put}
+
+
+class StepWatch(TorchDispatchMode):
+    """Sees the operators of one step: host reads, with file and line, and the generators that it
+    draws from."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reasons = list[str]()
+        """Why this step cannot be captured, the first reason first."""
+        self.generators = dict[int, torch.Generator]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                self.generators[id(value)] = value
+        if func.overloadpacket in HOST_READS or _reads_mask(func, args):
+            self.object_to("a value is read on the host, as by .item(), bool() or a mask")
+        outputs = func(*args, **kwargs)
+        if _leaves_device(args, outputs):
+            self.object_to("a tensor is copied to the host")
+        return outputs
+
+    def object_to(self, what: str, where: str | None = None) -> None:
+        """Note a reason, with the line of the user's code that is running."""
+        self.reasons.append(f"{what} ({where or _line()})")
+
+    @contextlib.contextmanager
+    def waits(self, device: torch.device) -> Iterator[None]:
+        """Note whatever else makes the host wait for a GPU inside, as torch's warnings say it."""
+        if device.type != "cuda":
+            yield
+            return
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        for one in caught:
+            if "called a synchronizing" in str(one.message):
+                where = f"{Path(one.filename).name}:{one.lineno}"
+                self.object_to("the host waits for the device", where)
+            else:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def _reads_mask(func: Any, args: Any) -> bool:
+    """Return whether an index is a mask, whose length the host has to know.
+
+    A single value is filled in where the mask holds, without that.
+    """
+    if func.overloadpacket not in _MASKED or (len(args) > 2 and args[2].numel() == 1):
+        return False
+    return any(index is not None and index.dtype == torch.bool for index in args[1])
+
+
+def _leaves_device(args: Any, outputs: Any) -> bool:
+    if not isinstance(outputs, Tensor) or outputs.device.type != "cpu":
+        return False
+    return any(isinstance(one, Tensor) and one.device.type != "cpu" for one in args)
+
+
+def _line() -> str:
+    """Return file and line of the innermost code that is neither torch's nor the engine's."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if not _is_internal(frame):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "in the backward pass"
+
+
+def _is_internal(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith((_OF_TORCH, *_OF_ENGINE, "<")) or file == contextlib.__file__
+
+
+# ---- host state
+class HostState:
+    """What a step must not move on the host: its Python code does not run in a replay."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        """Read it as it is now, below a generator that the loop has asked for a batch."""
+        self._numbers, self._places = _loop_numbers()
+        self._libraries = randomness.library_state()
+        self._cpu_generator = torch.get_rng_state() if run.device.type == "cuda" else None
+        self._kept = dict[str, Any]()
+        for name, stateful in run.state.stateful.items():
+            _collect(stateful.state_dict(), name, self._kept)
+
+    def moved(self, now: HostState) -> Iterator[tuple[str, str]]:
+        """Yield what is not as it was, and where that is."""
+        for name, value in self._numbers.items():
+            if name in now._numbers and now._numbers[name] != value:
+                yield f"{name} changes on the host in every step", self._places[name]
+        for name, value in self._kept.items():
+            if name in now._kept and now._kept[name] != value:
+                yield f"{name} changes on the host in every step", "trial.keep"
+        if repr(self._libraries) != repr(now._libraries):
+            yield "random numbers are drawn by Python or NumPy", "in the loop"
+        if self._cpu_generator is not None and not torch.equal(
+            self._cpu_generator, torch.get_rng_state()
+        ):
+            yield "random numbers are drawn on the CPU", "in the loop"
+
+
+def _loop_numbers() -> tuple[dict[str, Any], dict[str, str]]:
+    """Return plain values of the frame that takes the batches, of its `self` and of its module, and
+    where it stands."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and _is_internal(frame):
+        frame = frame.f_back
+    values: dict[str, Any] = {}
+    if frame is None:
+        return values, {}
+    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    scopes: list[tuple[str, Mapping[str, Any]]] = [("", frame.f_globals), ("", frame.f_locals)]
+    if "self" in frame.f_locals:
+        scopes.append(("self.", getattr(frame.f_locals["self"], "__dict__", {})))
+    for prefix, scope in scopes:
+        for name, value in list(scope.items()):
+            if not name.startswith("__") and (plain := _plain(value)) is not None:
+                values[prefix + name] = plain
+    return values, dict.fromkeys(values, place)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or a text itself, the length of a container, and None for all else."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    return f"{len(value)} items" if type(value) in (list, dict, set) else None
+
+
+def _collect(state: Any, name: str, found: dict[str, Any]) -> None:
+    """Add the numbers and texts in a nested state to `found`, by their place."""
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            _collect(value, f"{name}.{key}", found)
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            _collect(value, f"{name}.{index}", found)
+    elif isinstance(state, bool | int | float | str):
+        found[name] = state

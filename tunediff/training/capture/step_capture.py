@@ -1,0 +1,298 @@
+"""Capture one whole step across the batch that the loop gets, check it, and replay it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tunediff.core.errors import CaptureFailedError
+from tunediff.core.files import write_text
+from tunediff.training import checkpoints
+from tunediff.training.capture.captured_step import (
+    Call,
+    CapturedStep,
+    StepLoop,
+    alike,
+    cloned,
+    fill,
+    rolled,
+)
+from tunediff.training.capture.comparison import difference
+from tunediff.training.capture.graph import MakeGraph
+from tunediff.training.capture.group_values import GroupValues, deferred_schedules
+from tunediff.training.capture.purity import HostState, StepWatch
+from tunediff.training.training_run import TrainingRun
+
+FAILED = "capture_failed.txt"
+"""In a training's folder: why an earlier process could not capture its step."""
+LEARNING_RATES = (0.5, 1.0, 1.5)
+"""Factors of the learning rate in the steps that are compared: made eagerly, twice, and replayed.
+One that was captured as a constant shows."""
+
+
+class StepCapture:
+    """A step is made in the workload's loop until it can be captured; then it is replayed.
+
+    The loop's body runs between two batches of a generator, so a capture begins before a batch is
+    given out and ends when the next one is requested. Replays then go on inside the generator,
+    without giving out a batch. What a captured step cannot hold, schedules and whatever learns on
+    the host, is called before and after it: see `Trial.before_step` and `after_step`.
+    """
+
+    def __init__(self, run: TrainingRun, loop: StepLoop, make_graph: MakeGraph) -> None:
+        self._run, self._loop, self._make_graph = run, loop, make_graph
+        self._values, self._watch = GroupValues(run), StepWatch()
+        self._captured: CapturedStep | None = None
+        self.refusal = ""
+        """Why this training's step is not captured."""
+        self._eager_steps, self._latest = 0, list[Any]()
+        self._in_body = self._watching = self._count_due = False
+        self.capturing = False
+        """Whether the loop's body runs to be captured: an error that it raises is the capture's."""
+        self._before, self._after = list[Call](), list[tuple[Call, tuple[Tensor, ...]]]()
+        self._moved_before = dict[str, str]()
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._addresses, self._points, self._constants = list[int](), 0, dict[str, Any]()
+        self._contexts = contextlib.ExitStack()  # of the loop's body
+        self._schedules = contextlib.ExitStack()
+        self._schedules.enter_context(deferred_schedules(self._defer))
+
+    # ---- what the loop's body calls
+    def before(self, call: Callable[[], object]) -> None:
+        """Call what sets numbers for this step: now, and before every replay."""
+        if self.capturing:
+            self._before.append(call)
+            return
+        in_body, self._in_body = self._in_body, False
+        with self._values.outside():
+            host = HostState(self._run) if self._watching else None
+            call()
+            if host is not None:
+                self._moved_before |= dict(host.moved(HostState(self._run)))
+        self._in_body = in_body
+
+    def after(self, call: Call, *tensors: Tensor) -> None:
+        """Call this with the tensors when the step is made; at once where none is."""
+        if not self._defer(call, *tensors):
+            call(*tensors)
+
+    def _defer(self, call: Call, *tensors: Tensor) -> bool:
+        if self._in_body:
+            self._after.append((call, tensors))
+        return self._in_body
+
+    def note_read(self, name: str) -> None:
+        """Note that the loop's body reads a number that moves: a replay would have the old one."""
+        if self._in_body and self._watching:
+            self._watch.object_to(f"{name} is read, which trial.before_step may")
+
+    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return an optimizer's learning rate in the step that is made now."""
+        self._optimizer = optimizer
+        return self._values.number(optimizer)
+
+    # ---- one step
+    def step(self) -> Iterator[Any]:
+        """Make one optimizer step: replayed if the captured one fits, else in the loop."""
+        folder = self._run.folder
+        if folder is not None and not self._eager_steps and (folder / FAILED).exists():
+            self.refuse((folder / FAILED).read_text())
+        if self._captured is None and not self.refusal and self._eager_steps >= 2:
+            yield from self._capture()
+        if self.refusal:
+            yield from self._loop.passes()
+            return
+        batches = self._loop.fetch_batches()
+        if self._captured is not None and self._fits(self._captured, batches):
+            self._launch(self._captured, batches)
+        elif self.refusal:
+            yield from self._loop.passes(batches)
+        elif self._eager_steps == 1:
+            yield from self._watched(batches)
+        else:
+            yield from self._body(batches)
+            self._end_body(batches)
+
+    def _end_body(self, batches: list[Any]) -> None:
+        """Count the step that the loop has made, and call what is due after it."""
+        if not self._loop.batches_left_out:
+            self._latest, self._eager_steps = batches, self._eager_steps + 1
+        due, self._count_due = self._count_due, False
+        if due:
+            self._loop.count_step()
+        after, self._after = self._after, []
+        for call, tensors in after:
+            call(*tensors)
+
+    def count(self) -> None:
+        """Count a step, once the loop's body is over: that reads the clock, and waits for it."""
+        if self._in_body:
+            self._count_due = True
+        else:
+            self._loop.count_step()
+
+    def _body(
+        self, batches: list[Any], *inside: contextlib.AbstractContextManager[object]
+    ) -> Iterator[Any]:
+        """Let the loop make a step `inside` contexts, its optimizers' numbers on the device."""
+        self._before, self._after = [], []
+        self._values.prepare()
+        with self._contexts as stack:
+            for context in (self._values(), *inside):
+                stack.enter_context(context)
+            self._in_body = True
+            try:
+                yield from self._loop.passes(batches)
+            finally:
+                self._in_body = False
+
+    def _watched(self, batches: list[Any]) -> Iterator[Any]:
+        """Make a step as ever, and look whether it can be captured."""
+        watch, constants = self._watch, self._values.constants()
+        self._moved_before, before = {}, HostState(self._run)
+        self._watching = True
+        yield from self._body(batches, watch.waits(self._run.device), watch)
+        self._watching = False
+        for what, where in before.moved(HostState(self._run)):
+            if what not in self._moved_before:
+                watch.object_to(what, where)
+        if self._values.set_inside:
+            watch.object_to("a learning rate is set, which trial.before_step may")
+        self._refuse_changed(constants)
+        self._end_body(batches)
+        if watch.reasons:
+            self.refuse(watch.reasons[0])
+
+    def _refuse_changed(self, constants: dict[str, Any]) -> None:
+        now = self._values.constants()
+        for name, value in constants.items():
+            if name in now and now[name] != value:
+                self.refuse(f"{name} changes, and a captured step has it as a constant")
+
+    # ---- capture
+    def refuse(self, reason: str) -> None:
+        """Train on eagerly, for this reason."""
+        if self.refusal:
+            return
+        self.refusal, self._captured = reason, None
+        self._schedules.close()
+        self._values.release()
+        if self._run.world.main:
+            self._run.observer.about({"capture": f"refused: {reason}"})
+
+    def fail(self, error: RuntimeError) -> NoReturn:
+        """Raise `CaptureFailedError`, and leave a note for the next process, which trains eagerly:
+        a GPU may be of no more use to this one."""
+        reason = f"capture failed: {' '.join(str(error).split())[:300]}"
+        if self._run.folder is not None:
+            write_text(self._run.folder / FAILED, reason)
+        raise CaptureFailedError(f"{reason}; the next attempt trains eagerly") from error
+
+    def _capture(self) -> Iterator[Any]:
+        """Capture the step and check it; afterwards everything is as it was before."""
+        self._loop.prefetched.hold()
+        with self._run.pace.left_out_of_schedule(), self._run.clock.part("compile"):
+            before = checkpoints.copied(self._run)
+            self._run.warming_up = True
+            try:
+                captured, problem = yield from self._checked(before)
+            finally:
+                self._run.warming_up = False
+            self._values.factor = 1.0
+            self._values.put(before)
+        self._loop.prefetched.release()
+        if problem:
+            self.refuse(problem)
+            return
+        self._captured, self._latest = captured, []
+        self._addresses, self._constants = self._values.addresses(), self._values.constants()
+        if self._run.world.main:
+            self._run.observer.about({"capture": "step"})
+
+    def _checked(self, before: Any) -> Generator[Any, None, tuple[CapturedStep, str]]:
+        """Make the same steps eagerly twice, capture one, and replay it as often.
+
+        Returns the captured step, and where its replays differ from the steps; "" if nowhere.
+        """
+        batches = tree_map(cloned, self._latest)
+        inputs = [tree_map(lambda one, k=k: rolled(one, k % 2), batches) for k in range(3)]
+        states = []
+        for _ in range(2):
+            self._values.put(before)
+            losses = []
+            for factor, content in zip(LEARNING_RATES, inputs, strict=True):
+                self._values.factor = factor
+                fill(batches, content)
+                yield from self._body(batches)
+                self._end_body(batches)
+                losses.append(self._loop.step.loss)
+            states.append({"loss": losses, **checkpoints.copied(self._run)})
+
+        self._values.put(before)
+        captured = yield from self._recorded(batches)
+        self._values.put(before)
+        losses = []
+        for factor, content in zip(LEARNING_RATES, inputs, strict=True):
+            self._values.factor = factor
+            losses.append(self._launch(captured, content))
+        replayed = {"loss": losses, **checkpoints.copied(self._run)}
+        eager, again = states
+        return captured, difference(eager, again, replayed)
+
+    def _recorded(self, batches: list[Any]) -> Generator[Any, None, CapturedStep]:
+        """Capture the step while the loop makes it."""
+        graph = self._make_graph([self._run.state.rng, *self._watch.generators.values()])
+        self.capturing = True
+        with self._run.phases.captured():
+            yield from self._body(batches, graph.capturing())
+        self.capturing = False
+        assert self._loop.step.loss is not None
+        return CapturedStep(graph, batches, self._loop.step.loss, self._before, self._after)
+
+    # ---- replays
+    def _fits(self, captured: CapturedStep, batches: list[Any]) -> bool:
+        """Return whether these batches have the shapes of the captured ones, and all else is where
+        it was."""
+        if not alike(captured.batches, batches):
+            return False
+        self._refuse_changed(self._constants)
+        # Only an evaluation may have moved them: listing all takes longer than a small step
+        before, self._points = self._points, len(self._run.points)
+        if before != self._points and self._addresses != self._values.addresses():
+            self.refuse("weights or the optimizer's state were moved to another place")
+        return not self.refusal
+
+    def _launch(self, captured: CapturedStep, batches: list[Any]) -> Tensor:
+        """Make the captured step with these batches, and what belongs to it; return its loss."""
+        for call in captured.before:
+            call()
+        self._values.fill()
+        fill(captured.batches, batches)
+        captured.graph.replay()
+        self._run.phases.replayed()
+        loss = captured.loss.clone()  # the next replay overwrites it
+        optimizer = self._optimizer
+        rate = self._values.number(optimizer) if optimizer is not None else float("nan")
+        self._loop.count_replay(loss, rate)
+        for call, tensors in captured.after:
+            call(*(tensor.clone() for tensor in tensors))
+        return loss
+
+    def facts(self) -> dict[str, str]:
+        """Return `capture`, as a `Point` has it."""
+        if self.refusal:
+            return {"capture": f"refused: {self.refusal}"}
+        return {"capture": "step"} if self._captured is not None else {}
+
+    def close(self) -> None:
+        """Leave torch as it was, also where the loop's body has raised an error."""
+        with contextlib.suppress(RuntimeError):  # a capture that failed cannot be ended
+            self._contexts.close()
+        self._schedules.close()
+        if self._run.device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.default_stream(self._run.device))
