@@ -122,7 +122,7 @@ def spawning_run(one, earlier):
 
 
 @pytest.mark.parametrize(
-    "killed", [["run", "template", "worker", "ray::TrainController", "ray::Slot", "ray::Driver", "search"], ["raylet"]],
+    "killed", [["run", "template", "worker", "ray::TrainController", "ray::Slot", "ray::ResourceTrainable", "search"], ["raylet"]],
     ids=lambda killed: killed[-1],
 )  # fmt: skip
 def test_nothing_survives_its_parent(search, tmp_path, killed):
@@ -138,7 +138,7 @@ def test_nothing_survives_its_parent(search, tmp_path, killed):
         template, worker = run.parent(), ray_process(process, "ray::RayTrainWorker")
         chain = {"run": run, "template": template, "worker": worker, "search": psutil.Process(process.pid)}
         victim = chain.get(who) or ray_process(process, who)
-        alone = who in ("run", "template", "ray::Driver")
+        alone = who in ("run", "template", "ray::ResourceTrainable")
         above = [victim] if alone else [victim if who == "raylet" else worker, template]
         below = {child for one in above for child in (one, *one.children(recursive=True))}
         if who == "search":
