@@ -141,14 +141,27 @@ def test_file_that_must_not_be_forked_trains_in_fresh_processes(templates, users
 
 
 @pytest.mark.usefixtures("no_users_code")
-def test_error_while_a_file_is_imported_is_the_end_of_its_trial(templates, users_job):
+def test_error_while_a_file_is_imported_is_the_end_of_its_trial(users_job, monkeypatch):
     job = users_job('if os.environ.get("TUNEDIFF_BROKEN"): raise OSError("no data here")')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TUNEDIFF_BROKEN", "1")
-        with Templates(1) as fresh:
-            trial = train(fresh, job)
+    monkeypatch.setenv("TUNEDIFF_BROKEN", "1")
+    with Templates(1) as fresh:
+        trial = train(fresh, job)
     assert trial.status == "error"
     assert "no data here" in trial.reason
+
+
+@pytest.mark.usefixtures("no_users_code")
+def test_file_that_hangs_while_it_is_imported_is_given_up(users_job, monkeypatch):
+    job = users_job('if os.environ.get("TUNEDIFF_HANGS"): __import__("time").sleep(600)')
+    monkeypatch.setenv("TUNEDIFF_HANGS", "1")
+    with (
+        Templates(1, import_limit_s=1.0) as fresh,
+        pytest.raises(TemplateError, match=r"mine.py: is not imported after 1 s"),
+    ):
+        train(fresh, job)
+    monkeypatch.delenv("TUNEDIFF_HANGS")
+    with Templates(1) as fresh:
+        assert train(fresh, job).status == "ok"
 
 
 def test_a_run_that_is_killed_loses_its_trial_and_not_the_next(templates, tmp_path):

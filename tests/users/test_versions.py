@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import py_compile
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 
 from tests.tuning.test_worker import job_of
 from tunediff import config as cfg
+from tunediff import evaluate
+from tunediff import train as train_command
 from tunediff.api import compare_setup, notebook
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.config import copies
@@ -64,6 +67,8 @@ def mine(tmp_path, monkeypatch):
     """A file that imports modules beside it by name only, and that of its folder."""
     folder = tmp_path / "original"
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("helper", "layers", "models", "plugins")]:
+        monkeypatch.delitem(sys.modules, name)  # of other tests
     for name, text in {"mine.py": FILE, **MODULES}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +131,17 @@ def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, 
     assert "has changed since the copy" in reason
 
 
+def test_a_training_is_judged_and_resumed_with_the_modules_that_it_has_imported_by_name(mine, tmp_path, capsys):
+    words = ["--config", str(mine), "--samples", "64", "--out", "out"]
+    assert train_command.main(words) == 0
+    (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+    capsys.readouterr()
+    assert evaluate.main(["out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["score"]["value"] == SCORE
+    assert train_command.main(words) == 2
+    assert "mine.py has changed" in capsys.readouterr().err
+
+
 def git(*words):
     subprocess.run(["git", "-c", "user.name=me", "-c", "user.email=me@here", *words], check=True, capture_output=True)
 
@@ -149,8 +165,6 @@ def test_a_module_that_the_program_has_imported_is_trained_as_edited(mine, monke
     """Also where neither size nor second of the file tells that it was edited, and in what it imports."""
     mine = mine.rename(mine.with_name("edited.py"))
     mine.write_text(f"import helper\n{FILE}\nWHICH = helper.VALUE\n")
-    for name in ("helper", "models", "models.vgg"):
-        monkeypatch.delitem(sys.modules, name, raising=False)  # of other tests
     monkeypatch.syspath_prepend(str(mine.parent))
     old = importlib.import_module("edited")
     py_compile.compile(str(mine))  # kept for files of this size and second

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tunediff import config as cfg
 from tunediff.api.stop_signals import stop_signals
 from tunediff.api.train_setup import INITIAL, TrainRequest, check_folder, starts_over
-from tunediff.config import ConfigError, Metric, Systems, Workload, code
+from tunediff.config import ConfigError, Metric, Systems, Workload, code, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core import lock, remote, remote_lock, text
 from tunediff.core import trial_record as record
@@ -129,8 +129,13 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
             checkpoint_every_s=CHECKPOINT_EVERY_S,
             initial=initial,
         )
+        file = cfg.of(config).file if world.main else None
+        copied = (
+            copies.adding(folder / code.FOLDER, file.entry) if file else contextlib.nullcontext()
+        )
         try:
-            result = run_trial(lambda: run_engine(engine), world)
+            with copied:
+                result = run_trial(lambda: run_engine(engine), world)
         finally:
             if isinstance(observer, ConsoleRecorder):
                 observer.close()

@@ -169,9 +169,10 @@ def check_folder(request: TrainRequest) -> None:
     where, again = text.shown(folder), "repeat it to resume, or choose another --out"
     differs = cfg.differences(config, trial.configuration)
     # What is learned does not depend on how workers share it
-    if trial.fingerprint != cfg.fingerprint(config) and not (
+    is_other = trial.fingerprint != cfg.fingerprint(config) and not (
         differs and all(name.startswith("parallel.") for name in differs)
-    ):
+    )
+    if is_other or cfg.has_changed(config, folder):
         changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
         raise ConfigError(
             f"--out: {where} holds a training of another configuration ({changed}); choose another"

@@ -79,6 +79,15 @@ class Code:
         """Return the file that is copied to a path."""
         return self.sources.get(path, self.root / path)
 
+    def with_files(self, files: Mapping[Path, Path], read: Mapping[str, bytes]) -> Code:
+        """Return the code with further files, by their paths; `read`: contents that were loaded."""
+        contents = {path: read.get(str(file)) or file.read_bytes() for path, file in files.items()}
+        roots = {modules.import_root(path, file) for path, file in files.items()} - {None}
+        return dataclasses.replace(
+            self, contents={**self.contents, **contents}, sources={**self.sources, **files},
+            origins=tuple(sorted({str(self.root), *self.origins, *map(str, roots)})),
+        )  # fmt: skip
+
     @property
     def is_current(self) -> bool:
         """Return whether all files are as they were loaded."""
@@ -173,13 +182,10 @@ def signature(file: Path) -> str:
     """Return what tells whether a file or something that it loads has changed; imports nothing."""
     if copies.root_of(file) is not None:
         return read(file).version
-    paths = {
-        path for one in _imports if one.code.file == file for path in one.code.sources.values()
-    }
-    digest = hashlib.sha256()
-    for path in sorted({file, *paths}):
-        digest.update(repr((path, path.read_bytes() if path.is_file() else None)).encode())
-    return digest.hexdigest()
+    of_file = [one.code for one in _imports if one.code.file == file]
+    paths = {file}.union(*(code.sources.values() for code in of_file))
+    contents = [path.read_bytes() for path in sorted(paths) if path.is_file()]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 def load(code: Code) -> ModuleType:
@@ -215,54 +221,35 @@ def _import(code: Code) -> _Import:
     try:
         with script_arguments(code.file):
             loaded, sources = modules.import_anew(code.module, code.package)
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a script that ends with sys.exit() too
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise ConfigError(
             f"{shown(code.file)}: does not import: {described(error, code.root)}"
         ) from error
     if not code.is_copy:
-        code = _with_contents(code, loaded, sources)
+        code = code.with_files(_files(loaded, code.root), sources)
     _imports.append(_Import(code, loaded))
     return _imports[-1]
 
 
-def _with_contents(
-    code: Code, loaded: Mapping[str, ModuleType], sources: Mapping[str, bytes]
-) -> Code:
-    """Return the code with the files of the modules that its import has loaded."""
-    contents, files, origins = dict[Path, bytes](), dict[Path, Path](), {str(code.root)}
-    for name, module in loaded.items():
-        if module.__dict__.get("__file__") is None:
-            continue
-        file = Path(module.__file__ or "")
-        paths = list(modules.relative_paths(name, file, code.root))
-        for path in paths:
-            contents[path] = sources.get(str(file)) or file.read_bytes()
-            files[path] = file
-        if file.parts[-len(paths[-1].parts) :] == paths[-1].parts:
-            origins.add(str(Path(*file.parts[: -len(paths[-1].parts)])))
-    return dataclasses.replace(
-        code, contents=contents, sources=files, origins=tuple(sorted(origins))
-    )
+def _files(loaded: Mapping[str, ModuleType], root: Path) -> dict[Path, Path]:
+    """Return the files of these modules, by their paths in a copy."""
+    files = {name: module.__dict__.get("__file__") for name, module in loaded.items()}
+    return {
+        path: Path(file)
+        for name, file in files.items()
+        if file is not None
+        for path in modules.relative_paths(name, Path(file), root)
+    }
 
 
-def loaded_files(code: Code | None) -> dict[str, str]:
-    """Return the files of all modules of the user's that this process has loaded, by their paths in
-    a copy."""
-    files = dict[str, str]()
-    if code is None:
-        return files
-    for name, module in modules.loaded(code.package).items():
-        if file := module.__dict__.get("__file__"):
-            for path in modules.relative_paths(name, Path(file), code.root):
-                files[str(path)] = file
-    return files
+def loaded_files(code: Code | None) -> dict[Path, Path]:
+    """Return the files of the user's that this process has loaded, by their paths in a copy."""
+    return _files(modules.loaded(code.package), code.root) if code is not None else {}
 
 
-def extend(code: Code | None, files: Mapping[str, str], before_s: float) -> None:
+def extend(code: Code | None, files: Mapping[Path, Path], before_s: float) -> None:
     """Let the version and the copies of a file include what a training has loaded later, besides
     what its import has. `files`: as `loaded_files` returns them, of a process that started at
     `before_s`. Raises `ConfigError` if one was changed since.
@@ -270,16 +257,11 @@ def extend(code: Code | None, files: Mapping[str, str], before_s: float) -> None
     done = next((one for one in _imports if code and _is_import_of(one.code, code)), None)
     if code is None or code.is_copy or done is None:
         return
-    contents, sources = dict(code.contents), dict(code.sources)
-    for path, file in files.items():
-        if Path(path) in contents:
-            continue
-        refuse(
-            Path(file).stat().st_mtime > before_s,
-            f"{shown(Path(file))}: was changed while the workload was tried; start again",
-        )
-        contents[Path(path)], sources[Path(path)] = Path(file).read_bytes(), Path(file)
-    done.code = dataclasses.replace(code, contents=contents, sources=sources)
+    late = {path: file for path, file in files.items() if path not in code.contents}
+    for file in late.values():
+        why = "was changed while the workload was tried; start again"
+        refuse(file.stat().st_mtime > before_s, f"{shown(file)}: {why}")
+    done.code = code.with_files(late, {})
 
 
 def _put_first(code: Code) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -61,6 +61,14 @@ def origins(folder: Path, entry: Path) -> tuple[str, ...]:
     return tuple(_entry(folder, entry).get("origins", ()))
 
 
+def changed(folder: Path, entry: Path) -> Iterator[Path]:
+    """Yield the files of a copy that are otherwise now where they come from."""
+    for path in counted(folder, entry):
+        for source in (Path(origin) / path for origin in origins(folder, entry)):
+            if source.is_file() and source.read_bytes() != (folder / path).read_bytes():
+                yield path
+
+
 def note(folder: Path, entry: Path, files: Iterable[Path], where: Sequence[str] = ()) -> None:
     """Write to the manifest which files make the version of a workload, beside those that it names
     already. `where`: the folders that they come from."""
@@ -94,8 +102,8 @@ def write(contents: Mapping[Path, bytes], sources: Mapping[Path, Path], folder: 
     if any(word in content for content in written.values() for word in _LOOKS_BESIDE):
         for path, source in {**others, **sources}.items():
             _link_data(source.parent, folder / path.parent, folder)
-            if source.parts[-len(path.parts) :] == path.parts:
-                _link_data(source.parents[len(path.parts) - 1], folder, folder)
+            if (root := modules.import_root(path, source)) is not None:
+                _link_data(root, folder, folder)
 
 
 def _link_data(source: Path, target: Path, copy: Path) -> None:
@@ -132,40 +140,64 @@ def isolate(folder: Path, entry: Path) -> None:
         sys.meta_path.append(added)
 
 
+@contextlib.contextmanager
+def adding(folder: Path, entry: Path) -> Iterator[None]:
+    """Import modules of the folder that a copy comes from by way of the copy, and count them in its
+    version: for the training that the copy is made for."""
+    added = Addition(folder, entry, counts=True)
+    sys.meta_path.insert(0, added)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(added)
+
+
 @dataclasses.dataclass(frozen=True)
 class Addition(MetaPathFinder):
     """Adds modules to a copy that are imported by name, such as one of many models."""
 
     folder: Path
     entry: Path
+    counts: bool = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module that the copy lacks, in the folder that it comes from, and copy it.
+        """Find a module that the copy may lack, in the folder that it comes from, and copy it.
 
         Raises ImportError if the module has changed since the copy was made.
         """
-        facts = _entry(self.folder, self.entry)
-        inside = [Path(one) for one in path or () if Path(one).is_relative_to(self.folder)]
-        below = [one.relative_to(self.folder) for one in inside] if path is not None else [Path()]
-        places = [str(Path(origin) / one) for origin in facts.get("origins", ()) for one in below]
-        spec = PathFinder.find_spec(name, places)
-        if spec is None:
-            return None
+        where = [*map(Path, origins(self.folder, self.entry))]
+        below = [Path()] if path is None else list[Path]()
+        for part in map(Path, path or ()):
+            root = next((one for one in (self.folder, *where) if part.is_relative_to(one)), None)
+            below += [part.relative_to(root)] if root is not None else []
+        inside = [str(self.folder / one) for one in below]
+        spec = PathFinder.find_spec(name, inside) or PathFinder.find_spec(
+            name, [str(root / one) for root in where for one in below]
+        )
+        if spec is None or (spec.origin and Path(spec.origin).is_relative_to(self.folder)):
+            return self._counted(spec)
         if spec.origin is None:  # a package without `__init__.py`
             (self.folder / Path(*name.split("."))).mkdir(parents=True, exist_ok=True)
         elif not modules.is_users(spec.origin):
             return None
         else:
-            file = Path(spec.origin)
-            if file.stat().st_mtime > facts["made_s"]:
-                raise ImportError(
-                    f"{name}: {file} has changed since the copy in {self.folder} was made, which"
-                    " lacks it: it was imported by name only later",
-                    name=name,
-                )
-            copied = next(reversed(list(modules.relative_paths(name, file, self.folder))))
-            write({copied: file.read_bytes()}, {copied: file}, self.folder)
+            self._add(name, Path(spec.origin))
         importlib.invalidate_caches()
-        return PathFinder.find_spec(name, [str(self.folder)] if path is None else path)
+        return self._counted(PathFinder.find_spec(name, inside))
+
+    def _counted(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+        if self.counts and spec is not None and spec.origin is not None:
+            note(self.folder, self.entry, [Path(spec.origin).relative_to(self.folder)])
+        return spec
+
+    def _add(self, name: str, file: Path) -> None:
+        if file.stat().st_mtime > _entry(self.folder, self.entry)["made_s"]:
+            raise ImportError(
+                f"{name}: {file} has changed since the copy in {self.folder} was made, which lacks"
+                " it: it was imported by name only later",
+                name=name,
+            )
+        copied = next(reversed(list(modules.relative_paths(name, file, self.folder))))
+        write({copied: file.read_bytes()}, {copied: file}, self.folder)

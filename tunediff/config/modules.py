@@ -106,6 +106,12 @@ def relative_paths(name: str, file: Path, root: Path) -> Iterator[Path]:
     yield parts / file.name if file.name.startswith("__init__.") else parts.parent / file.name
 
 
+def import_root(path: Path, file: Path) -> Path | None:
+    """Return the folder from which a file is imported that has this path in a copy."""
+    count = len(path.parts)
+    return file.parents[count - 1] if file.parts[-count:] == path.parts else None
+
+
 def package_files(folder: Path) -> Iterator[Path]:
     """Yield the Python files of a package, at any depth."""
     for path in sorted(folder.iterdir()):

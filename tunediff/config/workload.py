@@ -37,6 +37,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tunediff.config import code as users
+from tunediff.config import copies
 from tunediff.config.code import Code
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
@@ -375,6 +376,12 @@ def found_again(config: Configuration) -> Any:
     """Return the configuration of its workload as that is known now: a check may have loaded more
     files."""
     return from_dict(to_dict(config), "configuration", check=False)
+
+
+def has_changed(config: Configuration, folder: Path) -> bool:
+    """Return whether a module that a training in `folder` has copied has been edited since."""
+    code, copy = of(config).file, folder.absolute() / users.FOLDER
+    return code is not None and any(copies.changed(copy, code.entry))
 
 
 def remove_copy(config: Configuration, folder: Path) -> None:

@@ -55,7 +55,7 @@ class Report(TypedDict, total=False):
     parameters: int
     step_s: float
     evaluation_s: float
-    loaded: dict[str, str]
+    loaded: dict[Path, Path]
     """The user's files that were loaded, by their paths in a copy."""
     other_load_share: float
     """Share of the cores that other processes used meanwhile."""
