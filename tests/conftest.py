@@ -3,9 +3,12 @@
 import base64
 import compileall
 import gc
+import io
 import json
 import os
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,110 @@ def _timed_in_no_time(monkeypatch):
 
     measure_here(monkeypatch)
     monkeypatch.setattr(hardware, *measured_once())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of this process, moved by hand."""
+    from tests.helpers import Hands
+
+    monkeypatch.setattr(time, "monotonic", hands := Hands())
+    return hands
+
+
+@pytest.fixture
+def imports_as_before():
+    """Folders of users' files are on the path of imports only as long as the test that made them."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture
+def this_machine(monkeypatch):
+    """Gives this machine so many cores and GPUs."""
+    from tunediff.tuning import resources
+
+    def has(cores, gpus=0):
+        monkeypatch.setattr(resources, "local", lambda: resources.Machine(cores, gpus))
+
+    return has
+
+
+def _saying(monkeypatch, module):
+    def say(answer):
+        def before_search(*_, **__):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(module, "before_search", before_search)
+
+    return say
+
+
+@pytest.fixture
+def check_says(monkeypatch):
+    """Lets the check of a user's file say this, or raise it, without a run."""
+    from tunediff.training import check
+
+    return _saying(monkeypatch, check)
+
+
+@pytest.fixture
+def probe_says(monkeypatch):
+    """Lets this be what was measured of a shipped workload before a search, without a run."""
+    from tunediff.training import probe
+
+    return _saying(monkeypatch, probe)
+
+
+@pytest.fixture
+def instead_of_trials(monkeypatch):
+    """Puts a function in the place of what starts Ray and trains, in a search or a comparison."""
+    from tunediff.api import compare_run, search_run
+
+    def put(function):
+        for module in (search_run, compare_run):
+            monkeypatch.setattr(module, "_run", function)
+
+    return put
+
+
+@pytest.fixture
+def disk_probe(monkeypatch):
+    """Lets a look at the disk of a folder find this fault, or none."""
+    from tunediff.core import environment
+
+    return lambda fault: monkeypatch.setattr(environment, "unwritable", lambda folder: fault)
+
+
+@pytest.fixture
+def disk_fault(monkeypatch):
+    """Lets every write to a disk that is waited for fail with this code."""
+
+    def fail(code):
+        def fsync(descriptor):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    return fail
+
+
+@pytest.fixture
+def internet(monkeypatch):
+    """Lets every server answer with these bytes, or fail so."""
+
+    def answer(content):
+        def urlopen(*_, **__):
+            if isinstance(content, Exception):
+                raise content
+            return io.BytesIO(content)
+
+        monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+
+    return answer
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Told(Observer):
     """Remembers all it is told; asks to stop when `stop(self)` holds."""
 
     def __init__(self, stop=lambda told: False):
-        self.points, self.values, self.facts, self.shown, self.steps, self._stop = [], [], {}, {}, 0, stop
+        self.points, self.values, self.facts, self.shown, self.steps, self.stop = [], [], {}, {}, 0, stop
         self.restarts = []
 
     def restarted(self, reason=""):
@@ -80,7 +80,7 @@ class Told(Observer):
         self.steps += 1
 
     def asks_to_stop(self):
-        return self._stop(self)
+        return self.stop(self)
 
 
 class KilledError(Exception):

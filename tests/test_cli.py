@@ -52,9 +52,9 @@ def test_output_that_is_not_utf8_is_no_traceback(command, code):
     assert "4 trials ? 3s ? 0.9 ? 0.1 ???" in text
 
 
-def test_dry_run_works_where_output_is_ascii(tmp_path, monkeypatch):
+def test_dry_run_works_where_output_is_ascii(tmp_path, monkeypatch, probe_says):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tunediff.training.probe.before_search", lambda *_, **__: {})
+    probe_says({})
     code, text = ascii_output(search.main, "digits", "--dry-run")
     assert code == 0
     assert "optimizer.lr: 0.0005 ? 0.008 (log)" in text

@@ -40,7 +40,6 @@ from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines
 from tunediff.ray_backend import connection
 from tunediff.report import plan as plan_module
-from tunediff.training import probe
 from tunediff.tuning import experiment, resources, sessions
 
 TINY = {
@@ -97,9 +96,9 @@ def test_a_knob_of_the_command_line_is_not_searched(file, capsys):
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_dry_run_says_that_dp_is_slow_or_why_it_is_not_there(file, monkeypatch, gpus, capsys):
+def test_dry_run_says_that_dp_is_slow_or_why_it_is_not_there(file, this_machine, gpus, capsys):
     write_file(search=None, grid={"parallel.workers": "all", "parallel.strategy": "all"})
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(4, gpus))
+    this_machine(4, gpus)
     text, _ = planned(capsys, file)
     slow = "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time"
     missing = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
@@ -115,7 +114,7 @@ def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, capsys, uni
     assert (plan["device_hours"], plan["price"], plan["budget_unit"]) == (hours, 2.5 * hours, unit)
 
 
-def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch):
+def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
     write_file(confirm={"of": 2, "seeds": 3, "final": {"evaluation.images": 640, "evaluation.steps": 50}})
     measure_here(monkeypatch, seconds=29.0)
     text, plan = planned(capsys, file, "--trials", "100")
@@ -123,7 +122,7 @@ def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch):
     assert plan["final_evaluation_s_per_confirming_run"] == 29
     assert plan["confirming_runs"] == [{"runs": 9, "budget_s": 3.0}]
     assert "\n  evaluation.points=1: 29s instead of 58s per trial\n" in text
-    monkeypatch.setattr(probe, "before_search", lambda *_: {})
+    probe_says({})
     assert planned(capsys, file)[1]["wall_clock_lacks"] == ["evaluation"]
 
 

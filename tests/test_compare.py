@@ -26,18 +26,17 @@ from tunediff.core.trial_record import End
 from tunediff.ray_backend import connection
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.training import check, probe
 from tunediff.tuning import resources, sessions
 from tunediff.tuning.pool import Pool
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, this_machine):
     """Two cores; what would start Ray does not."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    this_machine(2)
 
     @contextlib.contextmanager
     def workers(*_):
@@ -170,11 +169,8 @@ def test_no_repository(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("error: mine.py@HEAD: fatal: not a git repository")
 
 
-def test_a_side_that_is_refused_is_named_by_its_revision(repository, capsys, monkeypatch):
-    def refuse(config, say):
-        raise ConfigError("mine.py: no step")
-
-    monkeypatch.setattr(check, "before_search", refuse)
+def test_a_side_that_is_refused_is_named_by_its_revision(repository, capsys, check_says):
+    check_says(ConfigError("mine.py: no step"))
     assert compare.main(["mine.py@HEAD", "mine.py"]) == 2
     assert capsys.readouterr().err == "error: A, mine.py@HEAD: mine.py: no step\n"
 
@@ -195,7 +191,7 @@ def test_a_damaged_folder(capsys):
     assert said in capsys.readouterr().err
 
 
-def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch):
+def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch, instead_of_trials):
     """It reads a run that has ended only once, and would say all the while that workers start."""
     folder, hearts = made({"A": [2.0], "B": [1.0]}, statuses=[(("B", 1), "error")]), []
     Journal(folder / "trials" / "t0001").end(End("error", "the workers died 2 times", process_died=True))
@@ -206,7 +202,7 @@ def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch):
         Journal(folder / "trials" / "t0001").write("worker", device="cpu", threads=1)
         said.append(hearts[-1].doing())
 
-    monkeypatch.setattr(compare_run, "_run", run)
+    instead_of_trials(run)
     compare.main(["--resume", "x"])
     assert [line[:27] for line in said] == ["t0001 waits for its workers"]
 
@@ -332,10 +328,9 @@ def test_a_run_whose_workers_died_runs_again_on_resume(backend, capsys):
 
 # --------------------------------------------------------------------------------------------------- cost and progress
 @pytest.fixture
-def measured(monkeypatch):
+def measured(probe_says):
     """What was measured: an evaluation of a second."""
-    values = {"evaluation_s": 1.0, "data": ["data: made up"]}
-    monkeypatch.setattr(probe, "before_search", lambda *_, **__: values)
+    probe_says(values := {"evaluation_s": 1.0, "data": ["data: made up"]})
     return values
 
 
@@ -367,7 +362,7 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(measured, capsys):
     assert (plan["evaluation_s"], plan["evaluation_is_known"]) == (None, False), "a file is not run for a plan"
 
 
-def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, monkeypatch):
+def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, check_says):
     """A shipped workload is timed, a file of one's own is checked before its first run."""
     load = {"other_load_share": 0.63, "disturbed": True}
     measured |= load
@@ -375,7 +370,7 @@ def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, monkey
     assert "\nWARNING: other processes use 63% of the cores: " in printed
     assert {key: plan[key] for key in load} == load
     report = {"warnings": [], "unread": ["loader.batch_size", "width"], "evaluation_s": 0.5, "step_s": 0.1, **load}
-    monkeypatch.setattr(check, "before_search", lambda *_: report)
+    check_says(report)
     Path("mine.py").write_text(PLAIN)
     assert compare.main(["mine.py", "lr=0.1", "--name", "x"]) == 1, "where Ray would start"
     out = capsys.readouterr().out

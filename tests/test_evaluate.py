@@ -223,9 +223,8 @@ def sample_images(network, config, request):
 """
 
 
-def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys, monkeypatch):
+def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys, monkeypatch, imports_as_before):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text(GENERATOR)
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("mine.py:digits")))
     conv = torch.nn.Conv2d(1, 1, 1)
@@ -242,9 +241,8 @@ def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys
     assert "--sampler: mine.py has no such option" in refused(capsys, "small.yaml", "--sampler", "ddim", "--steps", "5")
 
 
-def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, monkeypatch, imports_as_before):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "few.py").write_text(GENERATOR + "        return\n")  # after the first batch
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("few.py:digits")))
     save_file(torch.nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "small.safetensors")
@@ -309,14 +307,17 @@ def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
 
 
 # ----------------------------------------------------------------------------------------------------------- progress
+@pytest.fixture
+def stderr_is(monkeypatch, capsys):
+    return lambda terminal: monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch, terminal):
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, stderr_is, clock, terminal):
+    stderr_is(terminal)
     with progress.EventLines().work(), progress.Progress("sampling", 10, "steps") as bar:
         for k in range(10):
-            now[0] += 16.0
+            clock.s += 16.0
             bar.step(k, 10, None)
     error = capsys.readouterr().err
     if terminal:
@@ -330,8 +331,8 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
     assert capsys.readouterr().err == "", "of several ranks one speaks"
 
 
-def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys, monkeypatch, stderr_is):
+    stderr_is(True)
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
     for lines in (progress.EventLines(as_json=True, on_stderr=True), progress.EventLines(quiet=True)):
         with lines.work(), progress.Progress("sampling", 4) as bar:

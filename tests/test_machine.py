@@ -66,7 +66,7 @@ def test_formats_that_a_cpu_has_no_units_for(tmp_path, flags, missing):
     ],
     ids=str,
 )
-def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys, content, gpus, said):
+def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys, probe_says, content, gpus, said):
     monkeypatch.chdir(tmp_path)
     trials = {} if "ladder" in content else {"trials": 2}
     file = {"workload": "digits", "budget": {"per_trial": "3s", **trials}, **content}
@@ -74,7 +74,7 @@ def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys,
     (tmp_path / "mine.yaml").write_text(json.dumps(file))
     monkeypatch.setattr(machine, "emulated", lambda: {"bf16", "fp16"})
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    monkeypatch.setattr("tunediff.training.probe.before_search", lambda *_, **__: {})  # what it measures is not asked
+    probe_says({})  # what it measures is not asked
     assert search.main(["mine.yaml", "--dry-run"]) == 0
     told = capsys.readouterr().err
     assert [name for name in ("bf16", "fp16") if f"precision.amp={name}: this CPU has no units" in told] == said

@@ -15,25 +15,24 @@ from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
 from tunediff import analysis, compare, evaluate, export, search, search_space
 from tunediff.analysis import evidence
-from tunediff.api import compare_run, search_run, train_run
+from tunediff.api import train_run
 from tunediff.core import text
 from tunediff.core.files import study_url
 from tunediff.report import summary
-from tunediff.training import probe
 from tunediff.tuning import study_file
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
 
 
 @pytest.fixture
-def storage(tmp_path, monkeypatch):
+def storage(tmp_path, monkeypatch, probe_says):
     """Of searches; commands are typed in the folder above it."""
     here = tmp_path / "Jürgens Ordner"
     (here / STORAGE).mkdir(parents=True)
     monkeypatch.chdir(here)
     for name, result in (("run", ""), ("values", {}), ("as_json", {})):  # what comes before may not understand
         monkeypatch.setattr(train_run, name, lambda *_, result=result: result)
-    monkeypatch.setattr(probe, "before_search", lambda *_, **__: {})
+    probe_says({})
     return here / STORAGE
 
 
@@ -78,8 +77,8 @@ def test_what_a_search_ends_with(storage, capsys):
     assert [pasted(line) for line in told] == [0, 0]
 
 
-def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
-    monkeypatch.setattr(search_run, "_run", interrupted)
+def test_what_a_report_holds(storage, instead_of_trials, plain):  # noqa: F811
+    instead_of_trials(interrupted)
     searches.night(storage / NAME)
     assert pasted(text.command("report", NAME, storage=storage)) == 0
     page = html.unescape((storage / NAME / "report.html").read_text())
@@ -90,8 +89,8 @@ def test_what_a_report_holds(storage, monkeypatch, plain):  # noqa: F811
 
 
 @pytest.mark.parametrize("command", [search, compare])
-def test_what_an_interruption_says(storage, monkeypatch, capsys, command):
-    monkeypatch.setattr(search_run if command is search else compare_run, "_run", interrupted)
+def test_what_an_interruption_says(storage, instead_of_trials, capsys, command):
+    instead_of_trials(interrupted)
     asked = ["digits"] if command is search else ["digits", "seed=99"]
     assert command.main([*asked, "--name", NAME, "--storage", STORAGE]) == 130
     (line,) = commands(capsys.readouterr().err)
@@ -151,8 +150,8 @@ def test_a_path_that_no_disk_takes(storage, capsys, words):
 
 
 @pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
-def test_a_search_is_named_after_its_file(storage, monkeypatch, capsys, name):
-    monkeypatch.setattr(search_run, "_run", interrupted)
+def test_a_search_is_named_after_its_file(storage, instead_of_trials, capsys, name):
+    instead_of_trials(interrupted)
     Path(name).write_text((search_space.SHIPPED / "digits.yaml").read_text())
     assert search.main([f"./{name}"]) == 130
     assert pasted(commands(capsys.readouterr().err)[0]) == 130

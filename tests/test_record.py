@@ -1,6 +1,7 @@
 """Journals survive torn lines and restarts; derived values are what they say."""
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -321,14 +322,10 @@ def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     assert "final_error" not in trial_record.read_trial(tmp_path).points[-1]
 
 
-def test_a_folder_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_says_why(tmp_path, disk_fault):
     assert environment.unwritable(tmp_path) is None
     assert "No such file" in environment.unwritable(tmp_path / "gone")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(environment.os, "fsync", full)
+    disk_fault(errno.ENOSPC)
     assert environment.unwritable(tmp_path) == "No space left on device"
     assert list(tmp_path.iterdir()) == []
 

@@ -2,7 +2,6 @@
 
 import importlib
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.helpers import tiny
 from tests.test_models import run_folder
 from tests.users import plain
 from tunediff import config as cfg
-from tunediff.tuning import resources
 
 SEARCH = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -233,12 +231,11 @@ def content_of(folder):
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines(), ids=lambda row: row.partition("|")[0].strip())
-def test_a_command_refuses(folder, monkeypatch, capsys, row):
+def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_machine, row):
     line, start = (part.strip() for part in row.split(" | "))
     command, *words = shlex.split(line)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    this_machine(2)
     monkeypatch.setattr("tunediff.training.hardware.POWERCAP", folder / "none")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = content_of(folder)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 import types
 from pathlib import Path
 
@@ -228,8 +227,7 @@ def test_weights_of_another_workload_are_refused_before_its_file_is_run(tmp_path
 
 
 @pytest.mark.parametrize("inside", ["workload", "workload/parts"])
-def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, monkeypatch, inside):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, imports_as_before, inside):
     name = stored(tmp_path / "sent", "weights")
     (tmp_path / "sent" / inside).mkdir(exist_ok=True)
     program = (tmp_path / "sent/workload/mine.py").rename(tmp_path / "sent" / inside / "mine.py")

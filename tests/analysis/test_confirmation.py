@@ -198,8 +198,8 @@ def test_totals_include_the_confirming_runs(tmp_path):
         (["--confirm", "1"], {"of": 1, "seeds": 4}),
     ],
 )
-def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, monkeypatch, words, confirm):
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, this_machine, words, confirm):
+    this_machine(2)
     (tmp_path / "night.yaml").write_text(json.dumps(FILE))
     args = search.arguments([str(tmp_path / "night.yaml"), "--storage", str(tmp_path), *words])
     request = search_setup.prepare(args)

@@ -100,28 +100,15 @@ def test_advice_names_what_shortens_evaluations_that_take_longer_than_training()
     assert evaluating.Cost.of(wanted, {"evaluation_s": 5.0}).advice() == []
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """Seconds on the clock of the process."""
-    seconds = [0.0]
-    for module in (judging, progress):
-        monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
-    return seconds
-
-
-def test_evaluation_is_timed(now):
-    assert judging.seconds_of(lambda: now.__setitem__(0, 3.0)) == 3.0
-
-
-def test_long_evaluation_is_timed_by_its_progress(now):
+def test_long_evaluation_is_timed_by_its_progress(clock):
     """5 s before it tells how far it is, then 10 s for each of 100 parts: it ends early, after the second part."""
     parts = []
 
     def evaluate():
-        now[0] += 5.0
+        clock.s += 5.0
         with progress.Progress("sampling", 100) as work:
             for part in range(100):
-                now[0] += 10.0
+                clock.s += 10.0
                 parts.append(part)
                 work.step()
 
@@ -129,9 +116,9 @@ def test_long_evaluation_is_timed_by_its_progress(now):
     assert len(parts) == 2
 
 
-def test_evaluation_of_diverging_model_is_timed(now):
+def test_evaluation_of_diverging_model_is_timed(clock):
     def evaluate():
-        now[0] += 2.0
+        clock.s += 2.0
         raise NotFiniteError("frechet is nan")
 
     assert judging.seconds_of(evaluate) == 2.0

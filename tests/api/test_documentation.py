@@ -12,14 +12,13 @@ from tests import comparisons, searches
 from tests.helpers import measure_here
 from tunediff import analysis
 from tunediff.api import compare_run, search_run
-from tunediff.training import check
 from tunediff.training.weights import save
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, check_says):
     """Runs the code of a page from top to bottom, and returns its variables."""
 
     def run_trials(folder, space, *_):
@@ -40,7 +39,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search_run, "_run", run_trials)
     monkeypatch.setattr(compare_run, "_run", run_pairs)
-    monkeypatch.setattr(check, "before_search", lambda *_: {"warnings": [], "unread": [], "value": 0.5})
+    check_says({"warnings": [], "unread": [], "value": 0.5})
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
     def run(page):

@@ -18,7 +18,7 @@ import tunediff
 from tests import searches
 from tunediff import cli, search, search_space
 from tunediff import config as cfg
-from tunediff.api import calls, display, search_run
+from tunediff.api import calls, display
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import lock
 
@@ -95,12 +95,12 @@ def test_mistakes_raise_the_message_of_the_command(tmp_path, monkeypatch, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_says_how_to_go_on_and_leaves_the_process_as_it_was(tmp_path, monkeypatch, capsys):
+def test_an_interruption_says_how_to_go_on_and_leaves_the_process_as_it_was(tmp_path, instead_of_trials, capsys):
     def interrupted(*_):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Ray Tune takes it
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search_run, "_run", interrupted)
+    instead_of_trials(interrupted)
     handler, environment = signal.getsignal(signal.SIGINT), dict(os.environ)
     with pytest.raises(
         KeyboardInterrupt, match=r"everything measured is in .*night\nresume: python -m tunediff.search"

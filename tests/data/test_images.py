@@ -461,29 +461,17 @@ def test_too_few_readable_images(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
-def test_cifar10_offline_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route")
-
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
+def test_cifar10_offline_names_both_ways(tmp_path: Path, internet: Any) -> None:
+    internet(urllib.error.URLError("no route"))
     for path in (None, str(tmp_path / "new")):
         refused(
             data(path, name="cifar10", split="train"), "data.path", "network", "set data.path to a folder", "no route"
         )
 
 
-def test_damaged_cifar10_is_not_downloaded_without_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_cifar10_is_not_downloaded_without_its_server(tmp_path: Path, internet: Any) -> None:
     """torchvision's own download has no time limit."""
-    import torchvision
-
-    def offline(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route")
-
-    def downloaded(_: object) -> None:
-        raise AssertionError("torchvision downloads")
-
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
-    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", downloaded)
+    internet(urllib.error.URLError("no route"))
     (tmp_path / sources.CIFAR10_FOLDER).mkdir()
     (tmp_path / sources.CIFAR10_FOLDER / "data_batch_1").write_bytes(b"cut")
     with pytest.raises(ConfigError, match=r"data\.path: .*CIFAR-10 is missing or damaged .*no route"):
@@ -511,11 +499,11 @@ class FakeCifar:
         self.targets = list(range(len(self.data)))
 
 
-def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_from_torchvision(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, internet: Any) -> None:
     import torchvision
 
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", FakeCifar)
-    monkeypatch.setattr(sources, "require_cifar10_server", lambda _: None)
+    internet(b"")
     assert sources.cifar10_root(Data()) == cache / "cifar10"
     found = images.load(Data())
     assert found.pixels.shape == (5, 3, 32, 32)

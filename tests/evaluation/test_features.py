@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import logging
 import os
 import pickle
@@ -190,14 +189,10 @@ def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- Inception
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, internet: Any) -> Path:
     """An empty torch hub and no network; returns where the weights would be."""
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route")
-
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    internet(urllib.error.URLError("no route"))
     return tmp_path / "torch" / "hub" / "checkpoints" / weights.FILE_NAME
 
 
@@ -240,29 +235,34 @@ def test_missing_weights_path(tmp_path: Path) -> None:
             weights.check(Data(), inception(path))
 
 
-def test_download_is_verified_and_put_in_place(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = b"weights"
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets this be the content of the published weights."""
+    return lambda content: monkeypatch.setattr(weights, "DIGEST_PREFIX", hashlib.sha256(content).hexdigest()[:8])
+
+
+def test_download_is_verified_and_put_in_place(offline: Path, internet: Any, reference: Any) -> None:
+    internet(content := b"weights")
     with pytest.raises(ConfigError, match="what arrived has sha256"):
         weights.check(Data(), inception())
     assert not offline.exists()
-    monkeypatch.setattr(weights, "DIGEST_PREFIX", hashlib.sha256(content).hexdigest()[:8])
+    reference(content)
     weights.check(Data(), inception())
     assert offline.read_bytes() == content
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("downloaded again"))
+    internet(AssertionError("downloaded again"))
     assert weights.find(inception()).label == "FID"
     offline.write_bytes(b"half a downl")
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+    internet(content)
     assert weights.find(inception()).label == "FID", "a damaged copy is fetched again"
 
 
-def test_only_the_reference_weights_make_a_fid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_reference_weights_make_a_fid(tmp_path: Path, reference: Any) -> None:
     path = tmp_path / "own.pth"
     path.write_bytes(b"own weights")
     found = weights.find(inception(path))
     assert found.label == "FD (inception, own weights)"
     assert found.digest == hashlib.sha256(b"own weights").hexdigest()
-    monkeypatch.setattr(weights, "DIGEST_PREFIX", found.digest[:8])
+    reference(b"own weights")
     assert weights.find(inception(path)).label == "FID"
 
 

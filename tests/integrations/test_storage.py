@@ -46,6 +46,23 @@ def at_once(monkeypatch):
 
 
 @pytest.fixture
+def refreshed(monkeypatch):
+    """A lock is written again at every opportunity."""
+    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
+
+
+@pytest.fixture
+def stale_after(monkeypatch):
+    return lambda seconds: monkeypatch.setattr(remote_lock, "STALE_S", seconds)
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """Lets an address lead to this file system, and to this folder in it."""
+    return lambda system, root: monkeypatch.setattr(remote, "connect", lambda address: (system, root))
+
+
+@pytest.fixture
 def here(bucket):
     """A search of which one trial has ended and one runs, in the local folder of the address."""
     folder = remote.local(bucket).absolute() / "night"
@@ -113,7 +130,7 @@ def test_what_a_resumed_training_removes_does_not_come_back_from_the_address(her
     assert (here / "trials/t0000/weights.safetensors").exists(), "removed for its room, by hand"
 
 
-def test_pull_beside_a_push_keeps_a_checkpoint_that_was_written_again(here, monkeypatch):
+def test_pull_beside_a_push_keeps_a_checkpoint_that_was_written_again(here, connected):
     """The training writes again once its checkpoint is copied, and a command reads before the copier has finished."""
     remote.push(here)
     checkpoint, weights = here / "trials/t0001/checkpoint.pt", here / "trials/t0001/weights.safetensors"
@@ -131,7 +148,7 @@ def test_pull_beside_a_push_keeps_a_checkpoint_that_was_written_again(here, monk
                 remote.pull(here, heavy=True)
             system.put_file(local, target)
 
-    monkeypatch.setattr(remote, "connect", lambda address: (Reading(), root))
+    connected(Reading(), root)
     remote.push(here)
     assert checkpoint.read_bytes() == b"third, longer"
 
@@ -201,29 +218,43 @@ def test_absent_package_of_an_address_names_the_extra(monkeypatch):
         remote.connect("s3://there")
 
 
-def test_keys_that_leave_the_folder_are_not_fetched(here, bucket, monkeypatch):
+def test_keys_that_leave_the_folder_are_not_fetched(here, connected):
     class Odd:
         def invalidate_cache(self): ...
         def find(self, path, detail):
             return {f"{path}/../../outside": {"size": 1}}
 
-    monkeypatch.setattr(remote, "connect", lambda address: (Odd(), "root"))
+    connected(Odd(), "root")
     remote.pull(here)  # and does not ask for it
 
 
-def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, monkeypatch):
-    said, fault = [], ConnectionError("refused")
-    copier, push = Copier(facts(here, "token"), said.append), remote.push
+@pytest.fixture
+def refusing(bucket):
+    """Makes the address refuse everything, until it is told not to."""
+    root = remote.Path(bucket.removeprefix("file://"))
+    aside = root.with_name("aside")
 
-    def failing(*_):
-        raise fault
+    def refuse(does=True):
+        if does:
+            root.mkdir(parents=True, exist_ok=True)
+            root.rename(aside)
+            root.write_text("in the way")
+        else:
+            root.unlink()
+            aside.rename(root)
 
-    monkeypatch.setattr(remote, "push", failing)
+    return refuse
+
+
+def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, refusing):
+    said = []
+    copier = Copier(facts(here, "token"), said.append)
+    refusing()
     assert not copier.sync(last=True)
     assert not copier.sync(last=True)
     assert len(said) == 1
-    assert "ConnectionError: refused; the search goes on, and is copied later" in said[0]
-    monkeypatch.setattr(remote, "push", push)
+    assert "; the search goes on, and is copied later" in said[0]
+    refusing(False)
     assert copier.sync(last=True)
     assert "night/trials/t0001/journal.jsonl" in there(tmp_path)
 
@@ -300,12 +331,12 @@ def test_the_age_of_a_lock_is_by_the_clock_of_azure(here, elsewhere_running, mon
         StorageLock(here).take()
 
 
-def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_running, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("refreshed")
+def test_a_search_that_was_taken_over_is_not_copied_any_more(here, elsewhere_running, tmp_path):
     said, lock = [], json.loads(elsewhere_running.read_text())
     copier = Copier(facts(here, lock["token"]), said.append)
     assert copier.sync()
     StorageLock(here).take(force=True)
-    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
     shutil.rmtree(tmp_path / "bucket/prefix/night/trials")
     assert not copier.sync(last=True)
     assert len(said) == 1
@@ -356,7 +387,7 @@ def test_journal_that_is_longer_at_the_address_is_not_overwritten(here, bucket):
         assert copy.read_text() == expected
 
 
-def test_journal_is_not_copied_where_the_service_does_not_say_which_is_longer(here, bucket, monkeypatch):
+def test_journal_is_not_copied_where_the_service_does_not_say_which_is_longer(here, bucket, connected):
     remote.push(here)
     journal = "trials/t0001/journal.jsonl"
     copy = remote.Path(bucket.removeprefix("file://")) / "night" / journal
@@ -365,21 +396,23 @@ def test_journal_is_not_copied_where_the_service_does_not_say_which_is_longer(he
         file.write("\n")
     system, root = remote.connect(bucket)
 
-    def fail(path, **options):
-        raise PermissionError("throttled")
+    class Throttled:
+        def __getattr__(self, name):
+            return getattr(system, name)
 
-    with monkeypatch.context() as failing:
-        failing.setattr(system, "info", fail)
-        failing.setattr(remote, "connect", lambda address: (system, root))
-        with pytest.raises(PermissionError):
-            remote.push(here)
+        def info(self, path, **options):
+            raise PermissionError("throttled")
+
+    connected(Throttled(), root)
+    with pytest.raises(PermissionError):
+        remote.push(here)
     assert copy.read_text() == longer
 
 
-def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running, monkeypatch):
+@pytest.mark.usefixtures("refreshed")
+def test_the_lock_is_written_again_and_removed_at_the_end(here, elsewhere_running):
     lock = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
     copier = Copier(facts(here, lock.token), print)
-    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
     assert copier.sync()
     again = remote_lock.Holder(**json.loads(elsewhere_running.read_text()))
     assert (again.token, again.time > lock.time) == (lock.token, True)
@@ -394,8 +427,8 @@ def changed(file):
         time.sleep(0.01)
 
 
-def test_the_search_writes_the_lock_again_whatever_becomes_of_the_process_that_copies(here, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.05)
+@pytest.mark.usefixtures("refreshed")
+def test_the_search_writes_the_lock_again_whatever_becomes_of_the_process_that_copies(here, tmp_path):
     file = tmp_path / "bucket/prefix/night" / remote_lock.NAME
     with remote_lock.held(here):
         changed(file)
@@ -403,14 +436,14 @@ def test_the_search_writes_the_lock_again_whatever_becomes_of_the_process_that_c
     assert not file.exists()
 
 
-def test_no_trial_starts_while_the_lock_is_stale_or_after_it_was_lost(here, monkeypatch, caplog):
+def test_no_trial_starts_while_the_lock_is_stale_or_after_it_was_lost(here, stale_after, monkeypatch, caplog):
     """A machine that was suspended, or whose service did not answer for minutes."""
     with remote_lock.held(here) as lock:
         assert lock.may_start()
-        with monkeypatch.context() as stale:
-            stale.setattr(remote_lock, "STALE_S", 0.0)
-            assert not lock.may_start()
-            assert not lock.may_start()
+        stale_after(0.0)
+        assert not lock.may_start()
+        assert not lock.may_start()
+        stale_after(300.0)
         assert lock.may_start()
         assert len(caplog.messages) == 1
         assert "no trial starts until it is" in caplog.text
@@ -441,21 +474,21 @@ def test_the_process_that_copies_is_started_again_when_it_dies(here, tmp_path, m
     assert len([line for line in said if "ended" in line]) == 1
 
 
-def test_a_lost_lock_is_said_although_a_failure_was_said_before(here, elsewhere_running, monkeypatch):
-    said, push = [], remote.push
+@pytest.mark.usefixtures("refreshed")
+def test_a_lost_lock_is_said_although_a_failure_was_said_before(here, elsewhere_running, refusing):
+    said = []
     copier = Copier(facts(here, json.loads(elsewhere_running.read_text())["token"]), said.append)
-    monkeypatch.setattr(remote, "push", lambda *_: 1 / 0)
+    refusing()
     assert not copier.sync(last=True)
-    monkeypatch.setattr(remote, "push", push)
+    refusing(False)
     StorageLock(here).take(force=True)
-    monkeypatch.setattr(remote_lock, "REFRESH_S", 0.0)
     assert not copier.sync(last=True)
     assert not copier.sync(last=True)
     assert len(said) == 2
     assert "is run by" in said[1]
 
 
-def test_resume_reads_what_was_copied_until_it_has_the_lock(here, bucket, monkeypatch):
+def test_resume_reads_what_was_copied_until_it_has_the_lock(here, bucket, monkeypatch, instead_of_trials):
     """The machine that ran it ends between the check of `--resume` and the start."""
     from tunediff.api import search_run, search_setup
     from tunediff.api.search_setup import SearchOptions
@@ -471,7 +504,7 @@ def test_resume_reads_what_was_copied_until_it_has_the_lock(here, bucket, monkey
     def run(folder, space, *_):
         started.append((space.budget.trials, [trial.status for trial in read_trials(folder)]))
 
-    monkeypatch.setattr(search_run, "_run", run)
+    instead_of_trials(run)
     monkeypatch.setattr("tunediff.report.listener._of_search", lambda *_: None)
     search_run.run(request, options, EventLines())
     assert started == [(3, ["ok", "ok"])]
@@ -494,7 +527,7 @@ class S3:
 
     def __init__(self, monkeypatch, folder, port):
         pytest.importorskip("s3fs")
-        self._moto, boto3, self._port = pytest.importorskip("moto.server"), pytest.importorskip("boto3"), port
+        self.moto, boto3, self.port = pytest.importorskip("moto.server"), pytest.importorskip("boto3"), port
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "testing")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -503,11 +536,11 @@ class S3:
         boto3.client("s3").create_bucket(Bucket="bucket")
 
     def start(self):
-        self._server = self._moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
-        self._server.start()
+        self.server = self.moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self.server.start()
 
     def stop(self):
-        self._server.stop()
+        self.server.stop()
 
 
 class Gs(S3):
@@ -517,15 +550,15 @@ class Gs(S3):
 
     def __init__(self, monkeypatch, folder, port):
         pytest.importorskip("gcsfs")
-        self._emulator, self._port, self._folder = pytest.importorskip("gcp_storage_emulator.server"), port, folder
+        self.emulator, self.port, self.folder = pytest.importorskip("gcp_storage_emulator.server"), port, folder
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks for the kind of a bucket
         self.start()
 
     def start(self):
-        where = {"data_dir": str(self._folder / "gs"), "default_bucket": "bucket"}
-        self._server = self._emulator.create_server("127.0.0.1", self._port, **where)
-        self._server.start()
+        where = {"data_dir": str(self.folder / "gs"), "default_bucket": "bucket"}
+        self.server = self.emulator.create_server("127.0.0.1", self.port, **where)
+        self.server.start()
 
 
 @pytest.fixture(params=[S3, Gs])
@@ -569,7 +602,7 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(service, caplog):
 
 
 @pytest.mark.nightly
-def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
+def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch, stale_after):
     folder = remote.local(f"{service.scheme}://bucket/prefix").absolute() / "night"
     with monkeypatch.context() as there:
         there.setattr("socket.gethostname", lambda: "node7")
@@ -578,11 +611,11 @@ def test_the_age_of_a_lock_is_that_of_its_object(service, monkeypatch):
         lock.take()
     with pytest.raises(ConfigError, match=r"night is run by node7 .* last heard of \d"):
         StorageLock(folder).take()
-    monkeypatch.setattr(remote_lock, "STALE_S", -1.0)
+    stale_after(-1.0)
     StorageLock(folder).take()
     lock.release()  # it is that of another now
     with pytest.raises(ConfigError, match="night is run by"):
-        monkeypatch.setattr(remote_lock, "STALE_S", 300.0)
+        stale_after(300.0)
         StorageLock(folder).take()
 
 

@@ -33,14 +33,6 @@ def night(tmp_path):
     return tmp_path / "night", space
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time of the console, moved by hand."""
-    now = helpers.Hands()
-    monkeypatch.setattr(console.time, "monotonic", now)
-    return now
-
-
 def shown(folder, space, width=140, height=30, events=()):
     """What a terminal shows in the end, line by line."""
     table = live_table.LiveTable(folder, space)

@@ -10,8 +10,8 @@ from tunediff.report import console, plan
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch):
-    monkeypatch.setattr(plan.resources, "local", lambda: plan.resources.Machine(2, 0))
+def machine(this_machine):
+    this_machine(2)
 
 
 def planned(folder, measured=None, **content):

@@ -41,6 +41,12 @@ def eagerly(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.fixture
+def not_compiled(monkeypatch):
+    """What shall be compiled stays as it is; its seconds pass by a clock moved by hand."""
+    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+
+
 class Part(nn.Module):
     def __init__(self, width, out):
         super().__init__()
@@ -160,9 +166,8 @@ def test_the_whole_is_one_graph(eagerly, dynamic):
 
 
 # ----------------------------------------------------------------------------------------------- the seconds that it takes
-def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
+def test_a_budget_that_compiling_has_spent_is_no_result(not_compiled):
     """The untrained model would be judged, and might even be told as the best of a bad lot."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
     hands = Hands()
 
     def body(trial):
@@ -178,9 +183,8 @@ def test_a_budget_that_compiling_has_spent_is_no_result(monkeypatch):
 
 
 @pytest.mark.parametrize("compile_s", [3.0, 6.0, 9.9])
-def test_a_step_is_trained_before_the_first_point_however_long_compiling_took(monkeypatch, compile_s):
+def test_a_step_is_trained_before_the_first_point_however_long_compiling_took(not_compiled, compile_s):
     """Charged compilation took longer than the first of four segments: the rest of the budget is trained."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
     hands = Hands()
 
     def body(trial):
@@ -196,9 +200,8 @@ def test_a_step_is_trained_before_the_first_point_however_long_compiling_took(mo
     assert outcome.steps == math.ceil((10.0 - compile_s) / 0.5)
 
 
-def test_the_schedule_begins_after_charged_compile_seconds(monkeypatch):
+def test_the_schedule_begins_after_charged_compile_seconds(not_compiled):
     """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
     hands, seen = Hands(), []
 
     def body(trial):
@@ -235,8 +238,7 @@ class Replayed(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_loss_that_a_cuda_graph_returns_is_kept(monkeypatch, own):
-    monkeypatch.setattr(Compilation, "apply", lambda self, model, *rest: model)
+def test_the_loss_that_a_cuda_graph_returns_is_kept(not_compiled, own):
 
     def body(trial):
         net, optimizer = begin(trial)

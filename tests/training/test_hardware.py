@@ -152,14 +152,14 @@ class OfADevice(Phases):
 
     def __init__(self, device):
         super().__init__(device)
-        self.of_device, self._waits = True, 0
+        self.of_device, self.waits = True, 0
 
     def switch(self, name):
-        self._waits += name == "data_wait"
+        self.waits += name == "data_wait"
         return super().switch(name)
 
     def read(self):
-        return super().read() | {"data_wait": 0.001 * self._waits}
+        return super().read() | {"data_wait": 0.001 * self.waits}
 
 
 def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch):
@@ -216,7 +216,7 @@ def test_what_the_roof_was_measured_with_is_not_the_trainings(monkeypatch):
 class _Nvml(types.ModuleType):
     def __init__(self, joules):
         super().__init__("pynvml")
-        self._joules = iter(joules)
+        self.joules = iter(joules)
 
     def nvmlInit(self):  # noqa: N802
         pass
@@ -226,7 +226,7 @@ class _Nvml(types.ModuleType):
         return "handle"
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
-        return 1000 * next(self._joules)
+        return 1000 * next(self.joules)
 
 
 def test_energy_is_read_where_nvml_gives_it(monkeypatch):

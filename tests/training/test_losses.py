@@ -1,7 +1,6 @@
 """Several losses and optimizers in one step, as adversarial trainings have them."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -259,8 +258,7 @@ def distance(generator):
 """
 
 
-def test_gan_of_the_documentation_passes_the_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_gan_of_the_documentation_passes_the_check(tmp_path, imports_as_before):
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "several-losses.md").read_text()
     snippet = text[text.index("class Gan(") :].partition("```")[0]
     path = tmp_path / "documented_gan.py"

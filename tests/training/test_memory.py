@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,13 +167,12 @@ def test_other_errors_are_no_lack_of_memory(error):
         ([10 + i for i in range(40)], 30.0),  # one gives it back without end
     ],
 )
-def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch, free, seconds):
-    now, left = [0.0], iter(free)
-    monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(memory.time, "sleep", lambda _: now.__setitem__(0, now[0] + 1.0))
+def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch, clock, free, seconds):
+    left = iter(free)
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "s", clock.s + 1.0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(left) * 2**30, 100 * 2**30))
     memory.await_freed(torch.device("cuda", 0), patience_s=30.0, steady_s=3.0)
-    assert now[0] == seconds
+    assert clock.s == seconds
     memory.await_freed(torch.device("cpu"))  # asks nobody
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tunediff.core import environment, trial_record
+from tunediff.core import trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
@@ -26,6 +26,18 @@ WRITERS = {
 
 class NotOfTrialError(RuntimeError):
     pass
+
+
+@pytest.fixture
+def shares_are(monkeypatch):
+    """Lets 2000 MiB of memory be held so when it runs out."""
+
+    def held(**shares):
+        shares["total_mib"] = 2000.0
+        monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
+        return shares
+
+    return held
 
 
 def raising(error):
@@ -58,9 +70,8 @@ def test_a_training_that_returns_is_ok_or_pruned(finished, status):
     ],
 )
 @pytest.mark.usefixtures("no_users_code")
-def test_an_exception_becomes_a_status(tmp_path, monkeypatch, error, status, reason):
-    shares = {"total_mib": 2000.0, "demand_mib": 1900.0, "others_mib": 50.0}
-    monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
+def test_an_exception_becomes_a_status(tmp_path, shares_are, error, status, reason):
+    shares = shares_are(demand_mib=1900.0, others_mib=50.0)
     result = run_trial(raising(error), alone(), tmp_path)
     assert (result.end.status, result.end.reason, result.outcome) == (status, reason, None)
     assert result.error is (None if status == "nan" else error), "what is not finite harms no process"
@@ -75,8 +86,8 @@ def test_what_says_nothing_about_the_configuration_has_no_end(error):
     assert (result.end, result.outcome, result.error) == (None, None, error)
 
 
-def test_a_disk_fault_behind_another_error_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+def test_a_disk_fault_behind_another_error_is_found(tmp_path, disk_probe):
+    disk_probe("No space left on device")
     error = ValueError("could not be written")
     result = run_trial(raising(error), alone(), tmp_path)
     assert (result.end, str(result.error), result.error.__cause__) == (None, "No space left on device", error)
@@ -85,18 +96,18 @@ def test_a_disk_fault_behind_another_error_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.usefixtures("no_users_code")
-def test_an_error_of_another_disk_is_the_trials_own(tmp_path, monkeypatch, code):
+def test_an_error_of_another_disk_is_the_trials_own(tmp_path, disk_probe, code):
     """Such as that of a cache which `train(trial)` writes: the search's folder can be written."""
     elsewhere = "/dev/no-such-folder/tokens.bin"  # a file system of its own
     result = run_trial(raising(OSError(code, "no", elsewhere)), alone(), tmp_path)
     assert (result.end.status, result.end.reason) == ("error", f"OSError: [Errno {code}] no: '{elsewhere}'")
     own = OSError(code, "no", str(tmp_path / "sub" / "cache.bin"))
     assert run_trial(raising(own), alone(), tmp_path).end is None
-    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+    disk_probe("No space left on device")
     assert run_trial(raising(OSError(code, "no", elsewhere)), alone(), tmp_path).end is None
 
 
-def test_a_full_disk_of_a_file_without_a_name_is_the_trials_own(tmp_path, monkeypatch):
+def test_a_full_disk_of_a_file_without_a_name_is_the_trials_own(tmp_path, disk_probe):
     """Writing to a file on a full disk names no file; only opening one does."""
 
     def train():
@@ -106,19 +117,15 @@ def test_a_full_disk_of_a_file_without_a_name_is_the_trials_own(tmp_path, monkey
     result = run_trial(train, alone(), tmp_path)
     assert (result.end.status, result.error.filename) == ("error", None)
     assert "No space left on device" in result.end.reason
-    monkeypatch.setattr(environment, "unwritable", lambda folder: "No space left on device")
+    disk_probe("No space left on device")
     assert run_trial(train, alone(), tmp_path).end is None, "the results' disk is full as well"
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_full_disk_of_the_trials_own_files_has_no_end(tmp_path, monkeypatch, write):
+def test_a_full_disk_of_the_trials_own_files_has_no_end(tmp_path, disk_fault, disk_probe, write):
     """The probe may find room: it is smaller than a checkpoint."""
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr(environment, "unwritable", lambda folder: None)
+    disk_fault(errno.ENOSPC)
+    disk_probe(None)
     result = run_trial(lambda: write(tmp_path), alone(), tmp_path)
     assert result.end is None
     assert str(tmp_path) in str(result.error)
@@ -136,15 +143,11 @@ def test_passing_fault_at_reading_the_journal_has_no_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_a_passing_fault_of_the_trials_own_files_has_no_end(tmp_path, monkeypatch, code):
+def test_a_passing_fault_of_the_trials_own_files_has_no_end(tmp_path, disk_fault, disk_probe, code):
     """As of NFS: when the folder is probed, it is over."""
-
-    def fail(descriptor):
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", fail)
-        result = run_trial(lambda: Journal(tmp_path).write("about"), alone(), tmp_path)
+    disk_fault(code)
+    disk_probe(None)
+    result = run_trial(lambda: Journal(tmp_path).write("about"), alone(), tmp_path)
     assert (result.end, result.error.errno) == (None, code)
     images = OSError(code, os.strerror(code), "/data/images/1.png")
     assert run_trial(raising(images), alone(), tmp_path).end.status == "error", "the user's own files"
@@ -155,8 +158,7 @@ def test_an_interrupt_passes():
         run_trial(raising(KeyboardInterrupt()), alone())
 
 
-def test_processes_that_held_the_memory_are_named(monkeypatch):
-    shares = {"total_mib": 2000.0, "demand_mib": 100.0, "others_mib": 1500.0}
-    monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
+def test_processes_that_held_the_memory_are_named(shares_are):
+    shares = shares_are(demand_mib=100.0, others_mib=1500.0)
     end = end_of(MemoryError("no"), alone())
     assert (end.reason, end.memory) == ("MemoryError: no; other processes held 1,500 of 2,000 MiB", shares)

@@ -72,10 +72,10 @@ class Apart:
         if os.geteuid() or subprocess.run(["sh", "-c", cable], check=False).returncode:
             pytest.skip("a node behind a cable needs a network namespace")
         self.address, self.folder, self.others = f"{NETWORK}.1:6399", folder, []
-        self._start(f"--head --port 6399 --node-ip-address {NETWORK}.1")
-        self._start(f"--address {self.address} --node-ip-address {NETWORK}.2", "ip", "netns", "exec", self.space)
+        self.start(f"--head --port 6399 --node-ip-address {NETWORK}.1")
+        self.start(f"--address {self.address} --node-ip-address {NETWORK}.2", "ip", "netns", "exec", self.space)
 
-    def _start(self, words, *inside):
+    def start(self, words, *inside):
         ray = [*inside, os.path.join(os.path.dirname(sys.executable), "ray"), "start", "--num-cpus", "1", "--block"]
         with open(self.folder / f"node{len(self.others)}.log", "w") as log:
             node = subprocess.Popen([*ray, *words.split()], stdout=log, stderr=log, start_new_session=True)

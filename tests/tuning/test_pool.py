@@ -3,7 +3,6 @@
 import pytest
 
 from tunediff import config as cfg
-from tunediff.tuning import pool as pools
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, Placement, divided
 
@@ -126,40 +125,38 @@ def test_what_fits_nowhere_is_refused_with_the_numbers():
         share()
 
 
-def test_a_trial_that_waits_says_for_what(monkeypatch):
-    now, heard = [0.0], []
-    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+def test_a_trial_that_waits_says_for_what(clock):
+    heard = []
     pool = Pool(share(gpus(4), gpus(2, name="b"), sizes=(1, 4)))
     pool.say = heard.append
     assert taken(pool, 1, 1, 1) == ["b", "b", "a"]
-    for now[0] in (1.0, 30.0, 62.0, 90.0, 185.0):
+    for clock.s in (1.0, 30.0, 62.0, 90.0, 185.0):
         assert pool.take(4) is None
     said = "the next trial waits for {}: it needs 4 GPUs; free: a: 3; b: 0"
     assert heard == [said.format("1m01s"), said.format("3m04s")]
 
 
-def test_nodes_that_go_and_come():
+def test_nodes_that_go_and_come(clock):
     """What a lost node gave is nobody's; a new one is used."""
     there = [cpus(2, "a"), cpus(2, "b")]
     pool = Pool(share(*there), lambda: there)
     assert taken(pool, 1, 1, 1) == ["a", "b", None]
     there[:] = [cpus(2, "b"), cpus(2, "c")]
-    pool._looked -= 60
+    clock.s = 60.0
     assert taken(pool, 1, 1) == ["c", None]
     pool.give(0)
     pool.give(1)
     assert taken(pool, 1) == ["b"]
 
 
-def test_node_that_comes_while_all_others_are_busy_has_room(monkeypatch):
+def test_node_that_comes_while_all_others_are_busy_has_room(clock):
     """Nobody asks for devices unless there is room."""
-    now, there = [0.0], [cpus(2, "a")]
-    monkeypatch.setattr(pools.time, "monotonic", lambda: now[0])
+    there = [cpus(2, "a")]
     pool = Pool(share(*there), lambda: there)
     assert taken(pool, 1) == ["a"]
     there.append(cpus(2, "b"))
     assert not pool.room(), "nodes are not queried all the time"
-    now[0] = 3.0
+    clock.s = 3.0
     assert pool.room()
     assert taken(pool, 1) == ["b"]
 

@@ -19,7 +19,7 @@ from tunediff.config import ConfigError
 from tunediff.core import environment, machine_options
 from tunediff.core.journal import Journal
 from tunediff.report import plan
-from tunediff.tuning import experiment, resources, warm_start
+from tunediff.tuning import experiment, warm_start
 
 
 def finished(folder, *values, trials=4, **changes):
@@ -175,8 +175,8 @@ def test_a_search_goes_on_where_the_earlier_one_is_gone(make, earlier, tmp_path)
     assert resumed.space.budget.trials == 20
 
 
-def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, capsys):
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, this_machine, capsys):
+    this_machine(2)
     assert experiment.foreign(earlier) == ""
     on_another_machine(monkeypatch, versions={"torch": "1.0"})
     assert search.main(["--resume", earlier.name, "--storage", str(earlier.parent), "--dry-run"]) == 0

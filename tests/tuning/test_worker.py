@@ -331,12 +331,12 @@ def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, 
     assert "caf\\udce9.png" in (tmp_path / "traceback-rank0.txt").read_text(encoding="utf-8")
 
 
-def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, monkeypatch):
+def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, monkeypatch, disk_probe):
     def fail(trial):
         raise ValueError("could not be written")
 
     monkeypatch.setattr(worker, "run", fail)
-    monkeypatch.setattr(worker.environment, "unwritable", lambda folder: "No space left on device")
+    disk_probe("No space left on device")
     with pytest.raises(OSError, match="No space left"):
         worker.work(job, Parent(tmp_path), alone())
     assert not record.read_trial(tmp_path).finished

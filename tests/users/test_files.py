@@ -25,12 +25,11 @@ from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
 from tunediff.report import __main__ as report
 from tunediff.search_space import default_space
-from tunediff.training import check
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
-from tunediff.tuning import preflight, resources
+from tunediff.tuning import preflight
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
@@ -213,10 +212,10 @@ def test_the_file_alone_is_a_search(mine):
     assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
 
 
-def test_knobs_for_a_cluster_are_inferred_for_its_nodes_not_for_its_head(mine, monkeypatch, caplog):
+def test_knobs_for_a_cluster_are_inferred_for_its_nodes_not_for_its_head(mine, this_machine, caplog):
     """The head may have no GPU and few cores; what was assumed is said."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(resources, "local", lambda: resources.Machine(2, 0))
+    this_machine(2)
     names = {}
     for address in (None, "head:6379"):
         request = search_setup.requested(search_setup.SearchOptions(words=("mine.py",), address=address))
@@ -391,10 +390,9 @@ def test_a_search_of_knobs_that_nobody_reads_is_refused(mine, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--check", "--dry-run"])
-def test_plan_of_a_file_is_without_knobs_that_nobody_reads(mine, monkeypatch, capsys, option):
+def test_plan_of_a_file_is_without_knobs_that_nobody_reads(mine, check_says, capsys, option):
     report = {"warnings": ["an odd loader"], "unread": ["loader.batch_size"], "evaluation_s": 3.0}
-    report |= {"parameters": 99, "value": 1.0}
-    monkeypatch.setattr(check, "before_search", lambda *_: report)
+    check_says(report | {"parameters": 99, "value": 1.0})
     assert search.main(["mine.py", option]) == 0
     out, err = capsys.readouterr()
     assert "an odd loader" in err
@@ -408,15 +406,10 @@ def test_plan_of_a_file_is_without_knobs_that_nobody_reads(mine, monkeypatch, ca
     assert ("  loader.batch_size: " in capsys.readouterr().out) == (option == "--dry-run"), "it is searched then"
 
 
-def test_check_writes_nothing_and_refuses_what_it_cannot_try(mine, monkeypatch, capsys):
-    report = {"warnings": [], "unread": [], "evaluation_s": 3.0, "parameters": 99, "value": 1.0}
-    monkeypatch.setattr(check, "before_search", lambda *_: report)
+def test_check_writes_nothing_and_refuses_what_it_cannot_try(mine, check_says, capsys):
+    check_says({"warnings": [], "unread": [], "evaluation_s": 3.0, "parameters": 99, "value": 1.0})
     assert search.main(["mine.py", "--check", "--storage", "mine.py"]) == 0, "a check writes nothing there"
-
-    def refused(config, _):
-        raise ConfigError(f"{cfg.of(config).file.root}/mine.py:7: no trial.step")
-
-    monkeypatch.setattr(check, "before_search", refused)
+    check_says(ConfigError(f"{mine.resolve()}:7: no trial.step"))
     assert search.main(["mine.py", "--check"]) == 2
     assert f"error: {mine.resolve()}:7: no trial.step" in capsys.readouterr().err
     assert search.main(["mine.py", "--check", "--no-check"]) == 2

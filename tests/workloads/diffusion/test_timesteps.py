@@ -33,9 +33,20 @@ PACE = adaptive.REFRESH_EVERY
 
 
 @pytest.fixture(autouse=True)
-def refreshed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is learned shows after every batch, unless a test says otherwise."""
-    monkeypatch.setattr(adaptive, "REFRESH_EVERY", 1)
+def refresh_every(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is learned shows after every batch, unless a test asks for so many."""
+
+    def refresh_every(batches: int) -> None:
+        monkeypatch.setattr(adaptive, "REFRESH_EVERY", batches)
+
+    refresh_every(1)
+    return refresh_every
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wiener draws by no share of its spectrum."""
+    monkeypatch.setattr(wiener, "SPECTRAL", 0.0)
 
 
 def build(
@@ -220,11 +231,9 @@ SMALL = {"loss_second_moment": (methods.LossSecondMoment(history=2), 4)}  # has 
 
 @pytest.mark.parametrize(("member", "steps"), [SMALL.get(member.name, (member, 30)) for member in ADAPTIVE])
 @pytest.mark.parametrize("every", [1, 3])
-def test_it_continues_exactly_from_its_state(
-    member: Any, steps: int, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_continues_exactly_from_its_state(member: Any, steps: int, every: int, refresh_every: Any) -> None:
     """Also between two refreshes, when some batches wait to be learned from."""
-    monkeypatch.setattr(adaptive, "REFRESH_EVERY", every)
+    refresh_every(every)
 
     def batch(i: int) -> tuple[Tensor, Tensor]:
         return torch.randint(steps, (99,), generator=generator(i)), torch.rand(99, generator=generator(100 + i)) / (
@@ -247,13 +256,13 @@ def test_it_continues_exactly_from_its_state(
         assert torch.equal(mine, theirs)
 
 
-def test_several_batches_are_learned_from_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_batches_are_learned_from_at_once(refresh_every: Any) -> None:
     """p(t) stands still between two refreshes, and what came in between is not lost."""
     batches = [(torch.randint(30, (64,), generator=generator(i)), torch.rand(64)) for i in range(2 * PACE)]
     at_once = build(methods.LossSecondMoment(history=2), 30)
     for batch in batches:
         learn(at_once, *batch)
-    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+    refresh_every(PACE)
     for member in (methods.LossSecondMoment(history=2), methods.InfoNoise()):
         sampler, seen = build(member, 30), []
         for batch in batches:
@@ -674,12 +683,10 @@ def test_wiener_draws_by_the_spectrum_as_far_as_the_network_leads_the_filter(quo
     assert float(sampler.probabilities()[coarse].sum()) == pytest.approx(share / 2, abs=0.005)
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(
-    prediction: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wiener_widens_as_the_lead_over_the_linear_filter_stops_growing(prediction: Any) -> None:
     """The error falls by 0.02 per doubling and the lead is one half: it grows by 0.04, half of `GROWTH`."""
-    monkeypatch.setattr(wiener, "SPECTRAL", 0.0)
     diffusion = Diffusion(knobs.Process(prediction=prediction))
     sampler: Any = timesteps.build(methods.Wiener(width=0.5), diffusion, 1, alone("cpu"))
     sampler.sample(images(wiener.LEARNED_FROM), generator())
@@ -709,8 +716,8 @@ def test_wiener_nears_uniform_t_as_it_widens() -> None:
     [falling(0.1, 60), falling(0.0, 60, until=0.97), falling(0.0, 60, until=1.5), [0.5] * 31, [math.nan] * 60],
     ids=["the lead grows by a fifth", "hardly a lead", "worse than the filter", "too early", "not finite"],
 )
-def test_wiener_stays_narrow(quotients: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiener, "SPECTRAL", 0.0)
+@pytest.mark.usefixtures("narrow")
+def test_wiener_stays_narrow(quotients: list[float]) -> None:
     sampler: Any = build(methods.Wiener())
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     before = sampler.probabilities()
@@ -718,8 +725,8 @@ def test_wiener_stays_narrow(quotients: list[float], monkeypatch: pytest.MonkeyP
     assert torch.equal(sampler.probabilities(), before)
 
 
-def test_wiener_goes_on_exactly_from_a_state_between_two_refreshes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+def test_wiener_goes_on_exactly_from_a_state_between_two_refreshes(refresh_every: Any) -> None:
+    refresh_every(PACE)
     sampler: Any = build(methods.Wiener())
     sampler.sample(images(wiener.LEARNED_FROM), generator())
     taught(sampler, falling(0.02, 5 * PACE + 3))
@@ -790,10 +797,10 @@ def of_a_rank(world: World) -> list[Tensor]:
 
 
 def test_two_processes_learn_what_one_learns_from_the_global_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refresh_every: Any
 ) -> None:
     """Refreshed at the usual pace, and continued from a state in between."""
-    monkeypatch.setattr(adaptive, "REFRESH_EVERY", PACE)
+    refresh_every(PACE)
     monkeypatch.setattr(wiener, "SETTLED", 0)
     from_images, *others = zip(*ranks(of_a_rank, tmp_path), strict=True)
     both: Any = build(methods.Wiener())
