@@ -49,9 +49,16 @@ def pytest_sessionfinish():
         helpers.end_pair()
 
 
+@pytest.fixture
+def timed():
+    """For tests of what a search measures before it starts: it is measured in a process of its own."""
+
+
 @pytest.fixture(autouse=True)
-def _timed_in_no_time(monkeypatch):
+def _timed_in_no_time(request, monkeypatch):
     """What a search measures before it starts is measured in this process, and shortly: few tests care."""
+    if "timed" in request.fixturenames:
+        return
     from tests.helpers import measure_here, measured_once
     from tunediff.training import hardware
 
@@ -190,8 +197,8 @@ def _outputs_fit_their_schemas(monkeypatch):
             json_schemas.validate(json.loads(written), "progress-output")
         return written
 
-    monkeypatch.setattr(text, "versioned", checked)
-    monkeypatch.setattr(progress.EventLines, "line", checked_line)
+    for owner, name, replaced in ((text, "versioned", checked), (progress.EventLines, "line", checked_line)):
+        monkeypatch.setattr(owner, name, replaced)
 
 
 PNG = base64.b64decode(

@@ -227,5 +227,8 @@ def measure_here(monkeypatch, seconds=0.01):
     def measured(config, evaluates, prepare=True, finals=None):
         return judging.measured(config, alone(), evaluates, prepare, finals)
 
-    monkeypatch.setattr(probe, "before_search", measured)
-    monkeypatch.setattr(judging, "evaluation_s", lambda *_: seconds)
+    for module, name, replaced in (
+        (probe, "before_search", measured),
+        (judging, "evaluation_s", lambda *_: seconds),
+    ):
+        monkeypatch.setattr(module, name, replaced)

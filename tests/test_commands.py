@@ -16,7 +16,6 @@ from unittest import mock
 
 import psutil
 import pytest
-import ray
 import torch
 import yaml
 from safetensors.torch import save_file
@@ -29,7 +28,7 @@ from tests.json_schemas import validate
 from tests.toy import train as toy_train
 from tunediff import analysis, export, search, search_space, train
 from tunediff import config as cfg
-from tunediff.api import search_run, search_setup, train_setup
+from tunediff.api import search_run, train_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.api.stop_signals import stop_signals
 from tunediff.api.train_setup import TrainOptions
@@ -127,9 +126,9 @@ def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
 
 
 def test_what_is_likely_a_mistake_needs_force(file, capsys, monkeypatch):
-    monkeypatch.setattr(search_setup, "create", lambda *_: pytest.fail("started"))
     for words in (["--trials", "10000000"], ["--budget", "1000000000h"]):
         assert search.main([file, *words]) == search.main([file, *words, "--dry-run"]) == 2
+        assert not Path("ray_results").exists(), "not started"
         refusal = capsys.readouterr().err.splitlines()[-1]
         _, plan = planned(capsys, file, *words, "--force")
         assert plan["refused"] in refusal
@@ -139,9 +138,9 @@ def test_what_is_likely_a_mistake_needs_force(file, capsys, monkeypatch):
     assert search.main([file, "--dry-run"]) == 2
 
 
-def test_search_needs_inception_weights_or_says_how_to_get_them(file, capsys, monkeypatch, tmp_path):
+def test_search_needs_inception_weights_or_says_how_to_get_them(file, capsys, monkeypatch, internet, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr("tunediff.evaluation.weights.URL", "http://127.0.0.1:9/none.pth")
+    internet(OSError("no route"))
     write_file(fixed=TINY | {"evaluation.extractor": "inception", "data.image_size": 32})
     assert search.main([file]) == 2
     assert "evaluation.weights_path" in capsys.readouterr().err
@@ -166,12 +165,12 @@ LATE = "The current node timed out during startup."
 
 @pytest.fixture
 def inits(monkeypatch):
-    """Starts of Ray, each of which comes too late until `late` is cleared."""
-    calls = mock.Mock(late=True, starts=[])
+    """Starts of Ray, of which the first `late` come too late."""
+    calls = mock.Mock(late=99, starts=[])
 
     def init(**options):
         calls.starts.append(options)
-        if calls.late:
+        if len(calls.starts) <= calls.late:
             raise Exception(LATE)
         return "context"
 
@@ -179,14 +178,8 @@ def inits(monkeypatch):
     return calls
 
 
-def test_cluster_that_comes_too_late_is_started_once_more(inits, monkeypatch):
-    late = ray.init
-
-    def second(**options):
-        inits.late = not inits.starts
-        return late(**options)
-
-    monkeypatch.setattr("ray.init", second)
+def test_cluster_that_comes_too_late_is_started_once_more(inits):
+    inits.late = 1
     with connection.cluster(None) as context:
         assert context == "context"
     assert len(inits.starts) == 2
@@ -271,9 +264,12 @@ def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monke
         searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status=status)
 
     workers = contextlib.nullcontext(mock.Mock())
-    monkeypatch.setattr(connection, "workers", lambda *_: workers)
-    monkeypatch.setattr(connection, "search", run_trials)
-    monkeypatch.setattr(search_run, "_run_again", lambda *_: None)
+    for module, name, replaced in (
+        (connection, "workers", lambda *_: workers),
+        (connection, "search", run_trials),
+        (search_run, "_run_again", lambda *_: None),
+    ):
+        monkeypatch.setattr(module, name, replaced)
     search_run.run(SearchRequest(folder, wanted), SearchOptions(), EventLines())
     assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
 
@@ -288,8 +284,8 @@ def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
     assert search_space.load(found.folder.parent / "long" / "search.yaml").budget == again.budget
 
 
-def test_a_running_search_is_refused_before_its_workload_is_imported(found, monkeypatch, capsys):
-    monkeypatch.setattr(experiment, "reopen", lambda *_, **__: pytest.fail("imported"))
+def test_a_running_search_is_refused_before_its_workload_is_imported(found, capsys):
+    (found.folder / "baseline.yaml").write_text("workload: workload/raises.py\n")
     with alone(found.folder):
         assert search.main(["--resume", found.folder.name, "--storage", str(found.folder.parent)]) == 2
     assert "is running in another process" in capsys.readouterr().err
@@ -520,8 +516,14 @@ def out_of_memory(trial):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
 
-def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(toy_train, "train", out_of_memory)
+@pytest.fixture
+def trains(monkeypatch):
+    """Puts a function in the place of the training of the toy."""
+    return lambda train: monkeypatch.setattr(toy_train, "train", train)
+
+
+def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, trains, capsys):
+    trains(out_of_memory)
     assert toy() == 1
     error = capsys.readouterr().err
     assert "error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB." in error
@@ -572,17 +574,18 @@ def test_a_forked_process_that_lives_on_does_not_keep_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])
-def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, monkeypatch, words):
+def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, trains, words):
     """Nothing was kept, so that the same folder takes a smaller batch, too."""
-    with monkeypatch.context() as patch:
-        patch.setattr(toy_train, "train", out_of_memory)
-        assert toy() == 1
+    before = toy_train.train
+    trains(out_of_memory)
+    assert toy() == 1
+    trains(before)
     assert toy(*words) == 0
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, [point.samples for point in trial.points]) == ("ok", 1, [40, 80])
 
 
-def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_path, monkeypatch):
+def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_path, trains):
     needs_too_much = [True]
 
     def after_a_point(trial):
@@ -593,7 +596,7 @@ def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_
                 out_of_memory(trial)
             trial.step(toy_train.loss_of(net, batch), optimizer)
 
-    monkeypatch.setattr(toy_train, "train", after_a_point)
+    trains(after_a_point)
     assert toy() == 1
     assert (record.read_trial(tmp_path / "out").status, (tmp_path / "out" / "checkpoint.pt").exists()) == ("oom", True)
     assert toy("loader.batch_size=4") == 2, "the folder holds a training that can go on"

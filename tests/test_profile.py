@@ -31,8 +31,8 @@ FILES = {"profile.json", "profile.md", "operations.csv", "trace.json.gz"}
 def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "HOST_SHARE", 0.5)
-    monkeypatch.setattr(profiling_run, "alone", lambda: CPU)
+    for module, name, replaced in ((measure, "HOST_SHARE", 0.5), (profiling_run, "alone", lambda: CPU)):
+        monkeypatch.setattr(module, name, replaced)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path
@@ -53,9 +53,8 @@ def quick(monkeypatch):
         "memory": {"static": {"parameters": 1.0}, "peak": None},
     }  # fmt: skip
     loaded = {"samples_per_s": 310.0, "samples": 100, "seconds": 0.3}
-    monkeypatch.setattr(Bench, "speed", lambda bench, config, steps, segments=3: dict(made))
-    monkeypatch.setattr(trace, "trace", lambda bench, config, path, step_s: dict(traced))
-    monkeypatch.setattr(Bench, "loader_alone", lambda bench, config: dict(loaded))
+    for owner, name, found in ((Bench, "speed", made), (trace, "trace", traced), (Bench, "loader_alone", loaded)):
+        monkeypatch.setattr(owner, name, lambda *_, found=found, **__: dict(found))
     return made
 
 

@@ -176,14 +176,14 @@ def test_what_would_take_a_day_says_so_before_it_begins(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_told_of_what_takes_long(run, capsys, monkeypatch):
-    words = ["small", "--images", "4", "--batch-size", "2"]
-    monkeypatch.setattr(progress, "FIRST_S", 1000.0)
-    sample.main(words)
-    assert capsys.readouterr().err == "", "nothing to say of what is quick"
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    sample.main(words)
+@pytest.mark.parametrize("soon", [1000.0, 0.0])
+def test_progress_is_told_of_what_takes_long(run, capsys, monkeypatch, soon):
+    for name in ("FIRST_S", "EVERY_S"):
+        monkeypatch.setattr(progress, name, soon)
+    sample.main(["small", "--images", "4", "--batch-size", "2"])
+    if soon:
+        assert capsys.readouterr().err == "", "nothing to say of what is quick"
+        return
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("sampling 4 images × 50 steps: about ")
     assert lines[-1].startswith("sampling: 99 of 100 steps, about 0s left")

@@ -20,14 +20,7 @@ from tunediff.training import judging, probe
 from tunediff.workloads.diffusion import evaluator, train
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
-IN_ITS_PROCESS, EVALUATION_S = probe.before_search, judging.evaluation_s
-
-
-@pytest.fixture(autouse=True)
-def _in_its_process(monkeypatch):
-    """Elsewhere tests measure in their own process."""
-    monkeypatch.setattr(probe, "before_search", IN_ITS_PROCESS)
-    monkeypatch.setattr(judging, "evaluation_s", EVALUATION_S)
+pytestmark = pytest.mark.usefixtures("timed")
 
 
 def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
@@ -131,8 +124,12 @@ def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
         timed.append(config.evaluation.images)
         return float(len(timed))
 
-    monkeypatch.setattr(judging, "evaluation_s", evaluation_s)
-    monkeypatch.setattr(judging.hardware, "disturbance", lambda *_: {"other_load_share": 0.9})
+    load = {"other_load_share": 0.9}
+    for owner, name, found in (
+        (judging, "evaluation_s", evaluation_s),
+        (judging.hardware, "disturbance", lambda *_: load),
+    ):
+        monkeypatch.setattr(owner, name, found)
     finals = {"confirming_final_s": {"evaluation.images": 128}}
     found = judging.measured(tiny(evaluation__images=64), CPU, True, True, finals)
     assert timed == [64, 128]

@@ -260,8 +260,8 @@ def test_value_is_kept_that_is_told_again_after_a_full_disk(study, tmp_path, mon
         refuse("study.db", optuna.exceptions.StorageInternalError("database or disk is full"))
         learn(study, *args)
 
-    monkeypatch.setattr(Journal, "write", write_unless_full)
-    monkeypatch.setattr(SearchStudy, "tell", learn_unless_full)
+    for owner, name, replaced in ((Journal, "write", write_unless_full), (SearchStudy, "tell", learn_unless_full)):
+        monkeypatch.setattr(owner, name, replaced)
     with study() as one:
         trial = one.ask()
         with pytest.raises(tunediff.TunediffError, match="night cannot be written"):

@@ -226,9 +226,8 @@ def test_progress_that_nobody_can_read_ends_no_work():
 
 def test_of_thousands_of_trials_the_summary_is_made_seldom_and_every_end_is_printed(night, capsys, monkeypatch):
     """As if four were many: the best so far is that of the last time; the count and the trial itself are of now."""
-    for module in (console, following):
-        monkeypatch.setattr(module, "MANY", 1)
-    monkeypatch.setattr(following, "SHARE", 1e-9)
+    for module, name, value in ((console, "MANY", 1), (following, "MANY", 1), (following, "SHARE", 1e-9)):
+        monkeypatch.setattr(module, name, value)
     folder, space = night
     lines = console.Console(folder, space)
     searches.write(folder, space, 4, {"precision.amp": "bf16"}, ((10.0, 400, 6.0), (20.0, 800, 2.0)))

@@ -91,7 +91,7 @@ def test_samples_per_step_are_counted_whatever_the_batch_size_says(night, plain)
     assert float(row["baseline"]) == 4000 / 250
 
 
-def test_importance_separates_quality_from_throughput(tmp_path, monkeypatch):
+def test_importance_separates_quality_from_throughput(tmp_path, caplog):
     conditional = {"low": 1.0, "high": 20.0, "log": True, "when": {"weighting.name": "min_snr"}}
     more = {"weighting.name": ["constant", "min_snr"], "weighting.gamma": conditional, "memory.channels_last": [False]}
     space, rng = make(tmp_path / "night", FILE | {"search": FILE["search"] | more}), np.random.default_rng(0)
@@ -102,9 +102,9 @@ def test_importance_separates_quality_from_throughput(tmp_path, monkeypatch):
         write(tmp_path / "night", space, number, point, curve=((20.0, 4000, value),), rate=rate)
     import optuna  # noqa: F401 - its first import sets the level
 
-    monkeypatch.setattr(log := logging.getLogger("optuna"), "level", logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "optuna")
     about = context.read(tmp_path / "night")
-    assert log.level == logging.DEBUG
+    assert logging.getLogger("optuna").level == logging.DEBUG
     assert next(iter(about.quality.shares)) == "optimizer.lr"
     assert about.quality.shares["weighting.gamma"] > 0.02, "judged among the trials that have it"
     assert next(iter(about.throughput.shares)) == "precision.amp"

@@ -48,14 +48,16 @@ def two(monkeypatch):
         return parts, [{}] * len(parts)
 
     seeded = []
-    monkeypatch.setattr(dp, "gpus", lambda device, count: list(range(count)))
-    monkeypatch.setattr(dp, "_seed", lambda device, seed: seeded.append((device, seed)))
-    monkeypatch.setattr(sys.modules[nn.DataParallel.__module__], "parallel_apply", in_threads)
-    for name, fake in {
-        "__init__": init, "scatter": scatter, "replicate": lambda self, model, devices: [model] * len(devices),
-        "gather": lambda self, outputs, device: torch.cat(outputs),
-    }.items():  # fmt: skip
-        monkeypatch.setattr(dp.Copies, name, fake)
+    for owner, name, fake in (
+        (dp, "gpus", lambda device, count: list(range(count))),
+        (dp, "_seed", lambda device, seed: seeded.append((device, seed))),
+        (sys.modules[nn.DataParallel.__module__], "parallel_apply", in_threads),
+        (dp.Copies, "__init__", init),
+        (dp.Copies, "scatter", scatter),
+        (dp.Copies, "replicate", lambda self, model, devices: [model] * len(devices)),
+        (dp.Copies, "gather", lambda self, outputs, device: torch.cat(outputs)),
+    ):
+        monkeypatch.setattr(owner, name, fake)
     return seeded
 
 

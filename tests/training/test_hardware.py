@@ -97,9 +97,8 @@ class Event:
 
 def test_phases_of_a_device_that_is_behind_are_waited_for(monkeypatch):
     """Averaging the weights is queued after the clock was read."""
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: None)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
+    for name, fake in (("Event", Event), ("nvtx.range_push", lambda name: None), ("nvtx.range_pop", lambda: None)):
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
     phases = Phases(torch.device("cuda", 0))
     for _ in range(2):
         for name in ("forward", "ema"):
@@ -125,26 +124,31 @@ def test_phases_on_a_gpu_are_device_time():
     assert phases.read()["forward"] >= 0.99 * begin.elapsed_time(end) / 1000
 
 
-def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(monkeypatch):
-    """A microsecond passes between two looks at the clock, and 20 ms in what is slow."""
+@pytest.fixture
+def slow(monkeypatch):
+    """Lets a function be called whenever batches are fetched, or moved to the device."""
     from tunediff.data.loader import Batches
 
+    def slow(name, wait):
+        method = getattr(Batches, name)
+        monkeypatch.setattr(Batches, name, lambda *given: (wait(), method(*given))[1])
+
+    return slow
+
+
+@pytest.mark.parametrize(("slow_part", "expected"), [("fetch", [0.02, 0.0]), ("move", [0.0, 0.02])])
+def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(monkeypatch, slow, slow_part, expected):
+    """A microsecond passes between two looks at the clock, and 20 ms in what is slow."""
     now = [100.0]
 
     def passing(seconds):
         now[0] += seconds
-        return False
+        return now[0]
 
-    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: passing(1e-6) or now[0])
-    fetch, move = Batches.fetch, Batches.move
-    monkeypatch.setattr(Batches, "fetch", lambda self: passing(0.02) or fetch(self))
-    waiting = last_point()
-    monkeypatch.setattr(Batches, "fetch", fetch)
-    monkeypatch.setattr(Batches, "move", lambda self, fetched: passing(0.02) or move(self, fetched))
-    copying = last_point()
-    parts = ("step_data_wait_s", "step_host_to_device_s")
-    assert [waiting[part] for part in parts] == pytest.approx([0.02, 0.0], abs=0.001)
-    assert [copying[part] for part in parts] == pytest.approx([0.0, 0.02], abs=0.001)
+    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: passing(1e-6))
+    slow(slow_part, lambda: passing(0.02))
+    parts = last_point()
+    assert [parts["step_data_wait_s"], parts["step_host_to_device_s"]] == pytest.approx(expected, abs=0.001)
 
 
 class OfADevice(Phases):
@@ -162,11 +166,8 @@ class OfADevice(Phases):
         return super().read() | {"data_wait": 0.001 * self.waits}
 
 
-def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch):
-    from tunediff.data.loader import Batches
-
-    fetch = Batches.fetch
-    monkeypatch.setattr(Batches, "fetch", lambda self: time.sleep(0.02) or fetch(self))
+def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch, slow):
+    slow("fetch", lambda: time.sleep(0.02))
     on_host = train(toy(), samples=8 * 20).seconds
     assert on_host["data_wait"] > 0.3, "19 or 20 fetches of 20 ms"
     monkeypatch.setattr("tunediff.training.training_run.Phases", OfADevice)

@@ -187,9 +187,12 @@ def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch
 def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_mib):
     total, available, own = 64 * 2**30, 4 * 2**30, 2 * 2**30
     memory_now = SimpleNamespace(total=total, available=available)
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: memory_now)
-    monkeypatch.setattr(memory, "_resident", lambda process: own if process.pid == os.getpid() else 0)
-    monkeypatch.setattr(memory, "_host_peak_mib", lambda: 3072.0)
+    for owner, name, replaced in (
+        (memory.psutil, "virtual_memory", lambda: memory_now),
+        (memory, "_resident", lambda process: own if process.pid == os.getpid() else 0),
+        (memory, "_host_peak_mib", lambda: 3072.0),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
     shares = memory.shares_mib(RuntimeError(message), torch.device("cpu"), ranks=2)
     assert shares == {"total_mib": 65536.0, "demand_mib": 2 * 3072.0 + asked_mib, "others_mib": (60 - 4) * 1024.0}
 
@@ -209,9 +212,11 @@ def test_trial_that_shares_a_gpu_is_crowded_out_within_its_share_only(
     monkeypatch, per_gpu, own_gib, asked_gib, crowded
 ):
     """The GPU has 80 GiB, of which 1 is free; other processes hold the rest."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 80 * 2**30))
-    for held in ("memory_reserved", "max_memory_reserved"):
-        monkeypatch.setattr(torch.cuda, held, lambda device: own_gib * 2**30)
+    own = own_gib * 2**30
+    for name, found in (
+        ("mem_get_info", (2**30, 80 * 2**30)), ("memory_reserved", own), ("max_memory_reserved", own)
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
     error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked_gib}.00 GiB.")
     end = End("oom", memory=memory.shares_mib(error, torch.device("cuda", 0), 1, per_gpu))
     assert end.memory["others_mib"] == (79 - own_gib) * 1024

@@ -17,6 +17,9 @@ CONTENT = {
 }
 
 
+SPACE = search_space.parse(CONTENT, "here")
+
+
 class Gauge:
     said: typing.ClassVar = []
 
@@ -30,16 +33,16 @@ class Gauge:
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
-    monkeypatch.setattr(Gauge, "said", [])
+    Gauge.said.clear()
     shown = []
     show = lambda slot, line: shown.append((slot, line))  # noqa: E731
-    return dashboard.RayDashboardReporter(tmp_path, search_space.parse(CONTENT, "here"), show), shown
+    return dashboard.RayDashboardReporter(tmp_path, SPACE, show), shown
 
 
 def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):
     told, shown = board
     drawn = {"loader.batch_size": 256, "precision.amp": "none"}
-    config = told._space.config(drawn)
+    config = SPACE.config(drawn)
     told.start("t0003", {"trial": "t0003", "slot": 1, **drawn})
     journal = Journal(tmp_path / "trials" / "t0003")
     journal.start(config, drawn, 9.0, 3)

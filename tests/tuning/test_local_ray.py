@@ -89,9 +89,11 @@ def session(tmp_path, monkeypatch):
     context = types.SimpleNamespace(
         address_info={"session_dir": str(tmp_path / "session_1")}, dashboard_url="10.0.0.5:8265"
     )
-    monkeypatch.setattr("ray.init", lambda **_: context)
-    monkeypatch.setattr("ray.shutdown", lambda: None)
-    monkeypatch.setattr("tunediff.ray_backend.cluster.runtime_env", dict)
+    for name, replaced in (
+        ("ray.init", lambda **_: logging.getLogger("ray").setLevel(logging.ERROR) or context),
+        ("ray.shutdown", lambda: None), ("tunediff.ray_backend.cluster.runtime_env", dict),
+    ):  # fmt: skip
+        monkeypatch.setattr(name, replaced)
     return tmp_path
 
 
@@ -116,13 +118,11 @@ def test_session_folder_stays_after_a_fault_on_a_cluster_or_where_asked_for(sess
     assert left(session) == ["discovery.json", "session_1", "session_2", "session_latest"]
 
 
-def test_log_level_of_ray_is_put_back_after_a_search(session, monkeypatch):
-    log = logging.getLogger("ray")
-    monkeypatch.setattr("ray.init", lambda **_: log.setLevel(logging.ERROR) or types.SimpleNamespace())
-    monkeypatch.setattr(log, "level", logging.DEBUG)
+def test_log_level_of_ray_is_put_back_after_a_search(session, caplog):
+    caplog.set_level(logging.DEBUG, "ray")
     with connection.cluster(None):
-        assert log.level == logging.ERROR
-    assert log.level == logging.DEBUG
+        assert logging.getLogger("ray").level == logging.ERROR
+    assert logging.getLogger("ray").level == logging.DEBUG
 
 
 def test_session_link_of_another_search_stays(session):

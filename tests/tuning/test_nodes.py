@@ -31,10 +31,16 @@ HEAD = GPU | {"NodeID": "ffff0000", "Resources": {"memory": 1e9, "node:__interna
 def nodes(monkeypatch):
     """What Ray says of its nodes."""
     told = [GPU, HEAD, GPU | {"NodeID": "dead", "Alive": False}]
-    monkeypatch.setattr(cluster.ray, "nodes", lambda: told)
     leaving = types.SimpleNamespace(get_draining_nodes=lambda: {one["NodeID"]: 0 for one in told if one.get("Drains")})
-    monkeypatch.setattr(cluster.ray._private.state, "state", leaving)
+    for name, replaced in (("ray.nodes", lambda: told), ("ray._private.state.state", leaving)):
+        monkeypatch.setattr(name, replaced)
     return told
+
+
+@pytest.fixture
+def runtime_is(monkeypatch):
+    """Lets Ray say this of the runtime of this process."""
+    return lambda **context: monkeypatch.setattr("ray.get_runtime_context", lambda: types.SimpleNamespace(**context))
 
 
 def test_nodes_are_what_ray_has_of_each(nodes):
@@ -46,13 +52,13 @@ def test_nodes_are_what_ray_has_of_each(nodes):
 
 
 def test_what_a_group_waits_for(nodes, monkeypatch):
-    groups = {"one": {"state": "CREATED"}}
-    monkeypatch.setattr(cluster.ray.util, "placement_group_table", lambda: groups)
+    groups, free = {"one": {"state": "CREATED"}}, {"a1b2c3d4": {"CPU": 0.1, "GPU": 8.0}}
+    state = "ray._private.state.available_resources_per_node"
+    for name, found in (("ray.util.placement_group_table", groups), (state, free)):
+        monkeypatch.setattr(name, lambda found=found: found)
     place = Placement(("a1b2c3d4",), 1.9, True, 2)
     assert cluster.lacks(place) == "they have their place and start"
     groups["two"] = {"state": "PENDING"}
-    free = lambda: {"a1b2c3d4": {"CPU": 0.1, "GPU": 8.0}}  # noqa: E731
-    monkeypatch.setattr(cluster.ray._private.state, "available_resources_per_node", free)
     expected = "there is no room yet for workers of 1.9 CPU, 1 GPU; free: 10.0.0.1 (a1b2c3): 0.1 CPU, 8 GPU"
     assert cluster.lacks(place) == expected
 
@@ -114,9 +120,7 @@ def test_nodes_that_train_are_described(monkeypatch):
 
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
     nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
-    monkeypatch.setattr(
-        cluster, "_on_each", lambda machines, function, *args: {one: function(*args) for one in machines}
-    )
+    answers(monkeypatch, {})
     cluster.check_files(cfg.to_dict(tiny()), True, nodes)
     lacks = cfg.to_dict(tiny(data__name="images", data__path=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match=r"node 10.0.0.1: .*nowhere.*; node 10.0.0.2: .*nowhere"):
@@ -146,10 +150,9 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
 
 
 @pytest.mark.parametrize(("head", "resource"), [(GPU, "CPU"), (HEAD, "node:10.0.0.1")])
-def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, monkeypatch, head, resource):
+def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, runtime_is, head, resource):
     """On another node they would be lost with it, and with the second one its trial."""
-    context = types.SimpleNamespace(get_node_id=lambda: head["NodeID"])
-    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
+    runtime_is(get_node_id=lambda: head["NodeID"])
     group = tuner._of_driver()
     assert [list(bundle) for bundle in group.bundles] == [[resource]]
     assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
@@ -228,12 +231,11 @@ def test_what_travels():
     assert env["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "1.0"
 
 
-def test_a_head_that_does_not_answer_any_more_is_noticed_once(monkeypatch):
+def test_a_head_that_does_not_answer_any_more_is_noticed_once(monkeypatch, runtime_is):
     lost = threading.Event()
     monkeypatch.setattr(cluster, "HEAD_S", 0.6)
     with socket.create_server(("127.0.0.1", 0)) as head:
-        address = types.SimpleNamespace(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
-        monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: address)
+        runtime_is(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
         with cluster.head_watched(lost.set, every_s=0.01):
             assert not lost.wait(0.8), "it answers"
             head.close()

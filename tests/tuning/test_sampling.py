@@ -20,8 +20,6 @@ def studied(values, sampler, directions=("minimize",)):
 @pytest.fixture
 def seen(monkeypatch):
     """The numbers of the trials that were looked at, of histories beyond 10 new and 2 good ones."""
-    monkeypatch.setattr(sampling, "HISTORY", 10)
-    monkeypatch.setattr(sampling, "GOOD", 2)
     found, part = [], sampling._part
 
     def noted(*args):
@@ -29,7 +27,8 @@ def seen(monkeypatch):
         found.append([trial.number for trial in answer])
         return answer
 
-    monkeypatch.setattr(sampling, "_part", noted)
+    for name, replaced in (("HISTORY", 10), ("GOOD", 2), ("_part", noted)):
+        monkeypatch.setattr(sampling, name, replaced)
     return found
 
 

@@ -34,19 +34,24 @@ def spec_of(folder, **changes):
 
 
 class Slot:
-    """Answers as the actor does: every job gets the next list of events; None: nothing yet."""
+    """Answers as the actor does: every job gets the next list of events; None: nothing yet.
 
-    def __init__(self, *events):
+    `submitted` is called with every job. An event may be a function that returns it.
+    """
+
+    def __init__(self, *events, submitted, missing):
         self.events, self.jobs, self.went_on, self.killed = list(events), [], [], []
-        self.missing = 0.0
+        self.submitted, self.missing = submitted, missing
 
     def start(self, job):
         self.jobs.append(job)
+        self.submitted()
         return str(len(self.jobs))
 
     def event(self, serial, cursor):
         events = self.events[int(serial) - 1]
-        return events[cursor] if events[cursor] is not None else events.pop(cursor)
+        event = events[cursor] if events[cursor] is not None else events.pop(cursor)
+        return event() if callable(event) else event
 
     def go_on(self, serial, index):
         self.went_on.append(index)
@@ -68,12 +73,18 @@ class Slot:
 
 
 @pytest.fixture
-def drive(tmp_path):
-    """Drive the trial through a slot with these events; (slot, what Tune got, record)."""
+def drive(tmp_path, monkeypatch):
+    """Drive the trial through a slot with these events; (slot, what Tune got, record).
 
-    def drive(*events, nodes=(), missing=0.0, **changes):
-        slot = Slot(*events)
-        slot.missing = missing
+    `late_s`: what passes once the job is submitted; `stalled_s`: without progress, after which an evaluation stands.
+    """
+
+    def drive(*events, nodes=(), missing=0.0, submitted=lambda: None, late_s=0.0, stalled_s=900.0, **changes):
+        times = itertools.chain([0.0], itertools.repeat(late_s))
+        slot = Slot(*events, submitted=submitted, missing=missing)
+        monkeypatch.setattr(trial, "STALLED_S", stalled_s)
+        if late_s:
+            monkeypatch.setattr(trial.time, "monotonic", lambda: next(times))
         place = dataclasses.replace(PLACE, nodes=tuple(nodes))
         spec = spec_of(tmp_path, **changes).on(Allocation(0, place, "slot-0"))
         return (
@@ -104,29 +115,27 @@ def test_a_trial_that_runs_to_its_end(drive):
     assert job.budget.seconds == 9.0
 
 
-def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path, monkeypatch):
+def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path):
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "start", lambda slot, job: Journal(folder).end(End("nan", "diverged")) or "1")
-    _, _, read_back = drive([End("nan", "diverged")])
+    _, _, read_back = drive([End("nan", "diverged")], submitted=lambda: Journal(folder).end(End("nan", "diverged")))
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
     assert read_back.status == "nan"
 
 
-def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path, monkeypatch):
+def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path):
     checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
-    monkeypatch.setattr(Slot, "start", lambda slot, job: checkpoint.touch() or "1")
-    _, _, read_back = drive([Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")])
+    lost = Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")
+    _, _, read_back = drive([lost], submitted=checkpoint.touch)
     assert read_back.status == "oom"
     assert not checkpoint.exists()
 
 
-def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_path, monkeypatch):
+def test_progress_of_an_earlier_attempt_is_gone_when_the_next_begins(drive, tmp_path):
     """Of a search that was killed; the heartbeat reads it."""
     doing, left = tmp_path / "trials" / "t0003" / DOING, []
     doing.parent.mkdir(parents=True)
     doing.write_text("{}")
-    monkeypatch.setattr(Slot, "start", lambda slot, job: left.append(doing.exists()) or "1")
-    drive([End("ok")])
+    drive([End("ok")], submitted=lambda: left.append(doing.exists()))
     assert left == [False]
 
 
@@ -175,12 +184,10 @@ def test_oom_of_ray_counts_all_workers_of_the_trial():
     assert found == {"total_mib": 65536.0, "demand_mib": 4 * 14336.0, "others_mib": 5120.0}
 
 
-def test_end_that_was_written_before_the_loss_stands(drive, monkeypatch, tmp_path):
+def test_end_that_was_written_before_the_loss_stands(drive, tmp_path):
     """A second start would void it, and train the whole trial again without its checkpoint."""
     folder = tmp_path / "trials" / "t0003"
-    event = lambda slot, *_: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")  # noqa: E731
-    monkeypatch.setattr(Slot, "event", event)
-    slot, _, read_back = drive([], [])
+    slot, _, read_back = drive([lambda: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")], [])
     assert (len(slot.jobs), read_back.attempts, read_back.status, read_back.end.steps) == (1, 1, "ok", 7)
 
 
@@ -201,89 +208,70 @@ def test_a_full_disk_of_a_node_does_not_stop_the_search(drive):
     assert (len(slot.jobs), read_back.status, read_back.end.process_died) == (2, "error", True)
 
 
-def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive, monkeypatch):
-    clock = iter([0.0, 1e6])
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
-    slot, told, read_back = drive([point(1, frechet=5.0)])
+def test_a_trial_past_its_deadline_is_given_up_but_for_an_end(drive):
+    slot, told, read_back = drive([point(1, frechet=5.0)], late_s=1e6)
     assert (told, slot.killed, read_back.status) == ([], ["past its deadline"], "timeout")
     assert read_back.reason == f"not done after {4 * 9 + 900} s of wall-clock beside its evaluations"
 
 
-def test_final_evaluation_that_advances_outlasts_its_deadline(drive, monkeypatch, tmp_path):
+def test_final_evaluation_that_advances_outlasts_its_deadline(drive, tmp_path):
     """Its progress file was written a moment ago; then it is silent for too long."""
-    clocks = itertools.chain([0.0], itertools.repeat(1e6, 2), [0.0], itertools.repeat(1e6))
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clocks))
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(EVALUATES) and "1")
     limits = {"budget": CONTENT["budget"] | {"deadline": "60s"}, "final": {"evaluation.images": 640}}
+    limits |= {"submitted": lambda: doing.write_text(EVALUATES), "late_s": 1e6}
     slot, _, read_back = drive([None, None, End("ok")], **limits)
     assert (slot.killed, read_back.status) == ([], "ok")
     shutil.rmtree(tmp_path / "trials")
-    monkeypatch.setattr(trial, "STALLED_S", -1.0)
-    slot, _, read_back = drive([None, None, End("ok")], **limits)
+    slot, _, read_back = drive([None, None, End("ok")], stalled_s=-1.0, **limits)
     assert (slot.killed, read_back.status) == (["past its deadline"], "timeout")
 
 
 @pytest.mark.parametrize(("deadline", "status"), [({}, "ok"), ({"deadline": "936s"}, "timeout")])
 @pytest.mark.parametrize(("part", "seconds"), [("evaluation", 0.0), ("train", 1200.0)])
-def test_evaluations_do_not_count_towards_the_default_deadline(
-    drive, monkeypatch, tmp_path, deadline, status, part, seconds
-):
+def test_evaluations_do_not_count_towards_the_default_deadline(drive, tmp_path, deadline, status, part, seconds):
     """Neither the one that goes on nor those before; a deadline of the search file is wall-clock of the whole trial."""
-    clock = itertools.chain([0.0], itertools.repeat(2000.0))
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
     folder = tmp_path / "trials" / "t0003"
 
-    def submit(slot, job):
+    def submitted():
         Journal(folder).point(point(1, frechet=5.0, seconds={"train": 2.0, "evaluation": seconds}))
         (folder / DOING).write_text(json.dumps({"part": part}))
-        return "1"
 
-    monkeypatch.setattr(Slot, "start", submit)
-    _, _, read_back = drive([None, point(2, frechet=4.0), End("ok")], budget=CONTENT["budget"] | deadline)
+    events, budget = [None, point(2, frechet=4.0), End("ok")], CONTENT["budget"] | deadline
+    _, _, read_back = drive(events, budget=budget, submitted=submitted, late_s=2000.0)
     assert read_back.status == status
 
 
 @pytest.mark.parametrize(("stalled_s", "status"), [(900.0, "ok"), (-1.0, "timeout")])
-def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, monkeypatch, tmp_path, stalled_s, status):
+def test_checkpoint_after_a_long_evaluation_is_no_timeout(drive, tmp_path, stalled_s, status):
     """The point whose seconds count the evaluation is written after the checkpoint."""
-    clock = itertools.chain([0.0], itertools.repeat(2000.0))
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(trial, "STALLED_S", stalled_s)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(json.dumps({"part": "checkpoint"})) and "1")
-    _, _, read_back = drive([None, point(1, frechet=4.0), End("ok")])
+    submitted = lambda: doing.write_text(json.dumps({"part": "checkpoint"}))  # noqa: E731
+    events = [None, point(1, frechet=4.0), End("ok")]
+    _, _, read_back = drive(events, submitted=submitted, late_s=2000.0, stalled_s=stalled_s)
     assert read_back.status == status
 
 
-def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, monkeypatch, tmp_path):
+def test_evaluation_without_progress_is_the_reason_of_its_timeout(drive, tmp_path):
     """«Beside its evaluations» would deny what took the time."""
-    clock = itertools.chain([0.0], itertools.repeat(2000.0))
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(trial, "STALLED_S", -1.0)
     doing = tmp_path / "trials" / "t0003" / DOING
-    monkeypatch.setattr(Slot, "start", lambda slot, job: doing.write_text(EVALUATES) and "1")
-    _, _, read_back = drive([None, End("ok")])
+    submitted = lambda: doing.write_text(EVALUATES)  # noqa: E731
+    _, _, read_back = drive([None, End("ok")], submitted=submitted, late_s=2000.0, stalled_s=-1.0)
     assert read_back.status == "timeout"
     assert "beside" not in read_back.reason
     assert "its evaluation has reported no progress for -1 s: budget.deadline allows more" in read_back.reason
 
 
-def test_an_end_in_the_journal_is_no_timeout(drive, monkeypatch, tmp_path):
+def test_an_end_in_the_journal_is_no_timeout(drive, tmp_path):
     """The worker has written it a moment before its deadline, and it is on its way to the driver."""
-    clock = iter([0.0, 1e6])
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
     folder = tmp_path / "trials" / "t0003"
-    monkeypatch.setattr(Slot, "start", lambda slot, job: Journal(folder).end(End("ok", steps=7)) or "1")
-    slot, _, read_back = drive([None, End("timeout")])
+    written = lambda: Journal(folder).end(End("ok", steps=7))  # noqa: E731
+    slot, _, read_back = drive([None, End("timeout")], submitted=written, late_s=1e6)
     assert (slot.killed, read_back.status, read_back.end.steps) == ([], "ok", 7)
     assert [event["event"] for event in record.events(folder)] == ["start", "end"]
 
 
-def test_an_end_that_comes_late_is_an_end(drive, monkeypatch):
-    clock = iter([0.0, 1e6])
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(clock, 1e6))
-    slot, _, read_back = drive([End("ok")])
+def test_an_end_that_comes_late_is_an_end(drive):
+    slot, _, read_back = drive([End("ok")], late_s=1e6)
     assert (slot.killed, read_back.status) == ([], "ok")
 
 
@@ -303,12 +291,11 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, tmp_path):
     assert (slot.jobs[0].attempt, read_back.status, record.was_lost(folder)) == ("t0003/2.1", "ok", None)
 
 
-def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, monkeypatch, tmp_path):
+def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, tmp_path):
     """Workers outlive their raylet by seconds."""
     folder = tmp_path / "trials" / "t0003"
-    event = lambda slot, *_: Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
-    monkeypatch.setattr(Slot, "event", event)
-    assert drive([], nodes=["dead"])[2].status == "ok"
+    event = lambda: Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
+    assert drive([event], nodes=["dead"])[2].status == "ok"
     assert not record.was_lost(folder)
 
 
@@ -339,10 +326,9 @@ def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive):
     assert (slot.killed, read_back.status) == ([], "ok")
 
 
-def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, monkeypatch, tmp_path):
-    now = itertools.chain([0.0], itertools.repeat(5000.0))  # seconds; the deadline of a trial of 9 s is less
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
-    _, _, read_back = drive([None, None, End("ok")], nodes=["b"], missing=61.0)
+def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, tmp_path):
+    """The deadline of a trial of 9 s is less than what passes."""
+    _, _, read_back = drive([None, None, End("ok")], nodes=["b"], missing=61.0, late_s=5000.0)
     assert read_back.status == "ok"
     folder = tmp_path / "trials" / "t0003"
     (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
@@ -350,10 +336,8 @@ def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, 
     assert json.loads((folder / "doing.json").read_text())["part"] == "waiting"
 
 
-def test_workers_that_start_late_on_this_machine_cost_no_deadline(drive, monkeypatch):
-    now = itertools.chain([0.0], itertools.repeat(5000.0))
-    monkeypatch.setattr(trial.time, "monotonic", lambda: next(now))
-    slot, _, read_back = drive([None, End("ok")], missing=5.0)
+def test_workers_that_start_late_on_this_machine_cost_no_deadline(drive):
+    slot, _, read_back = drive([None, End("ok")], missing=5.0, late_s=5000.0)
     assert (slot.killed, read_back.status) == ([], "ok")
 
 

@@ -76,6 +76,19 @@ def job(tmp_path):
     return job_of(tmp_path)
 
 
+@pytest.fixture
+def trains(monkeypatch):
+    """Puts a function in the place of the training of a job."""
+    return lambda train: monkeypatch.setattr(worker, "run", train)
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 def kinds(folder):
     return [event["event"] for event in record.events(folder)]
 
@@ -137,7 +150,7 @@ def test_a_final_evaluation_tells_how_far_it_is(tmp_path, job, monkeypatch):
     assert not (tmp_path / DOING).exists()
 
 
-def test_worker_that_prepares_a_trial_says_so(tmp_path, job, monkeypatch):
+def test_worker_that_prepares_a_trial_says_so(tmp_path, job, trains):
     """Its file may be of the time when its group was waited for."""
     (tmp_path / DOING).write_text(json.dumps({"part": "waiting", "since": 0.0, "work": "a node"}))
     parts = []
@@ -146,7 +159,7 @@ def test_worker_that_prepares_a_trial_says_so(tmp_path, job, monkeypatch):
         parts.append(json.loads((tmp_path / DOING).read_text())["part"])
         raise ValueError
 
-    monkeypatch.setattr(worker, "run", prepare)
+    trains(prepare)
     worker.work(job, Parent(tmp_path), alone())
     assert parts == ["setup"]
 
@@ -261,11 +274,8 @@ def test_a_trial_on_a_draining_node_leaves_with_a_checkpoint_and_goes_on(tmp_pat
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("the loss"), NonFiniteError("non-finite features")])
-def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job, monkeypatch, error):
-    def fail(trial):
-        raise error
-
-    monkeypatch.setattr(worker, "run", fail)
+def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job, trains, error):
+    trains(raising(error))
     parent = Parent(tmp_path)
     worker.work(job, parent, alone())
     assert (parent.last.status, parent.last.reason) == ("nan", str(error))
@@ -281,7 +291,7 @@ def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("no_users_code")
-def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, error, status):
+def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, trains, error, status):
     checkpoint, torn = tmp_path / state.CHECKPOINT, tmp_path / f".{state.CHECKPOINT}.x7y"
 
     def fail(trial):
@@ -292,7 +302,7 @@ def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, 
         raise error
 
     shares = {"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 10.0}
-    monkeypatch.setattr(worker, "run", fail)
+    trains(fail)
     monkeypatch.setattr(worker.memory, "shares_mib", lambda *_: shares)
     parent = Parent(tmp_path)
     with pytest.raises(type(error)) if status is None else contextlib.nullcontext():
@@ -307,35 +317,25 @@ def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, 
         assert parent.last.reason == f"{type(error).__name__}: {error}"
 
 
-def test_lack_of_memory_is_judged_by_how_many_trials_share_the_gpu(tmp_path, job, monkeypatch):
-    def fail(trial):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+def test_lack_of_memory_is_judged_by_how_many_trials_share_the_gpu(tmp_path, job, monkeypatch, trains):
     asked = []
-    monkeypatch.setattr(worker, "run", fail)
+    trains(raising(torch.OutOfMemoryError("CUDA out of memory")))
     monkeypatch.setattr(worker.memory, "shares_mib", lambda error, *how: asked.append(how[2:]) or {})
     job = dataclasses.replace(job, group=WorkerGroupSpec(1, Placement(gpu=True, per_gpu=4)))
     worker.work(job, Parent(tmp_path), alone())
     assert asked == [(4,)]
 
 
-def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, monkeypatch):
+def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, trains):
     """Python has such a byte of a file's name as a surrogate, which no encoding of text takes."""
-
-    def fail(trial):
-        raise ValueError(os.fsdecode(b"caf\xe9.png") + " is no image")
-
-    monkeypatch.setattr(worker, "run", fail)
+    trains(raising(ValueError(os.fsdecode(b"caf\xe9.png") + " is no image")))
     worker.work(job, Parent(tmp_path), alone())
     assert record.read_trial(tmp_path).status == "error"
     assert "caf\\udce9.png" in (tmp_path / "traceback-rank0.txt").read_text(encoding="utf-8")
 
 
-def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, monkeypatch, disk_probe):
-    def fail(trial):
-        raise ValueError("could not be written")
-
-    monkeypatch.setattr(worker, "run", fail)
+def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, trains, disk_probe):
+    trains(raising(ValueError("could not be written")))
     disk_probe("No space left on device")
     with pytest.raises(OSError, match="No space left"):
         worker.work(job, Parent(tmp_path), alone())
