@@ -85,6 +85,7 @@ def test_the_page_on_emoji_makes_class_folders_on_white(tmp_path, monkeypatch):
     assert (made.pixels == 255).all()
 
 
+@pytest.mark.nightly  # `test_sample.py` and `test_evaluate.py` draw from others
 def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsys):
     """The same images in any batch size; the file of the workload runs only if the user says so."""
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +11,19 @@ import torch
 from tunediff.config import baseline
 from tunediff.data import images
 from tunediff.data.images import Images
+from tunediff.evaluation import features
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache folder for all tests of this folder: the classifier is trained once."""
-    folder = tmp_path_factory.mktemp("cache")
+def cache(tmp_path_factory: pytest.TempPathFactory, one_thread: None, digits: Images) -> Iterator[Path]:
+    """One cache folder for all tests of this folder, with the classifier: all test processes train it once."""
+    folder, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    common = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "classifier"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEDIFF_CACHE", str(common))
+        features.Classifier(digits, "cpu")
+        for file in common.glob("classifier-*.safetensors"):
+            shutil.copy(file, folder)
         patch.setenv("TUNEDIFF_CACHE", str(folder))
         yield folder
 

@@ -106,6 +106,7 @@ def distance(predicted, expected):
     return float((predicted - expected).norm() / expected.norm())
 
 
+@pytest.mark.nightly  # of use to the tests on a GPU alone
 def test_distance_of_two_trainings_sees_a_wrong_optimizer_and_allows_rounding():
     assert distance(trained(small(**FORMS["all"]), CPU), reference()) < FORMATS["float32"][1]
     knobs, bound = FORMATS["bf16"]

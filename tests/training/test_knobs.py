@@ -158,6 +158,7 @@ def test_matmul(matmul):
         torch.backends.cudnn.allow_tf32 = stock
 
 
+@pytest.mark.nightly  # a process that nobody has touched
 def test_the_baseline_runs_as_pytorch_does_unless_told_otherwise():
     """In a process that nobody has touched."""
     look = "torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()"

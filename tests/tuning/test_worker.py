@@ -208,6 +208,7 @@ def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkey
     assert ended.remarks.startswith("its operations were not profiled: ")
 
 
+@pytest.mark.nightly  # trains a classifier
 def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
     config = cfg.override(CONFIG, {"evaluation.images": 16, "evaluation.steps": 2, "evaluation.validation_images": 0})
     final = {"evaluation.images": 32, "evaluation.steps": 3}

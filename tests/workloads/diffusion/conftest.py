@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.evaluation.conftest import cache, digits
+from tests.evaluation.conftest import cache, digits, one_thread
 from tunediff.config import baseline, override
 from tunediff.workloads.diffusion.process import Diffusion
 
-__all__ = ["cache", "digits"]
+__all__ = ["cache", "digits", "one_thread"]
 
 
 @pytest.fixture(autouse=True)

@@ -172,37 +172,39 @@ SHORT = {"process__steps": 10, "evaluation__steps": 5}
 MOVED = {"timesteps__name": "info_noise", "parallel__strategy": "fsdp", **SHORT}
 
 
-def shared(world, folder):
-    found = []
-    for knobs in SHARED:
-        told = Told()
-        outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), samples=16 * 12, world=world, observer=told)
-        found.append({"weights": weights(outcome), "told": told.points})
-    # Goes on from what one process left, its adaptive sampler in the middle of what it has seen.
-    train(tiny(**MOVED, parallel__workers=2), world=world, folder=folder)
-    return [*found, state.load(folder)]
+def shared(world, number):
+    knobs, told = SHARED[number], Told()
+    outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), samples=16 * 12, world=world, observer=told)
+    return {"weights": weights(outcome), "told": told.points}
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What two processes make of each of `SHARED`; one start for all."""
-    folder = tmp_path_factory.mktemp("ranks")
-    train(tiny(**MOVED), folder=folder, observer=Told(stop=lambda told: told.steps >= 13))
-    return list(zip(*ranks(shared, folder, folder), strict=True))
-
-
-@pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda number: SHARED[number]["timesteps__name"])
-def test_two_ranks_learn_what_one_rank_learns(two_ranks, number):
-    one, both = weights(train(tiny(**SHARED[number], **SHORT), samples=16 * 12)), two_ranks[number]
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=pytest.mark.nightly if "parallel__strategy" in knobs else [])
+        for number, knobs in enumerate(SHARED)
+    ],
+    ids=lambda number: SHARED[number]["timesteps__name"],
+)
+def test_two_ranks_learn_what_one_rank_learns(tmp_path, number):
+    """Strategies other than DDP take seconds to import; `training/test_ranks.py` has them all."""
+    one, both = weights(train(tiny(**SHARED[number], **SHORT), samples=16 * 12)), ranks(shared, tmp_path, number)
     assert [len(rank["told"]) for rank in both] == [2, 0]
     assert_equal(both[0]["weights"], both[1]["weights"])
     assert_equal(one, both[0]["weights"], rtol=1e-3, atol=2e-5)
 
 
-def test_two_ranks_go_on_from_what_one_rank_left(two_ranks, tmp_path):
-    """The average, the optimizer and the sampler are as if it had gone on alone."""
-    train(tiny(**MOVED), folder=tmp_path)
-    alone, both = state.load(tmp_path), two_ranks[-1][0]
+def moved(world, folder):
+    train(tiny(**MOVED, parallel__workers=2), world=world, folder=folder)
+    return state.load(folder)
+
+
+@pytest.mark.nightly
+def test_two_ranks_go_on_from_what_one_rank_left(tmp_path):
+    """The average, the optimizer and the sampler, in the middle of what it has seen, are as if it had gone on alone."""
+    train(tiny(**MOVED), folder=tmp_path / "moved", observer=Told(stop=lambda told: told.steps >= 13))
+    train(tiny(**MOVED), folder=tmp_path / "alone")
+    alone, both = state.load(tmp_path / "alone"), ranks(moved, tmp_path, tmp_path / "moved")[0]
     assert both["pace"]["steps"] == alone["pace"]["steps"] == 20
     del both["kept"]["objective"]["sampler"]["pending"], alone["kept"]["objective"]["sampler"]["pending"]
     assert_equal(alone["kept"], both["kept"], rtol=1e-3, atol=2e-5)
