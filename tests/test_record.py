@@ -281,12 +281,12 @@ def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp
     for name in ("training", "report"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("one = 1\n")
-    before = environment._code(tmp_path)
+    before = environment.code_digest(tmp_path)
     (tmp_path / "report" / "a.py").write_text("one = 2\n")
-    assert environment._code(tmp_path) == before
+    assert environment.code_digest(tmp_path) == before
     (tmp_path / "training" / "a.py").write_text("one = 2\n")
-    assert environment._code(tmp_path) != before
-    assert environment.describe()["code"] == environment._code(Path(tunediff.__file__).parent), (
+    assert environment.code_digest(tmp_path) != before
+    assert environment.describe()["code"] == environment.code_digest(Path(tunediff.__file__).parent), (
         "the whole package counts"
     )
 

@@ -129,8 +129,9 @@ def drawn(tmp_path_factory):
 
 def boxes(figure):
     """Extents of what must not cover each other: the title, panels with all that is written at them, the legend."""
-    parts = [*([figure._suptitle] if figure._suptitle else []), *figure.legends, *figure.axes]
-    return [part.get_tightbbox(figure._get_renderer()) for part in parts]
+    title = [text for text in figure.texts if text.get_text() == figure.get_suptitle() != ""]
+    parts = [*title, *figure.legends, *figure.axes]
+    return [part.get_tightbbox(figure.canvas.get_renderer()) for part in parts]
 
 
 @pytest.mark.parametrize("kind", MAKES)

@@ -61,7 +61,7 @@ class AskedBackend:
     device, environment = "cpu", None
 
     def __init__(self, devices, events_of=None):
-        self.devices, self._events_of = devices, events_of
+        self.devices, self.events_of = devices, events_of
         self.shown, self.released, self.lost = [], [], []
 
     def slot(self, spec):
@@ -81,11 +81,11 @@ class AskedBackend:
 
     # ---- as a slot
     def start(self, job):
-        self._events, self.lost = self._events_of(job), job.group.place.nodes
+        self.events, self.lost = self.events_of(job), job.group.place.nodes
         return job.attempt
 
     def event(self, serial, cursor):
-        return next(self._events)
+        return next(self.events)
 
     def go_on(self, serial, index):
         pass

@@ -137,10 +137,10 @@ def test_a_running_session_notes_that_it_goes_on(tmp_path):
     night = tmp_path / "night"
     experiment.create(night, loaded(), CONTENT)
     began = time.monotonic()
-    sessions._note(night, "begin")
-    time.sleep(0.05)
-    sessions.alive(night)
-    assert 0.05 <= sessions.spent_s(night) <= time.monotonic() - began
+    with sessions.noted(night, "search"):
+        time.sleep(0.05)
+        sessions.alive(night)
+        assert 0.05 <= sessions.spent_s(night) <= time.monotonic() - began
     sessions.alive(tmp_path / "gone")  # a disk that vanished is told otherwise
 
 

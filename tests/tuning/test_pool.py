@@ -86,15 +86,16 @@ def test_a_trial_that_wants_to_be_alone_has_its_node():
     assert of.place(of.machines, 2) == Placement(("id-a",), 7.95, True, 8)
 
 
-def test_one_process_gets_its_gpus_on_one_node():
+def test_one_process_gets_its_gpus_on_one_node(clock):
     """`parallel.strategy: dp`: four GPUs with four GPUs' cores and threads; never two of one node and two of another."""
-    of = share(gpus(4, name="a"), gpus(4, name="b"), sizes=(2, 4), strategies=["ddp", "dp"])
+    there = [gpus(4, name="a"), gpus(4, name="b")]
+    of = share(*there, sizes=(2, 4), strategies=["ddp", "dp"])
     assert of.notes == ("parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time",)
-    pool = Pool(of)
+    pool = Pool(of, lambda: there)
     seat = pool.take(4, together=True)
     assert (seat.place, seat.place.resources) == (Placement(("id-a",), 7.88, True, 8, 4), {"CPU": 7.88, "GPU": 4.0})
     assert pool.take(4).place == Placement(("id-b",), 1.97, True, 2, 1)
-    pool._machines = (gpus(2, name="c"), gpus(2, name="d"))
+    there[:], clock.s = (gpus(2, name="c"), gpus(2, name="d")), 60.0
     assert pool.take(4, together=True) is None
     assert pool.take(4).place.nodes == ("id-c", "id-d"), "four processes may span nodes"
 

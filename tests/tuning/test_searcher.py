@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import types
 import warnings
 
 import optuna
@@ -16,7 +15,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.trial_record import End
-from tunediff.tuning import optuna_proposer, sampling
+from tunediff.tuning import sampling
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -312,9 +311,8 @@ def test_first_trial_runs_however_long_the_start_took(make, tmp_path):
         ("20s", 9.0, {"of": 1}, False),  # trials get half of it
     ],
 )
-def test_trials_leave_time_for_confirming_runs(make, monkeypatch, total, spent_s, confirm, starts):
-    still = types.SimpleNamespace(monotonic=lambda: 100.0)
-    monkeypatch.setattr(optuna_proposer, "time", still)  # however long the draws take here
+def test_trials_leave_time_for_confirming_runs(make, clock, total, spent_s, confirm, starts):
+    """However long the draws take here: the clock stands still."""
     budget = {"per_trial": "3s", "trials": 6, "total": total}
     searcher = make(budget=budget, spent_s=spent_s, **({"confirm": confirm} if confirm else {}))
     for name in ("a", "b"):
@@ -731,8 +729,9 @@ def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch)
 
 def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     """Under its name, and although the limit was reached meanwhile; no result is told to Optuna."""
-    searcher = make(slots=2, budget={"per_trial": "3s", "trials": 2})
-    searcher._dispatcher._pool._look = lambda: searcher._dispatcher._pool.machines
+    machines = tuple(Machine(64, 0, f"m{index}", f"id{index}") for index in range(2))
+    places = Pool(ResourcePartition(machines, (1,), False, True), lambda: machines)
+    searcher = make(places=places, budget={"per_trial": "3s", "trials": 2})
     first, second = searcher.suggest("a"), searcher.suggest("b")
     Journal(searcher.proposer.experiment / "trials" / first["trial"]).start(
         searcher.proposer.space.config(first["spec"].drawn), first["spec"].drawn, 3.0, 0
@@ -748,10 +747,10 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     assert [trial.state.name for trial in study(searcher)] == ["COMPLETE", "COMPLETE"]
 
 
-def test_a_large_trial_is_not_overtaken_by_small_ones(make, monkeypatch):
+def test_a_large_trial_is_not_overtaken_by_small_ones(make):
     """Four devices: it waits until all are free, and then runs before what was drawn later."""
-    searcher = make(grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
-    searcher._dispatcher._pool = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
+    places = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
+    searcher = make(places=places, grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
     small = searcher.suggest("a")
     assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
     end(searcher, small, "a")

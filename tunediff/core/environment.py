@@ -104,7 +104,7 @@ def _described() -> Environment:
         "gpus": _gpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "versions": versions,
-        "code": _code(Path(__file__).parents[1]),
+        "code": code_digest(Path(__file__).parents[1]),
     }
 
 
@@ -209,7 +209,7 @@ def _gpus() -> list[str]:
     return []
 
 
-def _code(package: Path) -> str:
+def code_digest(package: Path) -> str:
     """Return a digest of the sources and weights of a package, without what no measurement depends
     on."""
     digest = hashlib.sha256()

@@ -145,8 +145,8 @@ def test_it_selects_the_timesteps_that_tell_most_about_the_whole_chain() -> None
     for _ in range(50):
         change = 0.01 * torch.randn(20, generator=source)
         change[[4, 11]] += torch.randn((), generator=source) * torch.tensor([1.0, -3.0]).abs()
-        sampler._remember(change)
-    assert set(sampler.state_dict()["selected"].tolist()) == set(sampler._scanned[[4, 11]].tolist())
+        sampler.remember(change)
+    assert set(sampler.state_dict()["selected"].tolist()) == set(sampler.scanned[[4, 11]].tolist())
 
 
 def test_selection_orders_as_the_f_test_of_scikit_learn() -> None:
@@ -154,9 +154,9 @@ def test_selection_orders_as_the_f_test_of_scikit_learn() -> None:
 
     sampler, rows = policy(selected=6, queue=15), torch.rand(15, 20, generator=generator(2))
     for row in rows:
-        sampler._remember(row)
+        sampler.remember(row)
     score, _ = f_regression(rows.numpy(), rows.sum(1).numpy())
-    assert sampler.state_dict()["selected"].tolist() == sampler._scanned[torch.tensor(score).topk(6).indices].tolist()
+    assert sampler.state_dict()["selected"].tolist() == sampler.scanned[torch.tensor(score).topk(6).indices].tolist()
 
 
 def test_the_reward_is_the_change_of_the_kl_term_of_ddpm() -> None:
@@ -164,7 +164,7 @@ def test_the_reward_is_the_change_of_the_kl_term_of_ddpm() -> None:
     diffusion, sampler = Diffusion(knobs.Process(steps=STEPS)), policy()
     ab = diffusion.alphas_cumprod
     by_x0 = diffusion.posterior_coef_x0**2 / (2 * diffusion.posterior_variance) * (1 - ab) / ab
-    torch.testing.assert_close(sampler._kl[1:].double(), by_x0[1:], rtol=1e-5, atol=0)
+    torch.testing.assert_close(sampler.kl[1:].double(), by_x0[1:], rtol=1e-5, atol=0)
 
 
 def test_full_correction() -> None:

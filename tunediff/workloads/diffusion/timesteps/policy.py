@@ -49,9 +49,9 @@ class BetaPolicy(TimestepSampler):
 
         alphas, ab = 1 - diffusion.betas, diffusion.alphas_cumprod
         variance = torch.cat((diffusion.posterior_variance[1:2], diffusion.posterior_variance[1:]))
-        self._kl = (diffusion.betas**2 / (2 * variance * alphas * (1 - ab))).float().to(self.device)
-        self._scanned = self._evenly(self.steps, knobs.scan)
-        self._selected = self._scanned[self._evenly(knobs.scan, knobs.selected)]
+        self.kl = (diffusion.betas**2 / (2 * variance * alphas * (1 - ab))).float().to(self.device)
+        self.scanned = self._evenly(self.steps, knobs.scan)
+        self._selected = self.scanned[self._evenly(knobs.scan, knobs.selected)]
         self._queue = torch.zeros(knobs.queue, knobs.scan, device=self.device)
         self._scans = self._taken = 0
         self._drawn: tuple[Tensor, Tensor, int, int] | None = None
@@ -106,7 +106,7 @@ class BetaPolicy(TimestepSampler):
         # All ranks scan one image, and so choose the same S.
         scan_image, shape = self.world.first(images[:1].clone()), images.shape[1:]
         options: dict[str, Any] = {"generator": generator, "device": self.device}
-        scan_noise = torch.randn((len(self._scanned), *shape), **options)
+        scan_noise = torch.randn((len(self.scanned), *shape), **options)
         noise = torch.randn((batch, *shape), **options)[first : first + len(images)]
         inputs = (scan_image, scan_noise, noise)
         self._before = (*inputs, *self._terms(errors_at, *inputs))
@@ -117,7 +117,7 @@ class BetaPolicy(TimestepSampler):
             scan_after, after = self._terms(errors_at, scan_image, scan_noise, noise)
             self._improve(_finite((before - after).mean(1)))
             # Rank 0's change on all ranks: their convolutions may round differently.
-            self._remember(self.world.first(_finite(scan_before - scan_after)))
+            self.remember(self.world.first(_finite(scan_before - scan_after)))
             self._before = self._drawn = None
         self._taken += 1
 
@@ -127,10 +127,10 @@ class BetaPolicy(TimestepSampler):
         """Return the KL of one image at the scanned timesteps [scan], of all images at the selected
         ones [b, |S|]."""
         assert self._drawn is not None
-        images, scanned = self._drawn[0], self._scanned
-        scan = self._kl[scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, scanned)
+        images, scanned = self._drawn[0], self.scanned
+        scan = self.kl[scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, scanned)
         selected = self._selected[:, None].expand(-1, len(images))
-        terms = [self._kl[t] * errors_at(images, noise, t) for t in selected]
+        terms = [self.kl[t] * errors_at(images, noise, t) for t in selected]
         return scan, torch.stack(terms, dim=1)
 
     def _improve(self, reward: Tensor) -> None:
@@ -150,7 +150,7 @@ class BetaPolicy(TimestepSampler):
         nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
         self._optimizer.step()
 
-    def _remember(self, change: Tensor) -> None:
+    def remember(self, change: Tensor) -> None:
         """Add a scan [scan] to the queue, and choose S again once there are three to compare."""
         self._queue[self._scans % len(self._queue)] = change
         self._scans += 1
@@ -162,7 +162,7 @@ class BetaPolicy(TimestepSampler):
         covariance, variance = (centred * total).sum(0), centred.square().sum(0)
         correlation = covariance.square() / (variance * total.square().sum())
         best = torch.nan_to_num(correlation, nan=-1.0).topk(self.knobs.selected).indices
-        self._selected = self._scanned[best]
+        self._selected = self.scanned[best]
 
     # ---- state
     def state_dict(self) -> dict[str, object]:
