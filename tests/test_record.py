@@ -243,7 +243,7 @@ def machine(monkeypatch, tmp_path, flags, smi=""):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n[ $# = 2 ] || exit 3\nprintf '{smi}'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if smi else "/nowhere")
-    return environment._described.__wrapped__()
+    return environment.describe_machine.__wrapped__()
 
 
 def test_two_processors_of_one_name_differ_in_what_they_can_do(tmp_path, monkeypatch):

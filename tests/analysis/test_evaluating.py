@@ -37,7 +37,7 @@ def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monke
 def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):
     """Decoded images, classifier, reference: the first trial finds them in the cache folder."""
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    for function in (data._load, train.evaluator_of, evaluator.judge_of):
+    for function in (data.load_source, train.evaluator_of, evaluator.judge_of):
         function.cache_clear()
     heard = []
     with progress.subscribe(lambda work: heard.append(work.what)):
@@ -47,7 +47,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
     assert found["data"] == ["data: 64 images at 8×8 (digits)"]
     assert found["parameters"] > 0
     assert found["evaluation_s"] > 0
-    for function in (data._load, train.evaluator_of, evaluator.judge_of):
+    for function in (data.load_source, train.evaluator_of, evaluator.judge_of):
         function.cache_clear()
 
 

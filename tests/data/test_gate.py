@@ -198,7 +198,7 @@ def test_a_loader_that_is_made_anew_for_each_pass_leaves_nothing_behind() -> Non
         with gate.over_loaders():
             assert next(iter(loads(Counted(), num_workers=0, prefetch_factor=None))) is not None
         loader = loads(Counted())
-        gate._twin(loader)
+        gate.twin(loader)
         del loader
         gc.collect()
     assert (gate.processes, gate.worked_s) == (0, None)

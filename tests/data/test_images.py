@@ -302,8 +302,8 @@ def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- cache
 def forget() -> None:
-    images._load.cache_clear()
-    sources._zip_listing.cache_clear()
+    images.load_source.cache_clear()
+    sources.zip_listing.cache_clear()
 
 
 @pytest.mark.parametrize("place", [folder, archive])

@@ -83,11 +83,11 @@ def unwritable(folder: Path) -> str | None:
 def describe() -> Environment:
     """Return the hardware and versions that a measurement depends on, of this machine."""
     # A later call may use another part of the machine.
-    return {**_described(), "usable_cores": machine.cores()}
+    return {**describe_machine(), "usable_cores": machine.cores()}
 
 
 @functools.lru_cache(maxsize=1)
-def _described() -> Environment:
+def describe_machine() -> Environment:
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
     versions = dict.fromkeys(packages, "not installed")
     for package in packages:

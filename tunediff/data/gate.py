@@ -83,7 +83,7 @@ class Gate:
         def begin_held(loader: DataLoader[Any]) -> Any:
             in_process = not loader.num_workers and threading.get_ident() == thread
             self.only_in_process = in_process and not self._worked
-            return begin(self._twin(loader))
+            return begin(self.twin(loader))
 
         DataLoader.__iter__ = begin_held  # type: ignore[method-assign]
         try:
@@ -91,7 +91,7 @@ class Gate:
         finally:
             DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
-    def _twin(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+    def twin(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """Return a copy whose processes wait at the gate. Those that the user's loader has, or
         gets, do not."""
         if not loader.num_workers:

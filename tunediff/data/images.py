@@ -118,11 +118,11 @@ def load(data: Data) -> Images:
     two images remain.
     """
     # Mirroring is the loader's: the set is the same.
-    return _load(dataclasses.replace(data, horizontal_flip=False), sources.find(data))
+    return load_source(dataclasses.replace(data, horizontal_flip=False), sources.find(data))
 
 
 @functools.lru_cache(maxsize=2)
-def _load(data: Data, source: sources.Listing | Path | None) -> Images:
+def load_source(data: Data, source: sources.Listing | Path | None) -> Images:
     """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have
     changed."""
     if source is None:

@@ -144,12 +144,12 @@ def listing(data: Data) -> Listing:
         refuse("path", None, f"data.name = {data.name} needs a folder or .zip of images")
     path = Path(data.path).expanduser().absolute()
     if os.path.isfile(path):
-        return _zip_listing(data, path, _stat(path))
+        return zip_listing(data, path, _stat(path))
     return _listing(data, path, dict(sorted(_folder_files(path))), None)
 
 
 @functools.lru_cache(maxsize=4)
-def _zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
+def zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
     """List a zip, cached since the directory of a large one takes long to read; `status` changes
     with the file."""
     return _listing(data, path, dict(sorted(_zip_files(path))), status)

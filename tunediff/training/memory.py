@@ -56,11 +56,11 @@ def keep_freed(keep: bool, device: torch.device) -> None:
         for option, value in (_KEEP if keep else _GIVE_BACK).items():
             mallopt(option, value)
         if not keep:
-            _trim()
+            trim()
         _keeps = keep
 
 
-def _trim() -> None:
+def trim() -> None:
     """Give memory that is free back to the system, also where the process keeps it."""
     with contextlib.suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -130,7 +130,7 @@ def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
     would wait for its pages. (Writing a checkpoint takes a little, too.)
     """
     if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:
-        _trim()
+        trim()
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters exist from then on
         torch.cuda.reset_peak_memory_stats(device)

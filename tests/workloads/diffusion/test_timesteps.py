@@ -208,8 +208,8 @@ def test_what_is_drawn_does_not_hang_on_the_order_of_a_sum(member: Any, monkeypa
 
     monkeypatch.setattr(Tensor, "cumsum", summed)
     other: Any = build(member)
-    assert torch.equal(other._cumulative, plain._cumulative)
-    torch.testing.assert_close(other._cumulative.diff() / 2**52, other.probabilities()[1:], rtol=0, atol=1e-15)
+    assert torch.equal(other.cumulative, plain.cumulative)
+    torch.testing.assert_close(other.cumulative.diff() / 2**52, other.probabilities()[1:], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("member", EVERY, ids=lambda member: member.name)
@@ -638,7 +638,7 @@ def test_wiener_learns_from_the_first_images_and_goes_on_from_its_state() -> Non
 
 def errors_of(sampler: Any, t: Tensor, quotient: float) -> Tensor:
     """The errors, in units of the prediction, of a network whose ε-error is so many times the filter's."""
-    return quotient * sampler._filter[t] / sampler._to_epsilon[t]
+    return quotient * sampler.filter_error[t] / sampler.to_epsilon[t]
 
 
 def taught(sampler: Any, quotients: list[float], batch: int = 512) -> None:

@@ -116,7 +116,7 @@ class TableSampler(TimestepSampler):
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
         self._until_over = False
-        self._cumulative, self._factor = (
+        self.cumulative, self._factor = (
             torch.empty_like(self._p),
             torch.empty_like(self._p).float(),
         )
@@ -141,7 +141,7 @@ class TableSampler(TimestepSampler):
         factor = (self.steps * p).pow(-self.knobs.importance_correction)
         self._mass = torch.where(p > 0, p * factor, 0.0)
         # In place: a captured step reads these two where they lay when it was captured.
-        self._cumulative.copy_(cumulative)
+        self.cumulative.copy_(cumulative)
         self._factor.copy_(factor)
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class TableSampler(TimestepSampler):
             u = stratified(batch, self.device, generator)
         else:
             u = torch.rand(batch, generator=generator, device=self.device, dtype=torch.float64)
-        t = inverse(self._cumulative, u)
+        t = inverse(self.cumulative, u)
         return t, self._factor[t]
 
     def mass(self) -> Tensor:

@@ -99,7 +99,7 @@ class Wiener(Adaptive):
         device = self.device
         self._snr = diffusion.snr_table.to(device)
         self._log_snr = diffusion.snr_table.log().to(device)
-        self._to_epsilon = diffusion.to_epsilon.to(device)
+        self.to_epsilon = diffusion.to_epsilon.to(device)
         # |dλ/dt|: makes p a density over λ
         self._cell = torch.gradient(diffusion.log_snr)[0].abs().to(device)
         self._sums = self._zeros(2, 0)  # of the components and their squares
@@ -144,7 +144,7 @@ class Wiener(Adaptive):
         self._centre = self._log_snr.take((left.log() + self._log_snr / 2).argmax())
         # The filter's error counts all components, also those that do not move λ*.
         count, variance = _by_level(variances)
-        self._filter = self._snr * self._left(count, variance) / variances.numel()
+        self.filter_error = self._snr * self._left(count, variance) / variances.numel()
         self._narrow = self._around(self._centre[None]).sum(1)
         power = count * variance
         self._spectrum = (power * self._around(-variance.log())).sum(1) / power.sum()
@@ -179,7 +179,10 @@ class Wiener(Adaptive):
             super()._collect(t, errors, weights)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        ratio, share = errors * self._to_epsilon[t] / self._filter[t], self._narrow[t] / self._p[t]
+        ratio, share = (
+            errors * self.to_epsilon[t] / self.filter_error[t],
+            self._narrow[t] / self._p[t],
+        )
         finite = ratio.isfinite()  # loss scaling skips steps that overflow
         weighted = (torch.where(finite, share * ratio, 0.0), torch.where(finite, share, 0.0))
         added = torch.stack(weighted).sum(1)
