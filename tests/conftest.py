@@ -156,6 +156,52 @@ def disk_fault(monkeypatch):
 
 
 @pytest.fixture
+def no_locks(monkeypatch):
+    """Lets the file system refuse every lock with this code."""
+
+    def refuse(code):
+        def lock(*_):
+            raise OSError(code, os.strerror(code))
+
+        for name in ("flock", "lockf"):
+            monkeypatch.setattr(f"fcntl.{name}", lock)
+
+    return refuse
+
+
+@pytest.fixture
+def environment_is(monkeypatch):
+    """Lets the hardware and versions of this machine differ from what they are by these facts."""
+    from tunediff.core import environment
+
+    def differ(**facts):
+        known = {**environment.describe(), **facts}
+        monkeypatch.setattr(environment, "describe", lambda: known)
+
+    return differ
+
+
+@pytest.fixture
+def called_as(monkeypatch):
+    """Lets this be the command line of this process."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", [*words])
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    """No further package can be imported."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+@pytest.fixture
+def poor_judge(monkeypatch):
+    """Classifiers that judge need not be good, and are trained in no time."""
+    from tunediff.evaluation import image_networks
+
+    monkeypatch.setattr(image_networks, "STEPS", 2)
+
+
+@pytest.fixture
 def internet(monkeypatch):
     """Lets every server answer with these bytes, or fail so."""
 

@@ -103,8 +103,8 @@ def test_output_without_an_encoding_is_left_as_it_is():
         ("/venv/bin/pytest", "python -m tunediff.search"),
     ],
 )
-def test_help_names_the_program_that_was_called(monkeypatch, capsys, program, usage):
-    monkeypatch.setattr(sys, "argv", [program])
+def test_help_names_the_program_that_was_called(called_as, capsys, program, usage):
+    called_as(program)
     with pytest.raises(SystemExit):
         search.main(["--help"])
     assert capsys.readouterr().out.startswith(f"usage: {usage} [")

@@ -292,11 +292,8 @@ def test_a_running_search_is_refused_before_its_workload_is_imported(found, caps
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
-def test_file_system_without_locks_is_a_warning_not_another_process(found, monkeypatch, caplog, code):
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
+def test_file_system_without_locks_is_a_warning_not_another_process(found, no_locks, caplog, code):
+    no_locks(code)
     with alone(found.folder):
         pass
     storage = found.folder.parent

@@ -30,8 +30,14 @@ from tunediff.tuning import resources, sessions
 from tunediff.tuning.pool import Pool
 
 
+@pytest.fixture
+def backend_is(monkeypatch):
+    """Puts a function in the place of what would start processes for the runs."""
+    return lambda one_by_one: monkeypatch.setattr(connection, "one_by_one", one_by_one)
+
+
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, this_machine):
+def here(tmp_path, monkeypatch, this_machine, backend_is):
     """Two cores; what would start Ray does not."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -43,7 +49,7 @@ def here(tmp_path, monkeypatch, this_machine):
         raise sessions.StoppedError("nothing runs in this test")
         yield
 
-    monkeypatch.setattr(connection, "one_by_one", workers)
+    backend_is(workers)
 
 
 def asked(*given, name="x"):
@@ -218,7 +224,7 @@ def test_what_was_interrupted_can_be_resumed(capsys):
 
 # ------------------------------------------------------------------------------------------------------ from end to end
 @pytest.fixture
-def backend(monkeypatch):
+def backend(backend_is):
     """Runs end at once: A at about 2, B at about 1, or as `ends` says by trial."""
     noise = np.random.default_rng(0)
 
@@ -242,7 +248,7 @@ def backend(monkeypatch):
         greet(None)
         yield backend
 
-    monkeypatch.setattr(connection, "one_by_one", one_by_one)
+    backend_is(one_by_one)
     return backend
 
 

@@ -76,8 +76,8 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     ],
 )
 def test_threads_are_the_share_of_the_cores_unless_a_program_has_set_fewer(monkeypatch, keep_fewer, own, now, expected):
-    monkeypatch.setattr(machine, "threads", lambda: 4)
-    monkeypatch.setattr(machine, "TORCH_DEFAULT_THREADS", own)
+    for name, value in (("threads", lambda: 4), ("TORCH_DEFAULT_THREADS", own)):
+        monkeypatch.setattr(machine, name, value)
     before = torch.get_num_threads()
     torch.set_num_threads(now)
     try:

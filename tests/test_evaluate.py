@@ -372,13 +372,14 @@ def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, caps
 def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_path, monkeypatch):
     """Each has one device, and takes its share of the images."""
     world, strategy = World(0, 2, torch.device("cpu")), []
-    monkeypatch.setattr(distributed, "from_environment", lambda: contextlib.nullcontext(world))
 
     def judged(config, state, world):
         strategy.append(type(strategies.build(config, world)))
         return {"accuracy": 0.5}
 
-    monkeypatch.setattr(judging, "judged", judged)
+    alone = lambda: contextlib.nullcontext(world)  # noqa: E731
+    for module, name, replaced in ((distributed, "from_environment", alone), (judging, "judged", judged)):
+        monkeypatch.setattr(module, name, replaced)
     values = {"parallel.strategy": "dp", "parallel.workers": 2}
     config = cfg.override(cfg.baseline("digits_classifier"), values)
     save_file({}, tmp_path / "small.safetensors")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def test_the_file_of_the_page_on_own_trainings_learns(tmp_path):
     assert 0.5 < told.points[-1]["accuracy"] <= 1.0
 
 
-def test_the_page_on_emoji_makes_class_folders_on_white(tmp_path, monkeypatch):
+def test_the_page_on_emoji_makes_class_folders_on_white(tmp_path, monkeypatch, called_as):
     """As it stands in docs/how-to/emoji.md, on a package of two emoji."""
     page = (FOLDER.parent / "docs" / "how-to" / "emoji.md").read_text()
     folder = tmp_path / "package" / "img" / "google" / "64"
@@ -77,7 +76,7 @@ def test_the_page_on_emoji_makes_class_folders_on_white(tmp_path, monkeypatch):
     emoji = [waving, {"image": "c.png", "category": "Flags"}]
     (tmp_path / "package" / "emoji.json").write_text(json.dumps(emoji))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["emoji.py", "package", "16"])
+    called_as("emoji.py", "package", "16")
     exec(re.search(r"```python\n(# emoji.py\n.*?)```", page, re.S)[1], {})
     made = images.load(Data(name="images", path="emoji-16.zip", image_size=16))
     assert (made.class_names, made.labels.tolist()) == (("flags", "people"), [0, 1, 1])

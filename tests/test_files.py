@@ -81,13 +81,9 @@ def test_file_mode_follows_the_umask(tmp_path, umask, mode):
     assert stat.S_IMODE((tmp_path / "result.csv").stat().st_mode) == mode
 
 
-def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_noticed(tmp_path, no_locks):
     assert files.has_locks(tmp_path)
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    monkeypatch.setattr("fcntl.lockf", refuse)
+    no_locks(errno.ENOLCK)
     assert not files.has_locks(tmp_path)
 
 

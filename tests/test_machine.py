@@ -29,10 +29,11 @@ def has(tmp_path, monkeypatch):
     machine.cards.cache_clear()  # they are listed once in a process
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "WSL", tmp_path)
-    monkeypatch.setattr(machine, "DEVICES", tmp_path)
-    monkeypatch.setattr(machine, "quota", lambda: math.inf)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for owner, name, value in (
+        (machine, "WSL", tmp_path), (machine, "DEVICES", tmp_path), (machine, "quota", lambda: math.inf),
+        (os, "sched_getaffinity", lambda pid: set(range(8))),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
     yield make
     machine.cards.cache_clear()
 
@@ -72,8 +73,8 @@ def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys,
     file = {"workload": "digits", "budget": {"per_trial": "3s", **trials}, **content}
     file |= {"search": {"optimizer.lr": [1e-3, 2e-3]}} if "fixed" in content else {}
     (tmp_path / "mine.yaml").write_text(json.dumps(file))
-    monkeypatch.setattr(machine, "emulated", lambda: {"bf16", "fp16"})
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    for name, found in (("emulated", {"bf16", "fp16"}), ("gpus", gpus)):
+        monkeypatch.setattr(machine, name, lambda found=found: found)
     probe_says({})  # what it measures is not asked
     assert search.main(["mine.yaml", "--dry-run"]) == 0
     told = capsys.readouterr().err

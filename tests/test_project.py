@@ -124,13 +124,13 @@ def readme_commands():
     return re.findall(r"python -m (tunediff\.\w+)(.*)", (ROOT / "README.md").read_text())
 
 
-def test_commands_in_the_readme_exist_and_take_their_options(capsys, monkeypatch):
+def test_commands_in_the_readme_exist_and_take_their_options(capsys, monkeypatch, called_as):
     commands = readme_commands()
     assert {"tunediff.search", "tunediff.train", "tunediff.evaluate", "tunediff.sample", "tunediff.export"} <= {
         name for name, _ in commands
     }
     for name in {name for name, _ in commands}:
-        monkeypatch.setattr(sys, "argv", [name, "--help"])
+        called_as(name, "--help")
         for module in (name, f"{name}.__main__"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit, match="^0$"):

@@ -266,12 +266,12 @@ def test_a_trial_whose_device_is_unknown_was_not_measured_elsewhere():
     assert why.startswith("CPU another there, ")
 
 
-def test_a_gpu_is_named_with_its_power_limit(tmp_path, monkeypatch):
+def test_a_gpu_is_named_with_its_power_limit(tmp_path, monkeypatch, environment_is):
     line = "NVIDIA H200, 450.00 W, 143771 MiB\\n"
     known = machine(monkeypatch, tmp_path, "avx2", 2 * line) | {"device": "NVIDIA H200"}
     assert known["gpus"] == ["NVIDIA H200, 450.00 W, 143771 MiB"] * 2
     assert environment.hardware(known) == "NVIDIA H200 (450 W)"
-    monkeypatch.setattr(environment, "describe", lambda: known | {"gpus": ["NVIDIA H200, 700.00 W, 143771 MiB"]})
+    environment_is(**known | {"gpus": ["NVIDIA H200, 700.00 W, 143771 MiB"]})
     (why,) = environment.differences(known, "cuda")
     assert why.startswith("GPU NVIDIA H200, 450.00 W")
     assert environment.differences(known | {"device": "cpu"}, "cpu") == [], "the CPU is the same"

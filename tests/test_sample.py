@@ -162,14 +162,18 @@ def test_what_would_take_a_day_says_so_before_it_begins(capsys, monkeypatch):
     def network(x, t):
         now[0] += 0.002 * len(x)
 
-    monkeypatch.setattr(drawing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    waited = set()
+    for owner, name, replaced in (
+        (drawing, "time", types.SimpleNamespace(perf_counter=lambda: now[0])),
+        (type(CPU), "synchronize", lambda world: waited.add(world.device.type)),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
     drawing.announce(network, config, 100_000, CPU)
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sampling 100,000 images × 1,000 steps: about 55h33m", first)
     assert re.match(r"WARNING: that is long: --sampler ddim --steps 50 takes about 2h46m; fewer images", second)
     drawing.announce(lambda x, t: x, config, 10, CPU)
-    waited = set()
-    monkeypatch.setattr(type(CPU), "synchronize", lambda world: waited.add(world.device.type))
+    waited.clear()
     other = dataclasses.replace(CPU, device=torch.device("meta"))
     drawing.announce(lambda x, t: x, config, 10, other, CPU.device)
     assert waited == {"cpu"}, "timed by the device that draws, not by another"

@@ -406,8 +406,9 @@ def test_cache_lies_in_the_temporary_folder_where_home_cannot_be_written(
         raise KeyError(uid)
 
     monkeypatch.delenv("TUNEDIFF_CACHE")
-    monkeypatch.setattr(pwd, "getpwuid", unknown)  # as in a container with a foreign user id
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # As in a container with a foreign user id.
+    for module, name, value in ((pwd, "getpwuid", unknown), (tempfile, "tempdir", str(tmp_path))):
+        monkeypatch.setattr(module, name, value)
     monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
     folder = images.cache_dir()
     assert folder.is_relative_to(tmp_path)

@@ -160,6 +160,12 @@ def test_this_machine_has_all_that_a_search_needs(tmp_path):
 
 
 # ---- the command
+@pytest.fixture
+def checked(monkeypatch):
+    """Lets these be all checks."""
+    return lambda made_up: monkeypatch.setattr(checks, "CHECKS", made_up)
+
+
 def finding_of(state):
     return lambda storage: Finding(state, "a thing", "it means")
 
@@ -174,8 +180,8 @@ def finding_of(state):
         ([("wrong", True)], 1, "a search should not be started here: wrong one"),
     ],
 )
-def test_exit_code_says_whether_a_search_can_run(monkeypatch, capsys, states, code, verdict):
-    monkeypatch.setattr(checks, "CHECKS", [(f"{state} one", needed, finding_of(state)) for state, needed in states])
+def test_exit_code_says_whether_a_search_can_run(checked, capsys, states, code, verdict):
+    checked([(f"{state} one", needed, finding_of(state)) for state, needed in states])
     assert command.main([]) == code
     out = capsys.readouterr().out
     assert f"\n{verdict}\n" in out
@@ -186,9 +192,9 @@ def test_exit_code_says_whether_a_search_can_run(monkeypatch, capsys, states, co
     assert [finding["state"] for finding in result["findings"]] == [state for state, _ in states]
 
 
-def test_sigterm_ends_a_check_as_ctrl_c_does(monkeypatch):
+def test_sigterm_ends_a_check_as_ctrl_c_does(checked):
     check = ("stopped", False, lambda storage: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(5))
-    monkeypatch.setattr(checks, "CHECKS", [check])
+    checked([check])
     assert command.main([]) == 130
 
 

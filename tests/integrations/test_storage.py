@@ -296,8 +296,11 @@ def test_of_two_starts_at_once_one_has_the_lock(here, monkeypatch):
     """Both have found no holder before either writes, and both have written before either reads again."""
     writes, reads, refused = threading.Barrier(2), threading.Barrier(2), []
     pipe_file, sleep = LocalFileSystem.pipe_file, time.sleep
-    monkeypatch.setattr(LocalFileSystem, "pipe_file", lambda *words: (writes.wait(600), pipe_file(*words)))
-    monkeypatch.setattr(remote_lock.time, "sleep", lambda s: reads.wait(600) if s == SETTLE_S else sleep(s))
+    for owner, name, replaced in (
+        (LocalFileSystem, "pipe_file", lambda *words: (writes.wait(600), pipe_file(*words))),
+        (time, "sleep", lambda s: reads.wait(600) if s == SETTLE_S else sleep(s)),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
 
     def start():
         try:
@@ -325,8 +328,11 @@ def test_a_lock_that_was_not_written_again_is_taken_over(here, elsewhere_running
 def test_the_age_of_a_lock_is_by_the_clock_of_azure(here, elsewhere_running, monkeypatch):
     """As adlfs tells it; this machine's clock is ahead by an hour."""
     now, written = time.time, datetime.datetime.now(datetime.UTC)
-    monkeypatch.setattr(LocalFileSystem, "info", lambda _, path: {"name": path, "size": 1, "last_modified": written})
-    monkeypatch.setattr(time, "time", lambda: now() + 3600.0)
+    for owner, name, replaced in (
+        (LocalFileSystem, "info", lambda _, path: {"name": path, "size": 1, "last_modified": written}),
+        (time, "time", lambda: now() + 3600.0),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
     with pytest.raises(ConfigError, match="night is run by node7"):
         StorageLock(here).take()
 

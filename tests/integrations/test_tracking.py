@@ -189,19 +189,24 @@ def test_a_training_that_goes_on_after_it_ran_out_of_memory_is_sent_on(tmp_path,
     assert service.sent == [("train-digits", [], None), *first, *second, ("train-digits", [], "ok")]
 
 
+@pytest.fixture
+def wandb_is_missing(monkeypatch):
+    monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
+
+
+@pytest.mark.usefixtures("wandb_is_missing")
 def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]
     assert train.main([*words, "--track", "tensorboard"]) == cli.OK
     assert list(Path("run", "tensorboard", "run").glob("events.*"))
-    monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
     assert train.main([*words[:-3], "other", "--track", "wandb"]) == cli.BAD_INPUT
     assert "no_such_package is not installed" in capsys.readouterr().err
     assert not Path("other").exists()
 
 
-def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
+@pytest.mark.usefixtures("wandb_is_missing")
+def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_path, capsys):
     assert search.main(["digits", "--track", "wandb", "--storage", str(tmp_path)]) == cli.BAD_INPUT
     assert re.search(r"no_such_package is not installed; run: pip install '.*\[wandb\]'", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())

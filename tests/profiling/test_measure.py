@@ -93,12 +93,12 @@ def test_loader_and_model_count_alike_what_an_item_counts_as(tmp_path):
     assert alone["samples"] == 3 * 16 * 1024
 
 
-def test_a_set_that_does_not_fit_on_the_device(bench, monkeypatch):
+def test_a_set_that_does_not_fit_on_the_device(bench):
     def full(config, steps):
         assert config.loader.resident
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(bench, "speed", full)
+    bench.speed = full
     assert bench.model_alone(tiny(), 3) is None
 
 
@@ -114,12 +114,12 @@ def test_what_a_loader_of_its_own_follows_is_known(tmp_path, reads):
     assert ("loader.batch_size" in bench.unread) != reads
 
 
-def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench, monkeypatch):
+def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench):
     def speed(config, steps):
         changed = config.loader.resident
         return {"samples_per_s": 120.0 if changed else 100.0, "samples_per_s_sd": 3.0, "peak_memory_mib": 7.0}
 
-    monkeypatch.setattr(bench, "speed", speed)
+    bench.speed = speed
     found = bench.attempt(tiny(), {"loader.resident": True}, 3)
     assert found["gain"] == pytest.approx(1.2)
     assert not found["within_noise"]
@@ -127,11 +127,11 @@ def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench, monkeypat
     assert bench.attempt(tiny(), {"parallel.workers": 2}, 3) == {"failed": "it needs several processes"}
 
 
-def test_an_attempt_that_fails_is_a_result(bench, monkeypatch):
+def test_an_attempt_that_fails_is_a_result(bench):
     def speed(config, steps):
         raise RuntimeError("no such kernel\nmore of it")
 
-    monkeypatch.setattr(bench, "speed", speed)
+    bench.speed = speed
     assert bench.attempt(tiny(), {"loader.resident": True}, 3) == {"failed": "RuntimeError: no such kernel"}
 
 

@@ -24,9 +24,13 @@ def images():
 
 @pytest.fixture
 def passing(monkeypatch):
-    """Seconds pass when a test says so."""
+    """Seconds pass when a test says so; nothing that is timed by them is measured before a training."""
     now = [100.0]
-    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: now[0])
+    for name, replaced in (
+        ("tunediff.training.phases.time.perf_counter", lambda: now[0]),
+        ("tunediff.training.hardware.peak_flops_per_s", lambda *_: 1e9),
+    ):
+        monkeypatch.setattr(name, replaced)
 
     def passing(seconds):
         now[0] += seconds

@@ -48,6 +48,17 @@ class Recorder:
         return self.calls[-1][1]
 
 
+@pytest.fixture
+def recorded(monkeypatch):
+    """Puts a recorder in the place of a class or function, and returns it."""
+
+    def put(module, name, recorder=None):
+        monkeypatch.setattr(module, name, recorder := recorder or Recorder())
+        return recorder
+
+    return put
+
+
 def network(**knobs):
     return unet.network(tiny(**knobs).knobs)
 
@@ -226,16 +237,14 @@ def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypat
         ({"mode": "reduce-overhead"}, {"mode": "reduce-overhead", "dynamic": None}),
     ],
 )
-def test_compile_mode_and_dynamic(monkeypatch, options, expected):
-    recorder, model = Recorder(), network()
-    monkeypatch.setattr(torch, "compile", recorder)
+def test_compile_mode_and_dynamic(recorded, options, expected):
+    recorder, model = recorded(torch, "compile"), network()
     assert Compilation(Compile(**options)).apply(model, model, ResidualBlock) is model
     assert recorder.last == expected
 
 
-def test_compile_none_and_by_block(monkeypatch):
-    recorder, model = Recorder(), network()
-    monkeypatch.setattr(torch, "compile", recorder)
+def test_compile_none_and_by_block(monkeypatch, recorded):
+    recorder, model = recorded(torch, "compile"), network()
     assert Compilation(Compile()).apply(model, model, ResidualBlock) is model
     blocks = []
     monkeypatch.setattr(ResidualBlock, "compile", lambda self, **how: blocks.append(how))
@@ -264,9 +273,8 @@ def test_checkpoint_levels(levels):
 
 
 # ---------------------------------------------------------------------------------------------------------- parallel
-def test_gradient_buckets_and_static_graph(monkeypatch):
-    recorder = Recorder()
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", recorder)
+def test_gradient_buckets_and_static_graph(recorded):
+    recorder = recorded(nn.parallel, "DistributedDataParallel")
     config = tiny(parallel__workers=2, parallel__bucket_mib=3.5, parallel__static_graph=True)
     strategies.build(config, World(0, 2, CPU)).wrap(network())
     assert (recorder.last["bucket_cap_mb"], recorder.last["static_graph"]) == (3.5, True)
@@ -276,7 +284,7 @@ def test_gradient_buckets_and_static_graph(monkeypatch):
     assert recorder.last["device_ids"] == [1]
 
 
-def test_gradients_are_averaged_in_the_last_pass_only(monkeypatch):
+def test_gradients_are_averaged_in_the_last_pass_only(recorded):
     class Wrapped(nn.Module):
         def __init__(self, model, **_):
             super().__init__()
@@ -285,7 +293,7 @@ def test_gradients_are_averaged_in_the_last_pass_only(monkeypatch):
         def no_sync(self):
             return "no sync"
 
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Wrapped)
+    recorded(nn.parallel, "DistributedDataParallel", Wrapped)
     strategy = strategies.build(tiny(parallel__workers=2), World(0, 2, CPU))
     strategy.wrap(network())
     assert strategy.unsynchronized() == "no sync"

@@ -150,8 +150,9 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr("ray.init", lambda **_: services.get_node("gcs", "id"))
+    init = lambda **_: services.get_node("gcs", "id")  # noqa: E731
+    for name, replaced in (("ray._private.services.get_node", get_node), ("ray.init", init)):
+        monkeypatch.setattr(name, replaced)
     with connection.cluster(None) as context:
         assert context == "node"
     assert services.get_node is get_node

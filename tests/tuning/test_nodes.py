@@ -16,7 +16,7 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.core import environment, machine_options
+from tunediff.core import machine_options
 from tunediff.ray_backend import backend, cluster, connection, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
@@ -102,13 +102,13 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
 
 
-def test_nodes_that_train_are_described(monkeypatch):
+def test_nodes_that_train_are_described(monkeypatch, environment_is):
     """Earlier results are compared with them: the head may train nothing."""
     answers(monkeypatch, {"b": json.dumps({"cpu": "of the node"}), "c": "no answer within 180 s"})
-    monkeypatch.setattr(environment, "describe", lambda: {"cpu": "of the head"})
+    environment_is(cpu="of the head")
     nodes = [Machine(2, 0, "10.0.0.2", "b"), Machine(2, 0, "10.0.0.1", "a")]
     assert cluster.describe(nodes) == {"cpu": "of the node"}
-    assert cluster.describe(nodes[1:]) == {"cpu": "of the head"}
+    assert cluster.describe(nodes[1:])["cpu"] == "of the head"
     assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
     assert (

@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import os
 import sqlite3
 
 import optuna
 import pytest
 
-from tunediff.core import files
 from tunediff.core.files import study_url
 from tunediff.tuning import sessions, study_file
 
@@ -57,13 +55,9 @@ def test_damaged_study_is_put_aside(path, content):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
-def test_study_works_on_a_file_system_without_locks(path, monkeypatch, code):
+def test_study_works_on_a_file_system_without_locks(path, no_locks, code):
     """SQLite is told to do without: it would say that the database is locked."""
-
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(files.fcntl, "lockf", refuse)
+    no_locks(code)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")  # whoever asks for a lock would wait
         assert values(path) == [1.0]

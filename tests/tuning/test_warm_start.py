@@ -16,7 +16,7 @@ from tunediff import search, search_space
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError
-from tunediff.core import environment, machine_options
+from tunediff.core import machine_options
 from tunediff.core.journal import Journal
 from tunediff.report import plan
 from tunediff.tuning import experiment, warm_start
@@ -95,12 +95,6 @@ def test_what_lies_outside_the_space_is_left_out(make, earlier):
     assert [t.user_attrs["from"] for t in study(searcher) if t.state.is_finished()] == ["earlier/t0003"]
 
 
-def on_another_machine(monkeypatch, **facts):
-    """From now on this is a machine of which `facts` are true."""
-    here = {**environment.describe(), **facts}
-    monkeypatch.setattr(environment, "describe", lambda: here)
-
-
 ELSEWHERE = [
     ({"cpu": "Loongson-3A7000"}, "CPU .+ there, Loongson-3A7000 here"),
     ({"cpu_features": ["neon"]}, "instruction sets .* there, neon here"),  # of one name, but without AMX or bfloat16
@@ -111,9 +105,9 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("facts", "why"), ELSEWHERE)
-def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, monkeypatch, facts, why):
+def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, environment_is, facts, why):
     """Neither results nor failures are reused; the best points are tried first."""
-    on_another_machine(monkeypatch, **facts)
+    environment_is(**facts)
     searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier))
     assert not any(t.state.is_finished() for t in study(searcher))
     drawn = [searcher.suggest("a")]
@@ -175,10 +169,10 @@ def test_a_search_goes_on_where_the_earlier_one_is_gone(make, earlier, tmp_path)
     assert resumed.space.budget.trials == 20
 
 
-def test_a_search_resumed_elsewhere_is_warned_of(earlier, monkeypatch, this_machine, capsys):
+def test_a_search_resumed_elsewhere_is_warned_of(earlier, environment_is, this_machine, capsys):
     this_machine(2)
     assert experiment.foreign(earlier) == ""
-    on_another_machine(monkeypatch, versions={"torch": "1.0"})
+    environment_is(versions={"torch": "1.0"})
     assert search.main(["--resume", earlier.name, "--storage", str(earlier.parent), "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert said.startswith("WARNING: earlier: 3 of its 3 trials were measured elsewhere (torch ")

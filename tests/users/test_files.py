@@ -77,8 +77,8 @@ def test_its_knobs_are_knobs_like_ours(mine):
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_parse_args_at_the_top_of_a_file_gets_no_options_of_tunediff(mine, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tunediff", "--trials", "4"])
+def test_parse_args_at_the_top_of_a_file_gets_no_options_of_tunediff(mine, called_as):
+    called_as("tunediff", "--trials", "4")
     lines = "import argparse\nimport sys\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', default=3)\n"
     mine.write_text(PLAIN + lines + "args, given = parser.parse_args(), list(sys.argv)\n")
     declared = cfg.find("mine.py").declared

@@ -362,8 +362,9 @@ def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeyp
         started.append((config.parallel.workers, config.loader.batch_size, ranks))
         return {"unread": []}
 
-    monkeypatch.setattr(machine, "gpus", lambda: [str(index) for index in range(gpus)])
-    monkeypatch.setattr(template, "ask", answer)
+    devices = lambda: [str(index) for index in range(gpus)]  # noqa: E731
+    for module, name, replaced in ((machine, "gpus", devices), (template, "ask", answer)):
+        monkeypatch.setattr(module, name, replaced)
     knobs = {"parallel.workers": 4, "parallel.strategy": strategy}
     config = cfg.override(cfg.baseline(str(file(tmp_path, PLAIN))), knobs)
     assert check.before_search(config, said.append) == {"unread": []}

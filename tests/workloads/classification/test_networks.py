@@ -1,7 +1,5 @@
 """Our networks are those of their papers; those of libraries fit the data, or are refused."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,8 +117,8 @@ def test_blocks_of_a_librarys_network_are_refused_before_anything_starts(values)
     knobs(model__name="resnet18", **values)
 
 
-def test_without_timm_its_networks_are_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.mark.usefixtures("nothing_installed")
+def test_without_timm_its_networks_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=r"model\.name: 'timm/resnet18' .* pip install '.*\[timm\]'"):
         knobs(model__name="timm/resnet18")
 

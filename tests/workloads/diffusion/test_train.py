@@ -23,7 +23,6 @@ from tests.helpers import (
 from tunediff import config as cfg
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
-from tunediff.evaluation import image_networks
 from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
@@ -107,9 +106,9 @@ def test_the_effective_weight_is_recorded(tmp_path):
     assert weight[0] < 0.1 * weight[10]  # min-SNR where the noise is low
 
 
+@pytest.mark.usefixtures("poor_judge")
 def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    monkeypatch.setattr(image_networks, "STEPS", 30)  # a classifier that need not be good
     config = tiny(evaluation__images=40, evaluation__validation_images=8, evaluation__points=1)
     told = Told()
     outcome = train(config, samples=16 * 4, observer=told, evaluates=True)
@@ -127,9 +126,9 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert 0 < point.peak_share < 1.5
 
 
+@pytest.mark.usefixtures("poor_judge")
 def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    monkeypatch.setattr(image_networks, "STEPS", 30)
     config = tiny(evaluation__images=40, evaluation__validation_images=0, evaluation__batch_size=10)
     stopped = train(config, folder=tmp_path, evaluates=True, observer=Told(stop=lambda told: told.steps >= 10))
     assert (stopped.finished, stopped.steps, stopped.points) == (False, 10, [])
