@@ -278,10 +278,11 @@ TRAINING = {
 }  # fmt: skip
 """Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
 LONGEST = (
-    "tuning/test_search.py", "tuning/test_finalists.py", "workloads/diffusion/test_train.py", "test_commands.py",
-    "api/test_cluster.py", "users/test_mistakes.py", "tuning/test_users.py", "training/test_ranks.py", "doctor/test_doctor.py",
+    "tuning/test_search.py", "training/test_ranks.py", "workloads/diffusion/test_train.py", "test_commands.py",
+    "training/test_resume.py", "users/test_mistakes.py", "users/test_files.py", "tuning/test_templates.py",
+    "tuning/test_local.py", "tuning/test_finalists.py", "evaluation/test_features.py",
 )  # fmt: skip
-"""Files that start first: two with a Ray cluster wait beside two that compute."""
+"""Files that start first: the one with a Ray cluster waits for processes beside two that compute."""
 
 
 def pytest_ignore_collect(collection_path, config):

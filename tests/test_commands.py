@@ -494,7 +494,7 @@ def test_forked_processes_of_a_training_end_when_they_are_terminated(delay_s):
         process.start()
         time.sleep(delay_s)
         process.terminate()
-        process.join(60)
+        process.join(600)
         process.kill()
         assert process.exitcode == -signal.SIGTERM
         os.kill(os.getpid(), signal.SIGTERM)

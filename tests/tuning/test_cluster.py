@@ -151,7 +151,7 @@ def ran_on(one, name, raylet):
 def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_path):
     nodes.add()
     one = search("large", fixed={"parallel.workers": 4}, **GRID)
-    assert one.start(str(one.file), "--name", "large", "--address", nodes.address).wait(200) == 2
+    assert one.start(str(one.file), "--name", "large", "--address", nodes.address).wait(WAIT_S) == 2
     assert "parallel.workers: 4 is not allowed on this cluster; each worker needs one CPU core and there are" in one.log
     assert one.log.count(": 1 CPU core, 0 GPUs") == 2
     assert "allowed: at most 2" in one.log
@@ -179,14 +179,12 @@ def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     one = search("night", **GRID)
     process = one.start(str(one.file), "--name", "night", "--address", nodes.address)
     names = [f"t{number:04d}" for number in range(6)]
-    victim = one.wait_for(
-        lambda: next((n for n in names if ran_on(one, n, doomed) and one.events(n, "point")), None), 600
-    )
+    victim = one.wait_for(lambda: next((n for n in names if ran_on(one, n, doomed) and one.events(n, "point")), None))
     for process_of_it in [psutil.Process(doomed), *psutil.Process(doomed).children(recursive=True)]:
         process_of_it.kill()  # as a machine dies: workers that outlive their raylet end their trial
     new = nodes.add()
     one.wait_for(lambda: next((n for n in names if ran_on(one, n, new)), None))
-    assert process.wait(600) == 0, one.log
+    assert process.wait(WAIT_S) == 0, one.log
     assert [one.trial(name).status for name in names] == ["ok"] * 6
     ran = [one.trial(name) for name in names]
     assert any(a.started < b.started < a.ended for a in ran for b in ran), "two at once"
@@ -208,7 +206,7 @@ def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search)
     budget = {"per_trial": "4s", "trials": 6, "unit": "device"}
     one = search("both", budget=budget, search=spaces, first=first, fixed=chain, noise=1)
     process = one.start(str(one.file), "--name", "both", "--address", nodes.address)
-    assert process.wait(900) == 0, one.log
+    assert process.wait(WAIT_S) == 0, one.log
     trials = [one.trial(f"t{number:04d}") for number in range(6)]
     assert [trial.status for trial in trials] == ["ok"] * 6, one.log
     assert [trial.config["parallel.strategy"] for trial in trials[1:4]] == ["ddp", "fsdp", "pipeline"]
@@ -237,7 +235,7 @@ def test_a_bad_network(apart, search, fault):
         apart.cable("down")
         time.sleep(60)
         apart.cable("up")
-    assert process.wait(900) == 0, one.log
+    assert process.wait(WAIT_S) == 0, one.log
     assert [one.trial(name).status for name in names] == ["ok"] * 6, one.log
     assert fault != "slow" or not one.events(victim, "lost"), one.log
     for name in names:
@@ -251,13 +249,13 @@ def test_the_head_dies_and_another_cluster_goes_on(nodes, search):
     process = one.start(str(one.file), "--name", "headless", "--address", nodes.address)
     one.wait_for(lambda: (found := one.trial("t0002")) is not None and found.points)
     end([nodes.process])
-    assert process.wait(300) == 1
+    assert process.wait(WAIT_S) == 1
     assert "error: the head of the cluster does not answer any more; everything measured is in" in one.log
     assert f"resume: python -m tunediff.search --resume headless --address {nodes.address}" in one.log
     before = one.journals
     with contextlib.closing(Nodes()) as others:
         others.add()
-        assert one.start("--resume", "headless", "--address", others.address).wait(900) == 0, one.log
+        assert one.start("--resume", "headless", "--address", others.address).wait(WAIT_S) == 0, one.log
     assert [one.trial(f"t{number:04d}").status for number in range(6)] == ["ok"] * 6
     assert all(one.journals[name].startswith(text) for name, text in before.items())
     for number in range(6):
@@ -277,7 +275,7 @@ def test_a_draining_node_lets_its_trial_go_with_a_checkpoint(nodes, search):
     subprocess.run([ray, "drain-node", "--address", nodes.address, "--node-id", node, *notice], check=True)
     lost = one.wait_for(lambda: one.events(victim, "lost"), 60)
     psutil.Process(leaving).kill()  # long after the trial has left
-    assert process.wait(600) == 0, one.log
+    assert process.wait(WAIT_S) == 0, one.log
     assert (len(lost), lost[0]["nodes"], lost[0]["draining"]) == (1, [node], True)
     assert [one.trial(name).status for name in ("t0000", "t0001")] == ["ok", "ok"]
     again = [line["steps"] for line in one.events(victim, "point")]

@@ -296,7 +296,7 @@ def test_a_scheduler_ends_it_with_sigterm(search):
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
     process.terminate()
-    assert process.wait(100) == 130
+    assert process.wait(WAIT_S) == 130
     assert "resume: python -m tunediff.search --resume term" in one.log
     settle(one, process, "batch scheduler ends it", "SIGTERM", ["ok"] * 4)
 
@@ -331,7 +331,7 @@ def disk(tmp_path, request):
 
 def stopped(one, process, why):
     """The search ended by itself and said why."""
-    assert process.wait(300) == 1
+    assert process.wait(WAIT_S) == 1
     assert f"cannot be written: {why}" in one.log
     assert "Traceback" not in one.log, one.log
     assert all_gone(one.family) == []
@@ -416,7 +416,7 @@ def test_file_system_without_locks_works_with_a_warning(search, tmp_path, monkey
     one.family = set(of_search(process))
     assert "WARNING: --storage: no file can be locked" in one.log
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(100) == 130
+    assert process.wait(WAIT_S) == 130
     settle(one, process, "file system without locks", "flock and lockf raise ENOLCK", ["ok"] * 4)
     assert "is running in another process" not in one.log
     assert not list(one.folder.glob("study.db.damaged*"))

@@ -42,6 +42,7 @@ def test_finalists_run_again_in_the_cluster_of_their_search_or_in_none(search, b
     assert ("With 2 s:" in one.log.replace("\xa0", " ")) == (len(budgets) > 1)
 
 
+@pytest.mark.training
 def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
     """Three pairs of runs of a user's file, in processes of their own, and again from what they left."""
     monkeypatch.chdir(tmp_path)

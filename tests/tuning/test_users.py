@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.tuning.conftest import block
+from tests.tuning.conftest import WAIT_S, block
 
 pytestmark = pytest.mark.cluster
 
@@ -117,7 +117,7 @@ def test_a_mistake_ends_the_search_before_it_begins(search, tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY.replace("trial.step(loss, optimizer)", "optimizer.step()"))
     (tmp_path / "helper.py").write_text(HELPER)
     one = search("never", budget={"per_trial": "2s"}, trials=[{}])
-    assert one.start("faulty.py", "--trials", "2", "--name", "never").wait(120) == 2
+    assert one.start("faulty.py", "--trials", "2", "--name", "never").wait(WAIT_S) == 2
     assert "error: faulty.py: train(trial): a batch was taken and trial.step(loss, optimizer) not called" in one.log
     assert "Traceback" not in one.log
     assert not one.folder.exists()
