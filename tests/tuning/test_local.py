@@ -31,7 +31,7 @@ def placed(slots, job):
     return job.on(allocation)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks):
     job = placed(slots, job_of(tmp_path / "t0", cfg.override(CONFIG, {"parallel.workers": ranks})))
     reported = list(trial.run_trial_on_slot(job, slots.slot(job)))

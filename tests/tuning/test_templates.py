@@ -132,6 +132,7 @@ def test_each_version_of_a_file_trains_in_a_template_of_its_own(templates, users
     assert train(templates, users_job(version=2)).points[-1]["version"] == 2
 
 
+@pytest.mark.nightly  # `test_template.py` has runs that start afresh
 @pytest.mark.usefixtures("no_users_code")
 def test_file_that_must_not_be_forked_trains_in_fresh_processes(templates, users_job):
     top = "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
