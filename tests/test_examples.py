@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
+from tests.helpers import Dies, KilledError, Told, assert_equal, train, weights
 from tunediff import config as cfg
 from tunediff import sample, search
 from tunediff.core import trial_record as record
@@ -137,18 +137,6 @@ def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):
     again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
     assert again.points[-1]["accuracy"] == whole.points[-1]["accuracy"]
     assert_equal(weights(whole), weights(again))
-
-
-def classified(world):
-    config = example("classifier", parallel__workers=world.size)
-    return weights(train(config, samples=64 * 4, world=world, evaluates=True))
-
-
-@pytest.mark.nightly
-def test_two_ranks_learn_what_one_learns(tmp_path):
-    first, second = ranks(classified, tmp_path)
-    assert_equal(first, second)
-    assert_equal(classified(CPU), first, rtol=1e-4, atol=1e-5)
 
 
 def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides():

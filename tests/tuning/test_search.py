@@ -254,25 +254,3 @@ def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monk
     with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path / "night", share, None, None, ends):
         pass
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.nightly  # test_reruns.py shows the same without processes
-def test_a_search_killed_while_it_reruns_what_leads_goes_on_with_that_and_confirms_it(search):
-    one = search(
-        "reruns", budget={"per_trial": "2s", "trials": 6}, noise=1, reruns=2, confirm={"of": 1, "seeds": 3},
-        search={"loader.batch_size": [16, 32, 64, 128]},
-    )  # fmt: skip
-    process = one.start(str(one.file), "--name", "reruns")
-    one.wait_for(has(one, "t0004", 1))
-    before, family = one.trial("t0004").drawn, of_search(process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    all_gone(family)
-    assert one.run("--resume", "reruns") == 0, one.log
-    trials = [one.trial(f"t000{i}") for i in range(6)]
-    assert [trial.drawn.get("seed") for trial in trials[:4]] == [None] * 4
-    assert (trials[4].drawn, trials[4].status, trials[5].status) == (before, "ok", "ok")
-    assert all(trial.drawn["seed"] in (1, 2) for trial in trials[4:])
-    assert trials[4].drawn != trials[5].drawn
-    confirming = search_space.load(one.folder / "confirm" / "search.yaml")
-    assert {point["seed"] for point in confirming.candidates} == {1000, 1001, 1002}, "no seed that chose the finalist"

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.tuning.conftest import WAIT_S, block
+from tests.tuning.conftest import block
 
 pytestmark = pytest.mark.cluster
 
@@ -110,14 +110,3 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert re.search(r"t0000 ok +3\.\d s  accuracy 0\.\d+ .*pairs/s", one.log)
     assert "images" not in one.log
     assert block(one.log)["best_value"]
-
-
-@pytest.mark.nightly  # test_mistakes.py shows it by the same check without a search
-def test_a_mistake_ends_the_search_before_it_begins(search, tmp_path):
-    (tmp_path / "faulty.py").write_text(FAULTY.replace("trial.step(loss, optimizer)", "optimizer.step()"))
-    (tmp_path / "helper.py").write_text(HELPER)
-    one = search("never", budget={"per_trial": "2s"}, trials=[{}])
-    assert one.start("faulty.py", "--trials", "2", "--name", "never").wait(WAIT_S) == 2
-    assert "error: faulty.py: train(trial): a batch was taken and trial.step(loss, optimizer) not called" in one.log
-    assert "Traceback" not in one.log
-    assert not one.folder.exists()
