@@ -20,7 +20,7 @@ FILE = {
 }  # fmt: skip
 
 TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data.max_images=64", "evaluation.images=16",
-        "evaluation.steps=2", "evaluation.points=1", "loader.workers=0"]  # fmt: skip
+        "evaluation.steps=2", "evaluation.points=1", "evaluation.extractor=random", "loader.workers=0"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
