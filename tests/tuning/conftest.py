@@ -161,9 +161,7 @@ def make(tmp_path):
 
     (tmp_path / "trials").mkdir()
 
-    def make(
-        slots=1, spent_s=0.0, device="cpu", here=None, places=None, may_start=lambda: True, **changes
-    ):
+    def make(slots=1, spent_s=0.0, device="cpu", here=None, places=None, may_start=lambda: True, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
         proposer = OptunaProposer(space, tmp_path, spent_s, device=device, here=here)
