@@ -131,7 +131,7 @@ def boxes(figure):
     """Extents of what must not cover each other: the title, panels with all that is written at them, the legend."""
     title = [text for text in figure.texts if text.get_text() == figure.get_suptitle() != ""]
     parts = [*title, *figure.legends, *figure.axes]
-    return [part.get_tightbbox(figure.canvas.get_renderer()) for part in parts]
+    return [part.get_tightbbox() for part in parts]
 
 
 @pytest.mark.parametrize("kind", MAKES)
