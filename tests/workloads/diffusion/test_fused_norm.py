@@ -90,6 +90,14 @@ def test_kernels_compute_in_each_number_format_what_float64_does():
     assert "compared" in done.stdout, done.stderr
 
 
+def test_operation_is_used_only_where_it_agrees_with_torch(caplog):
+    assert fused_norm.works(torch.device("cpu"), torch.float32)
+    assert caplog.text == ""
+    nowhere = torch.device("cuda", torch.cuda.device_count())
+    assert not fused_norm.works(nowhere, torch.float32)
+    assert "torch computes it" in caplog.text
+
+
 def test_operation_is_visible_to_torch_compile():
     tensors = inputs(8, 3, torch.float32)
 

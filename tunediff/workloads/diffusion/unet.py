@@ -243,7 +243,7 @@ def fused_norm(x: Tensor) -> Any:
         from tunediff.workloads.diffusion import fused_norm
     except ImportError:
         return None
-    return fused_norm
+    return fused_norm if fused_norm.works(x.device, x.dtype) else None
 
 
 class ResidualBlock(nn.Module):
