@@ -261,7 +261,10 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> float:
     plain = F.silu(wide)
     fused.backward(dy.to(dtype))
     plain.backward(dy.to(dtype).double())
-    found = [(fused.detach(), plain.detach()), *((one.grad, other.grad) for one, other in zip(a, b, strict=True))]
+    found = [
+        (fused.detach(), plain.detach()),
+        *((one.grad, other.grad) for one, other in zip(a, b, strict=True)),
+    ]
     # a value that is not finite compares as false, and so does not agree
     return max(
         float((one.double() - other.double()).abs().max() / other.double().abs().max())
