@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from tests import searches
 from tests.helpers import measure_here, point, shipped_toy
 from tests.json_schemas import validate
 from tests.toy import train as toy_train
-from tunediff import analysis, export, search, search_space, train
+from tunediff import Trial, analysis, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.api import search_run, train_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
@@ -509,18 +510,18 @@ def toy(tmp_path, monkeypatch):
         yield lambda *words: train.main(["--config", "toy", "--samples", "80", "--out", "out", *words])
 
 
-def out_of_memory(trial):
+def out_of_memory(*_):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
 
 @pytest.fixture
-def trains(monkeypatch):
-    """Puts a function in the place of the training of the toy."""
-    return lambda train: monkeypatch.setattr(toy_train, "train", train)
+def replace(monkeypatch):
+    """Replaces a method of `Trial`: the modules of a training are imported anew, ours are not."""
+    return lambda name, method: monkeypatch.setattr(Trial, name, method)
 
 
-def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, trains, capsys):
-    trains(out_of_memory)
+def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, replace, capsys):
+    replace("prepare", out_of_memory)
     assert toy() == 1
     error = capsys.readouterr().err
     assert "error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB." in error
@@ -571,29 +572,26 @@ def test_a_forked_process_that_lives_on_does_not_keep_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["loader.batch_size=4"]])
-def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, trains, words):
+def test_train_starts_over_after_running_out_of_memory(toy, tmp_path, replace, words):
     """Nothing was kept, so that the same folder takes a smaller batch, too."""
-    before = toy_train.train
-    trains(out_of_memory)
+    before = Trial.prepare
+    replace("prepare", out_of_memory)
     assert toy() == 1
-    trains(before)
+    replace("prepare", before)
     assert toy(*words) == 0
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, [point.samples for point in trial.points]) == ("ok", 1, [40, 80])
 
 
-def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_path, trains):
-    needs_too_much = [True]
+def test_train_goes_on_from_its_checkpoint_after_running_out_of_memory(toy, tmp_path, replace):
+    needs_too_much, steps, step = [True], itertools.count(), Trial.step
 
-    def after_a_point(trial):
-        net, optimizer = toy_train.begin(trial)
-        trial.evaluate_with(lambda: toy_train.error(net))
-        for step, batch in enumerate(trial.batches((toy_train.INPUTS, toy_train.TARGETS))):
-            if step == 8 and needs_too_much:  # the first evaluation, after 5 steps, wrote a checkpoint
-                out_of_memory(trial)
-            trial.step(toy_train.loss_of(net, batch), optimizer)
+    def after_a_point(trial, *given):
+        if next(steps) == 8 and needs_too_much:  # the first evaluation, after 5 steps, wrote a checkpoint
+            out_of_memory()
+        step(trial, *given)
 
-    trains(after_a_point)
+    replace("step", after_a_point)
     assert toy() == 1
     assert (record.read_trial(tmp_path / "out").status, (tmp_path / "out" / "checkpoint.pt").exists()) == ("oom", True)
     assert toy("loader.batch_size=4") == 2, "the folder holds a training that can go on"
