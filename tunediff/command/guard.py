@@ -2,7 +2,8 @@
 
 A program that is started in a session of its own outlives a killed parent. The guard reads a pipe
 whose other end only the parent has; at its end the guard kills every group that was not reported
-as finished, and what carries its mark.
+as finished, and what carries its mark. The mark is told before the program starts, so that no
+moment is left in which a killed parent has a program that nobody knows.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
+
+
+STARTING_S = 2.0
+"""Seconds for which a program may still be about to start, without its mark, when its parent was
+killed."""
 
 
 class Guard:
@@ -39,13 +46,14 @@ class Guard:
                 guard = cls._shared = cls()
             return guard
 
-    def watch(self, group: int, mark: str) -> None:
-        """Take over a process group in case that this process is killed."""
-        self._tell(f"+ {group} {mark}\n")
+    def watch(self, mark: str, group: int = 0) -> None:
+        """Take over what carries a mark in case that this process is killed, and its process group
+        as soon as there is one."""
+        self._tell(f"+ {mark} {group}\n")
 
-    def forget(self, group: int) -> None:
-        """Give up a process group that has ended."""
-        self._tell(f"- {group}\n")
+    def forget(self, mark: str) -> None:
+        """Give up a program that has ended."""
+        self._tell(f"- {mark}\n")
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -58,18 +66,25 @@ def main() -> None:
     """Watch until the parent has gone, then kill what it has left; runs without tunediff."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups: dict[int, str] = {}
+    groups: dict[str, int] = {}
     for line in sys.stdin:
-        sign, group, *mark = line.split()
+        sign, mark, *group = line.split()
         if sign == "+":
-            groups[int(group)] = mark[0]
+            groups[mark] = int(group[0])
         else:
-            groups.pop(int(group), None)
-    for group in groups:
+            groups.pop(mark, None)
+    for started in filter(None, groups.values()):
         with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
-    marks = {f"TUNEDIFF_RUN={mark}".encode() for mark in groups.values()}
-    for process in Path("/proc").glob("[0-9]*") if marks else ():
+            os.killpg(started, signal.SIGKILL)
+    marks = {f"TUNEDIFF_RUN={mark}".encode() for mark in groups}
+    end = time.monotonic() + STARTING_S
+    while marks and time.monotonic() < end:
+        _kill_marked(marks)
+        time.sleep(0.1)
+
+
+def _kill_marked(marks: set[bytes]) -> None:
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if marks & set((process / "environ").read_bytes().split(b"\0")):
                 os.kill(int(process.name), signal.SIGKILL)

@@ -57,15 +57,18 @@ class CommandProcess:
         self._log = open(folder / LOG, "ab")  # noqa: SIM115 – closed by `finish`
         self._logged = self._log.tell()
         self._log_fault: OSError | None = None
+        guard = Guard.shared()
+        guard.watch(self.mark)
         try:
             self.process = subprocess.Popen(
                 list(argv), cwd=cwd, env={**environment, MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
         except OSError:
+            guard.forget(self.mark)
             self._log.close()
             raise
-        Guard.shared().watch(self.process.pid, self.mark)
+        guard.watch(self.mark, self.process.pid)
 
     @property
     def log_fault(self) -> OSError | None:
@@ -143,7 +146,7 @@ class CommandProcess:
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        Guard.shared().forget(self.process.pid)
+        Guard.shared().forget(self.mark)
         return code
 
 

@@ -26,15 +26,15 @@ def difference(eager: Any, again: Any, replayed: Any) -> str:
     """
     entries = zip(_entries(eager), _entries(again), _entries(replayed), strict=True)
     found = [(name, _distance(a, b), _distance(a, c)) for (name, a), (_, b), (_, c) in entries]
-    for name, noise, _ in found:
-        if name.startswith("loss.") and noise > SAME_LOSS:
-            return f"the same steps made twice differ: {name} by {noise:.1g} of it"
-    noises = [noise for _, noise, _ in found if noise > 0.0]
-    usual = statistics.median(noises) if noises else 0.0
+    for name, repeated, _ in found:
+        if name.startswith("loss.") and repeated > SAME_LOSS:
+            return f"the same steps made twice differ: {name} by {repeated:.1g} of it"
+    repeats = [repeated for _, repeated, _ in found if repeated > 0.0]
+    usual = statistics.median(repeats) if repeats else 0.0
     wrong = [
         (distance, name)
-        for name, noise, distance in found
-        if distance > ALLOWED * max(noise, usual)
+        for name, repeated, distance in found
+        if distance > ALLOWED * max(repeated, usual)
     ]
     if not wrong:
         return ""

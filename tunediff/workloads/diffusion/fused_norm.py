@@ -259,8 +259,8 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> float:
         b[0].double() + b[1].double()[:, :, None, None], groups, b[2].double(), b[3].double(), 1e-5
     )
     plain = F.silu(wide)
-    fused.backward(dy.to(dtype))
-    plain.backward(dy.to(dtype).double())
+    torch.autograd.backward(fused, dy.to(dtype))
+    torch.autograd.backward(plain, dy.to(dtype).double())
     found = [
         (fused.detach(), plain.detach()),
         *((one.grad, other.grad) for one, other in zip(a, b, strict=True)),
