@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-
 STARTING_S = 2.0
 """Seconds for which a program may still be about to start, without its mark, when its parent was
 killed."""
