@@ -50,7 +50,7 @@ def wait_until(condition):
 
 
 def test_the_value_at_the_budget_counts_and_the_curve_has_seconds(tmp_path):
-    points, end = run(tmp_path, FOREVER, 2.0)
+    points, end = run(tmp_path, FOREVER, 2.0, clock_from="loss")
     assert end.status == "ok"
     assert points[-1].index == POINTS
     assert points[-1].train_s <= 2.0 <= end.seconds["train"]
@@ -128,7 +128,7 @@ HARD_TO_END = {
 
 @pytest.mark.parametrize("name", HARD_TO_END)
 def test_nothing_of_a_run_is_left(tmp_path, name):
-    _, end = run(tmp_path, HARD_TO_END[name] + FOREVER, 1.0)
+    _, end = run(tmp_path, HARD_TO_END[name] + FOREVER, 1.0, clock_from="loss")
     assert end.status == "ok"
     wait_until(lambda: not processes_of(tmp_path))  # who was killed is gone a moment later
 

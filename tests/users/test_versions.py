@@ -45,7 +45,7 @@ def train(trial):
     by_name = importlib.import_module(f"models.{trial.knobs.model}")
     by_path = pydoc.locate(TARGET.split()[1])
     listed = [importlib.import_module(f"plugins.{one.name}") for one in pkgutil.iter_modules(plugins.__path__)]
-    flat = importlib.import_module("helper")
+    flat = importlib.import_module("flat_module")
     net = trial.prepare(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
     trial.keep(net=net, optimizer=optimizer)
@@ -57,7 +57,7 @@ def train(trial):
 MODULES = {
     "models/resnet.py": "VALUE = 1", "models/vgg.py": "VALUE = 2", "layers/__init__.py": "",
     "layers/linear.py": "class Linear:\n    VALUE = 10", "plugins/__init__.py": "", "plugins/one.py": "VALUE = 100",
-    "plugins/two.py": "VALUE = 1000", "helper.py": "VALUE = 10000",
+    "plugins/two.py": "VALUE = 1000", "flat_module.py": "VALUE = 10000",
 }  # fmt: skip
 SCORE = 11111
 
@@ -67,7 +67,9 @@ def mine(tmp_path, monkeypatch):
     """A file that imports modules beside it by name only, and that of its folder."""
     folder = tmp_path / "original"
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("helper", "layers", "models", "plugins")]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("flat_module", "layers", "models", "plugins")
+    ]:
         monkeypatch.delitem(sys.modules, name)  # of other tests
     for name, text in {"mine.py": FILE, **MODULES}.items():
         path = folder / name
@@ -164,13 +166,13 @@ def test_a_revision_runs_its_modules_that_are_imported_by_name(mine, tmp_path, m
 def test_a_module_that_the_program_has_imported_is_trained_as_edited(mine, monkeypatch):
     """Also where neither size nor second of the file tells that it was edited, and in what it imports."""
     mine = mine.rename(mine.with_name("edited.py"))
-    mine.write_text(f"import helper\n{FILE}\nWHICH = helper.VALUE\n")
+    mine.write_text(f"import flat_module\n{FILE}\nWHICH = flat_module.VALUE\n")
     monkeypatch.syspath_prepend(str(mine.parent))
     old = importlib.import_module("edited")
     py_compile.compile(str(mine))  # kept for files of this size and second
     times = mine.stat()
     other = importlib.import_module("models.vgg")
-    (mine.parent / "helper.py").write_text("VALUE = 70000")
+    (mine.parent / "flat_module.py").write_text("VALUE = 70000")
     mine.write_text(mine.read_text().replace("lr: float = 0.1", "lr: float = 0.7"))
     os.utime(mine, ns=(times.st_atime_ns, times.st_mtime_ns))
     config = cfg.named(cfg.find(notebook.named(old, mine.parent)).file.file, [])
