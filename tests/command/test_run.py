@@ -25,7 +25,6 @@ def definition(program, **settings):
 
 
 def run(folder, program, budget_s=None, **settings):
-    """Return (points, end) of a run."""
     *events, end = execute(CommandRun(definition(program, **settings), {}, 3, folder, budget_s))
     assert isinstance(end, End)
     return [event for event in events if isinstance(event, Point)], end
@@ -191,6 +190,16 @@ def test_a_program_gets_its_seed_folder_port_and_budget(tmp_path):
     run(tmp_path, program, 60.0)
     line = (tmp_path / process.LOG).read_text()
     assert f"['3', '{tmp_path}', '60.0', '0']" in line
+
+
+def test_nothing_survives_a_judge_that_is_killed_as_it_starts_a_program(tmp_path):
+    script = (
+        "import os, subprocess\nfrom tunediff.command.guard import Guard\nGuard.shared().watch('early')\n"
+        f"told = {{'TUNEDIFF_RUN': 'early', 'TUNEDIFF_FOLDER': {str(tmp_path)!r}}}\n"
+        "subprocess.Popen(['sleep', '1000'], env=told, start_new_session=True)\nos.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False)
+    wait_until(lambda: not processes_of(tmp_path))
 
 
 def test_nothing_survives_a_judge_that_is_killed(tmp_path):

@@ -109,7 +109,6 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
 
 
 def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
-    """A verdict like no significant difference for exit codes, of which --fail-on can name worse alone."""
     a = 2 + np.random.default_rng(0).normal(size=12) / 1000
     made({"A": list(a), "B": list(a[::-1])}, within=0.02, level=0.01, one_sided=True)
     code, printed = told(capsys)

@@ -24,11 +24,7 @@ from tunediff.workloads.diffusion.timesteps import adaptive, wiener
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler
 
 EVERY = [kind() for kind in timesteps.KINDS]
-ADAPTIVE = [
-    member
-    for member in EVERY
-    if issubclass(timesteps.KINDS[type(member)], adaptive.Adaptive) and member.name != "wiener"  # from images alone
-]
+BY_ERRORS = {kind for kind, one in timesteps.KINDS.items() if issubclass(one, adaptive.Adaptive)} - {methods.Wiener}
 PACE = adaptive.REFRESH_EVERY
 
 
@@ -155,9 +151,8 @@ def test_only_the_adaptive_ones_learn(member: Any) -> None:
         learn(sampler, torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]) / (1 + i * torch.arange(4)))
     changed = not torch.allclose(sampler.probabilities(), before)
     others = {"beta_policy", "wiener"}  # they learn from steps and from images, not from errors
-    by_errors = member in ADAPTIVE
-    assert changed == by_errors
-    assert bool(sampler.state_dict()) == (by_errors or member.name in others)
+    assert changed == (type(member) in BY_ERRORS)
+    assert bool(sampler.state_dict()) == (changed or member.name in others)
 
 
 @pytest.mark.parametrize("member", EVERY, ids=lambda member: member.name)
@@ -226,10 +221,12 @@ def test_it_never_waits_for_the_device(member: Any) -> None:
     assert sampler.probabilities().shape == (sampler.steps,)
 
 
-SMALL = {"loss_second_moment": (methods.LossSecondMoment(history=2), 4)}  # has learned after four batches
+SMALL = {methods.LossSecondMoment: (methods.LossSecondMoment(history=2), 4)}  # has learned after four batches
 
 
-@pytest.mark.parametrize(("member", "steps"), [SMALL.get(member.name, (member, 30)) for member in ADAPTIVE])
+@pytest.mark.parametrize(
+    ("member", "steps"), [SMALL.get(kind, (kind(), 30)) for kind in timesteps.KINDS if kind in BY_ERRORS]
+)
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_continues_exactly_from_its_state(member: Any, steps: int, every: int, refresh_every: Any) -> None:
     """Also between two refreshes, when some batches wait to be learned from."""
