@@ -149,6 +149,26 @@ def test_a_parent_that_leaves_a_shared_template_takes_its_run_alone(tmp_path):
         assert new.start(f"{RUNS}:echo", "again").receive()[0] == "again"
 
 
+TOGETHER = """
+import socket
+held, send = [], socket.socket.sendall
+def sendall(self, line):
+    held.append(line)
+    if b"taken" not in line:
+        send(self, b"".join(held))
+        held.clear()
+socket.socket.sendall = sendall
+"""
+
+
+def test_replies_that_arrive_together_are_both_seen(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(TOGETHER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Template(f"{RUNS}:prepare", [], shared=str(tmp_path)) as quick:
+        quick.ready(within_s=100.0)
+        assert quick.start(f"{RUNS}:echo", "a").receive()[0] == "a"
+
+
 @pytest.mark.parametrize("shared", ["", "shared"])
 @pytest.mark.parametrize("killed", ["parent", "template"])
 def test_nothing_outlives_its_parent(killed, shared, tmp_path):

@@ -118,7 +118,7 @@ class Template:
     def _connect(self, address: str) -> bool:
         """Connect to a shared template, if there is one."""
         self.control = socket.socket(socket.AF_UNIX)
-        self._replies = self.control.makefile("rb")
+        self._replies = self.control.makefile("rb", 0)  # a second line stays where `wait` sees it
         try:
             self.control.connect(address)
         except OSError:
@@ -134,7 +134,7 @@ class Template:
 
     def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
         self.control, theirs = socket.socketpair()
-        self._replies = self.control.makefile("rb")
+        self._replies = self.control.makefile("rb", 0)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tunediff.core.template_server", str(theirs.fileno()), str(os.getpid()),
@@ -261,10 +261,8 @@ class Template:
             line = self._replies.readline()
         if not line:
             self._kill_groups()  # of a run that the kernel has ended with its template
-        if not line and self._process is None:
-            raise TemplateError("the template of the run has died")
-        if not line:
-            assert self._process is not None
+            if self._process is None:
+                raise TemplateError("the template of the run has died")
             raise TemplateError(_described("the template of the run", self._process.wait()))
         reply: dict[str, Any] = json.loads(line)
         return reply
