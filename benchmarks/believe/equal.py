@@ -37,11 +37,22 @@ def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
     return (np.exp(0.8 * rng.standard_normal(shape)) - math.exp(0.32)) / 0.8 / math.exp(0.32)
 
 
+def diverging(share: float) -> Draw:
+    """Return normal noise, of which such a share of the runs diverges to 10² to 10⁶ times their value."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
+        far = rng.uniform(2, 6, shape) * math.log(10) / SD
+        return rng.standard_normal(shape) + np.where(rng.random(shape) < share, far, 0)
+
+    return draw
+
+
 NOISES: dict[str, Draw] = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "t3": lambda rng, shape: np.asarray(rng.standard_t(3, shape) / math.sqrt(3)),
     "outliers": outliers,
     "skewed": skewed,
+    **{f"diverging {share:g}": diverging(share) for share in (0.02, 0.05, 0.1, 0.3)},
 }
 SDS = (
     (1,),
@@ -136,7 +147,7 @@ def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -
 def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     """Return all rows, each of so many comparisons or searches."""
     for noise in NOISES:
-        for sds in SDS:
+        for sds in SDS if not noise.startswith("diverging") else ((1,), (5,), (1, 1, 1)):
             yield of_noise(noise, sds, 0.0, times, np.random.default_rng(seed))
     first = confirmation.level(Path("confirm"))
     for sds, level in (

@@ -83,9 +83,9 @@ class Outcome:
         return failures / (failures + done or 1), missing, loss
 
 
-def failure_note(failures: int, values: int) -> str:
+def failure_note(failures: int, values: int, how: str = "failed") -> str:
     """Return how many runs of a configuration failed, of those that ended; '' for none."""
-    return f"failed on {failures} of {failures + values} seeds" if failures else ""
+    return f"{how} on {failures} of {failures + values} seeds" if failures else ""
 
 
 def by_configuration(trials: Iterable[TrialRecord]) -> list[list[TrialRecord]]:

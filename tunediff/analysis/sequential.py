@@ -25,14 +25,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tunediff.analysis.divergence import divergence
 from tunediff.analysis.statistics import (
+    BETTER,
     LEVEL,
+    SAME,
+    WORSE,
     Difference,
     Scale,
     paired_sds,
     quantile,
     value_step,
-    verdict,
 )
 from tunediff.search_space.model import FIRST_VERDICT
 
@@ -154,9 +157,11 @@ def look(
     """
     # Complete rounds of the baseline and of the rivals that are still in
     scale = Scale.of(values, ratios)
-    y = scale.to_model(values)[:, np.isfinite(values[0])][:, :max_rounds]
-    remaining = np.asarray(np.isfinite(y[:, :-1]).all(axis=1))
-    z = y[remaining][:, np.isfinite(y[remaining]).all(axis=0)]
+    counted = values[:, np.isfinite(values[0])][:, :max_rounds]
+    remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
+    complete = counted[remaining]
+    complete = complete[:, np.isfinite(complete).all(axis=0)]
+    z = scale.to_model(complete)
     rounds, rivals = z.shape[1], len(z) - 1
     offsets = np.full(len(values), np.nan)
     if rounds:
@@ -171,32 +176,38 @@ def look(
         return result("decided" if all_out else "open")
     last_look = rounds >= max_rounds
     plan = LATE if rivals > 1 and max_rounds <= FEW else EARLY
-    limits = bounds(rules.level / rivals, max_rounds, plan.power, rules.one_sided, rules.fixed)
+    share = rules.level / rivals
+    limits = bounds(share, max_rounds, plan.power, rules.one_sided, rules.fixed)
     if math.isinf(limits[rounds - 1]):
         return result("spent" if last_look else "open")
 
-    # Intervals and verdicts
+    # Intervals and verdicts. A side that diverges more often than the other is worse, and never
+    # better, whatever its other runs show.
     sds = paired_sds(z, value_step(values), scale.ratios)
     errors = sds / math.sqrt(rounds)
     halves = limits[rounds - 1] * errors
     gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
-    differs = gains > halves
-    if not rules.one_sided:
-        differs |= gains < -halves
-    for i, sd, half, significant in zip(
-        np.flatnonzero(remaining[1:]), sds, halves, differs, strict=True
+    counts = [divergence(complete[0], rival, lower_is_better) for rival in complete[1:]]
+    fewer = np.array([count.baseline - count.rival for count in counts])
+    often = np.array([count.decided(share) for count in counts])
+    better = ((gains > halves) & (fewer >= 0)) | (often & (fewer > 0))
+    worse = ((gains < -halves) & (fewer <= 0)) | (often & (fewer < 0))
+    if rules.one_sided:
+        worse[:] = False
+    for i, sd, half, count, won, lost in zip(
+        np.flatnonzero(remaining[1:]), sds, halves, counts, better, worse, strict=True
     ):
-        offset = float(offsets[1 + i])
         differences[i] = dataclasses.replace(
-            scale.difference(offset, half),
-            verdict=verdict(offset, bool(significant), lower_is_better),
+            scale.difference(float(offsets[1 + i]), half),
+            verdict=BETTER if won else WORSE if lost else SAME,
             sd=scale.size(sd),
             resolution=scale.size(half),
+            diverged=count,
         )
 
     # Whether to go on. With one rival, the gain of whichever of the two is ahead counts: stopping
     # for that never makes a false winner.
-    if (gains > halves).any() or (differs.all() and (gains < 0).all()):
+    if better.any() or worse.all():
         return result("decided")
     if margin is not None:
         model_margin = math.log1p(margin) if scale.ratios else margin
@@ -208,5 +219,10 @@ def look(
     # small by now. It is equal where nothing differs at all: without noise and without a
     # difference, more rounds bring nothing.
     needed = (limits[-1] * math.sqrt(rounds / max_rounds) - plan.allowance) * errors
-    possible = np.abs(gains) if rivals == 1 and not rules.one_sided else gains
-    return result("hopeless" if (possible <= needed).all() else "open")
+    both_ways = rivals == 1 and not rules.one_sided
+    possible = np.abs(gains) if both_ways else gains
+    counting = [count for count in counts if both_ways or count.baseline]
+    hopeless = (possible <= needed).all() and not any(
+        count.undecided(share, max_rounds) for count in counting
+    )
+    return result("hopeless" if hopeless else "open")

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes seconds to import
 
+from tunediff.analysis.divergence import Divergence
+
 LEVEL = 0.05
 """Upper bound on the probability that any verdict of a comparison is wrong if nothing differs."""
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
@@ -107,6 +109,8 @@ class Difference:
     resolution: float | None = None
     """The smallest difference that would be significant now, whatever the other configurations do:
     a ratio − 1 or in units."""
+    diverged: Divergence = dataclasses.field(default_factory=Divergence)
+    """Runs that diverged to numbers, which decide by their count."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from tunediff.analysis import divergence
+from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pairs import EQUIVALENT, SIDES, Pairs
 from tunediff.analysis.sequential import RULES
 from tunediff.core import text
@@ -23,8 +27,9 @@ def sentences(pairs: Pairs) -> list[str]:
     difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
     if pairs.verdict is None:
         return [f"Not decided yet after {count}: {difference}."]
-    than = f"A ({a}) by more than the noise of {count}: {difference}"
-    lines = [f"B ({b}) is {pairs.verdict} than {than}."]
+    reason = diverged(pairs)
+    by = "" if reason else f" by more than the noise of {count}: {difference}"
+    lines = [f"B ({b}) is {pairs.verdict} than A ({a}){by}."]
     if pairs.verdict == EQUIVALENT and pairs.within is not None:
         lines = [
             f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
@@ -36,6 +41,7 @@ def sentences(pairs: Pairs) -> list[str]:
             f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
             f"They can detect differences of about {_size(pairs, resolution)}{why}.",
         ]
+    lines += [reason] if reason else []
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
     if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"
@@ -43,6 +49,27 @@ def sentences(pairs: Pairs) -> list[str]:
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     others = [disturbed_of(runs, "run"), _setup(pairs), _rules(pairs)]
     return list(filter(None, [*lines, ahead, *others]))
+
+
+def diverged(pairs: Pairs) -> str:
+    """Return which runs diverged to numbers, where that is why there is no other difference than
+    their count; '' if no run did."""
+    look = pairs.look
+    difference, equal = look.differences[0], 1.0 if look.ratios else 0.0
+    low, high = difference.low, difference.high
+    if low is None or high is None or not low <= equal <= high:
+        return ""
+    a, b = pairs.values[:, np.isfinite(pairs.values).all(axis=0)]
+    parts = []
+    found = divergence.diverged(a, b, pairs.lower_is_better)
+    for side, values, mask in zip("AB", (a, b), found, strict=True):
+        which = values[mask]
+        note = failure_note(len(which), len(values) - len(which), f"{side} diverged")
+        parts += [f"{note}, to {', '.join(map(text.number, which))}"] if note else []
+    if not parts:
+        return ""
+    than = f"over {divergence.FACTOR:g} times the smaller median"
+    return f"{' and '.join(parts)}: {than}."
 
 
 def _rules(pairs: Pairs) -> str:
@@ -79,7 +106,8 @@ def so_far(pairs: Pairs) -> str:
     """Return the line that is printed after every pair."""
     tested = pairs.look.differences[0].resolution
     verdict = pairs.verdict or ("not decided yet" if tested else "too few for a test")
-    return f"after {pluralize(pairs.look.rounds, 'pair')}: {_difference(pairs)}: {verdict}"
+    what = diverged(pairs).removesuffix(".") or _difference(pairs)
+    return f"after {pluralize(pairs.look.rounds, 'pair')}: {what}: {verdict}"
 
 
 def _difference(pairs: Pairs) -> str:
