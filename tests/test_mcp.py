@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import searches
-from tunediff import mcp
+from tunediff import mcp, search_space
 from tunediff.config import ConfigError
 from tunediff.core.lock import alone, identity
 
@@ -143,6 +143,24 @@ def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server
 def test_mcp_comparison_without_b_keeps_the_knobs_of_a(tmp_path, server):
     planned = mcp.Server(tmp_path / "results").dry_run_comparison("digits", None, ["seed=3"], ["ema.half_life=0.1"])
     assert planned["words"][-5:] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
+
+
+def test_mcp_plans_and_starts_a_search_of_a_command(tmp_path, monkeypatch, server):
+    monkeypatch.chdir(tmp_path)
+    space = {"lr": {"low": 0.1, "high": 10.0, "log": True}}
+    told = {"command": "python train.py --lr {lr} --seed {seed}", "objective": "loss", "budget": "9s", "trials": 4}
+
+    async def body(call):
+        planned = await call("dry_run_command_search", **told, baseline={"lr": 1.0}, search=space, confirm=0)
+        return planned, await call("start", token=planned["token"])
+
+    planned, started = session(body, server)
+    assert started["name"].startswith("search-")
+    *options, path = planned["words"]
+    assert "--confirm=0" in options
+    parsed = search_space.parse(search_space.read(Path(path)), path, tmp_path)
+    assert [dimension.name for dimension in parsed.dimensions] == ["lr"]
+    assert (parsed.budget.per_trial_s, parsed.budget.trials, parsed.metric) == (9.0, 4, "loss")
 
 
 def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):

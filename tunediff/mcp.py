@@ -143,6 +143,47 @@ class Server:
         }
         return self._plan("compare", values, options)
 
+    def dry_run_command_search(
+        self,
+        command: str,
+        objective: str,
+        baseline: dict[str, Any],
+        search: dict[str, Any],
+        mode: str = "min",
+        outcome: str = "budget",
+        pattern: str | None = None,
+        budget: str | None = None,
+        trials: int | None = None,
+        total: str | None = None,
+        confirm: int | None = None,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
+        """Return what a search over the parameters of a command would run and cost, and the token
+        that starts it. Starts nothing.
+
+        command, objective, mode, outcome, pattern: as for a comparison of commands. baseline: a
+        value for each {name} in the command. search: values to choose from, {"lr": [1e-3, 1e-2]},
+        or a range, {"lr": {"low": 1e-4, "high": 1e-2, "log": true}}. budget: seconds per trial,
+        "60s". trials: in all. total, confirm: as for other searches.
+        """
+        from tunediff.api import command_calls
+        from tunediff.api.search import SearchCall
+
+        call = SearchCall(
+            command=command,
+            objective=objective,
+            baseline=baseline,
+            search=search,
+            mode=mode,
+            outcome=outcome,
+            pattern=pattern,
+            budget=budget,
+            trials=trials,
+            storage=self._storage,
+        )
+        options = {"total": total, "confirm": confirm, "seed": seed}
+        return self._plan("search", [str(command_calls.search_file(call))], options)
+
     def start(self, token: str) -> dict[str, Any]:
         """Start the search or comparison of a dry run, in the background; return its name."""
         allowed = "one of a dry run that has not started yet"

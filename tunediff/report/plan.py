@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
@@ -77,7 +78,7 @@ def values(
         "price": device_hours * price if price is not None else None,
         "machine": str(machine),
         "world_sizes": sizes,
-        "parameters": parameters or None,
+        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
         "disk_mib": disk / 2**20,
         "disk_free_mib": shutil.disk_usage(disk_folder).free / 2**20,
         "objective": _objective(space),
@@ -183,13 +184,20 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     if plan["price"] is not None:
         output.append(f"price: {bound} {text.number(plan['price'])}")
     limit = text.seconds(plan["total_limit_s"]) if plan["total_limit_s"] else "none"
-    disk, free = plan["disk_mib"], plan["disk_free_mib"]
     output += [
         f"total_limit: {limit}",
         f"machine: {plan['machine']}; world sizes {', '.join(map(str, plan['world_sizes']))} fit",
-        f"parameters: {f'{count:,}' if count else 'unknown (the workload has no network(knobs))'}",
-        f"disk_mib: {disk:.0f} of {free:.0f} free ({'fits' if disk < free else 'DOES NOT FIT'})",
     ]
+    disk, free = plan["disk_mib"], plan["disk_free_mib"]
+    if count == 0:  # of a command, which alone knows
+        output.append(f"disk_mib: {free:.0f} free; what the command writes is not counted")
+    else:
+        unknown = "unknown (the workload has no network(knobs))"
+        fits = "fits" if disk < free else "DOES NOT FIT"
+        output += [
+            f"parameters: {f'{count:,}' if count else unknown}",
+            f"disk_mib: {disk:.0f} of {free:.0f} free ({fits})",
+        ]
     output += [f"objective: {plan['objective']}"] if plan["objective"] else []
     output += [*plan["data"], *plan["notes"]]
     output += [f"  {name}: {choices}" for name, choices in plan["space"].items()]
