@@ -3,6 +3,7 @@
 import base64
 import compileall
 import gc
+import importlib
 import io
 import json
 import os
@@ -132,6 +133,18 @@ def instead_of_trials(monkeypatch):
             monkeypatch.setattr(module, "_run", function)
 
     return put
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Lets commands train and profile in this process, where tests replace parts of it; few need a real one."""
+    from tunediff.tuning import foreground
+
+    def call(function, content, workload, lines):
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(content, lines)
+
+    monkeypatch.setattr(foreground, "call", call)
 
 
 @pytest.fixture

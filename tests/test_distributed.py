@@ -6,8 +6,7 @@ from torch import nn
 
 from tests.helpers import CPU, ranks
 from tunediff.config import ConfigError
-from tunediff.core import machine
-from tunediff.distributed import World, alone, from_environment, share_of_cores
+from tunediff.distributed import World, alone, from_environment
 
 
 def said(world):
@@ -63,32 +62,6 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with from_environment() as world:
         assert (world.rank, world.size) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("keep_fewer", "own", "now", "expected"),
-    [
-        (False, None, 1, 4),  # of a command: nobody has set 1
-        (True, 2, 2, 4),  # torch's own: physical cores
-        (True, 2, 1, 1),  # set in a notebook, by those who have imported torch before tunediff
-        (True, None, 1, 1),  # and after it
-        (True, 2, 8, 4),  # of a machine whose quota is 4
-    ],
-)
-def test_threads_are_the_share_of_the_cores_unless_a_program_has_set_fewer(monkeypatch, keep_fewer, own, now, expected):
-    for name, value in (("threads", lambda: 4), ("TORCH_DEFAULT_THREADS", own)):
-        monkeypatch.setattr(machine, name, value)
-    before = torch.get_num_threads()
-    torch.set_num_threads(now)
-    try:
-        with share_of_cores(keep_fewer):
-            assert torch.get_num_threads() == expected
-            torch.set_num_threads(3)  # as the user's file does
-            with from_environment():
-                assert torch.get_num_threads() == 3
-        assert torch.get_num_threads() == now
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, in_this_process):
     """Numbers as if measured, in no time."""
     made = {
         "samples_per_s": 100.0, "samples_per_s_sd": 1.0, "step_s": 0.16, "parts_s": dict.fromkeys(
@@ -58,7 +58,7 @@ def quick(monkeypatch):
     return made
 
 
-def test_profile_of_the_digits(tmp_path, capsys, monkeypatch):
+def test_profile_of_the_digits(tmp_path, capsys, monkeypatch, in_this_process):
     monkeypatch.setattr(trace, "TRACED", 2)
     words = ["--config", "digits", "--steps", "3", "--out", "here", "data.max_images=32"]
     words += [word for word in WORDS if "max_images" not in word]

@@ -156,32 +156,15 @@ def described_in_environment(world: World) -> Iterator[None]:
         os.environ.update(before)
 
 
-_is_shared = False
-"""Whether `share_of_cores` holds."""
-
-
 @contextlib.contextmanager
-def share_of_cores(keep_fewer: bool = False) -> Iterator[None]:
+def share_of_cores() -> Iterator[None]:
     """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and
-    no other rank.
-
-    What is set inside stays, also where this is used again there: the user's file is imported
-    inside, as workers of a search have their number before they import it. `keep_fewer`: the user's
-    program runs already, and a lower number that it has set stays as well.
-    """
-    global _is_shared
-    if _is_shared:
-        yield
-        return
+    no other rank."""
     before = torch.get_num_threads()
-    threads = machine.threads() or before
-    set_by_program = before < threads and before != machine.TORCH_DEFAULT_THREADS
-    torch.set_num_threads(before if keep_fewer and set_by_program else threads)
-    _is_shared = True
+    torch.set_num_threads(machine.threads() or before)
     try:
         yield
     finally:
-        _is_shared = False
         torch.set_num_threads(before)
 
 

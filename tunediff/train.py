@@ -32,28 +32,24 @@ class CommandOptions(PrintingOptions, TrainOptions):
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
     options = cli.parse(cli.parser("train", __doc__ or ""), CommandOptions, argv)
-    from tunediff.distributed import share_of_cores
-
+    request = train_setup.prepare(
+        options, lambda processes: text.original_command("train", argv, processes)
+    )
     main_rank = os.environ.get("RANK", "0") == "0"
-    # Before the user's file is imported, which may set another number of threads
-    with share_of_cores():
-        request = train_setup.prepare(
-            options, lambda processes: text.original_command("train", argv, processes)
-        )
-        try:
-            stopped = train_run.run(request, EventLines.of(options))
-        except TunediffError:
-            if main_rank:
-                raise
-            return cli.FAILED  # rank 0 says why
-        if stopped:
-            if main_rank:
-                print(f"\n{stopped}", file=sys.stderr)
-            return cli.INTERRUPTED
+    try:
+        stopped = train_run.run(request, EventLines.of(options))
+    except TunediffError:
         if main_rank:
-            folder = request.folder
-            cli.result(train_run.values(folder), options.json, train_run.as_json(folder))
-        return cli.OK
+            raise
+        return cli.FAILED  # rank 0 says why
+    if stopped:
+        if main_rank:
+            print(f"\n{stopped}", file=sys.stderr)
+        return cli.INTERRUPTED
+    if main_rank:
+        folder = request.folder
+        cli.result(train_run.values(folder), options.json, train_run.as_json(folder))
+    return cli.OK
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def wandb_is_missing(monkeypatch):
     monkeypatch.setattr(services.WandbRuns, "package", "no_such_package")
 
 
-@pytest.mark.usefixtures("wandb_is_missing")
+@pytest.mark.usefixtures("wandb_is_missing", "in_this_process")
 def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]

@@ -126,7 +126,7 @@ def test_the_content_and_not_the_place_makes_the_fingerprint(mine):
         cfg.take_along(cfg.baseline("mine.py"), mine.parent / "search")
 
 
-def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, capsys):
+def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, in_this_process, capsys):
     """A file of which steps were kept stays as it is."""
     words = ["--config", "mine.py", "--samples", "32", "--out", "out"]
     mine.write_text(PLAIN.replace("net = trial.prepare(net)", "net = trial.prepare(missing)"))

@@ -136,7 +136,12 @@ def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, 
 def test_a_training_is_judged_and_resumed_with_the_modules_that_it_has_imported_by_name(mine, tmp_path, capsys):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
     assert train_command.main(words) == 0
+    assert train_command.main(words) == 0, "what it has imported is known, and unchanged"
+    versions = [record.read_trial(tmp_path / "out").fingerprint]
     (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+    assert train_command.main([*words[:-1], "other"]) == 0
+    versions.append(record.read_trial(tmp_path / "other").fingerprint)
+    assert versions[0] != versions[1], "one of what was loaded"
     capsys.readouterr()
     assert evaluate.main(["out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["score"]["value"] == SCORE
@@ -148,12 +153,34 @@ def git(*words):
     subprocess.run(["git", "-c", "user.name=me", "-c", "user.email=me@here", *words], check=True, capture_output=True)
 
 
-def test_a_revision_runs_its_modules_that_are_imported_by_name(mine, tmp_path, monkeypatch):
+@pytest.fixture
+def committed(mine, monkeypatch):
+    """The folder of the file is a repository, in which a module was edited since that is imported by name."""
     monkeypatch.chdir(mine.parent)
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
     (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+
+
+@pytest.mark.usefixtures("committed")
+def test_revisions_that_were_not_tried_are_equal_only_if_all_beside_the_file_is(mine, tmp_path):
+    options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c", check=False)
+
+    def configs():
+        with compare_setup.prepare(options, lambda line: None) as request:
+            return request.sides
+
+    assert len({config.schema.workload for config in configs()}) == 2
+    git("commit", "-qam", "second")
+    with pytest.raises(cfg.ConfigError, match="is what A is here"):
+        configs()
+    (mine.parent / "plugins/three.py").write_text("VALUE = 3")
+    assert len(configs()) == 2
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_revision_runs_its_modules_that_are_imported_by_name(tmp_path):
     options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c")
     with compare_setup.prepare(options, lambda line: None) as request:
         compare_setup.create(request)

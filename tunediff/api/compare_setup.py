@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import filecmp
 import io
+import itertools
 import os
 import shutil
 import tarfile
@@ -33,6 +35,8 @@ from tunediff.search_space.model import PAIR_SEED_OFFSET
 from tunediff.training import probe
 from tunediff.tuning import resources
 
+CODE = (".py", ".yaml", ".yml", ".json", ".toml")
+"""Endings of files that decide what a training imports."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
@@ -134,7 +138,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         _refuse_pointless(side_words, sides, most)
-        if len({config.schema.workload for config in sides}) == 1:
+        if _are_known(sides, Path(temporary)):
             _refuse_equal(side_words, sides, most, device)
         formats = (config.precision.amp for config in sides)
         machine_options.warn_emulated(formats, options.address)
@@ -149,7 +153,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         }
         measured = _check_sides(sides, side_words, options, say)
         sides = [cfg.found_again(config) for config in sides]
-        _refuse_equal(side_words, sides, most, device)
+        if measured or _are_known(sides, Path(temporary)):
+            _refuse_equal(side_words, sides, most, device)
         yield CompareRequest(
             folder, side_words, sides, content, measured, Path(temporary).resolve()
         )
@@ -301,6 +306,34 @@ def _refuse_pointless(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
             f" allowed: A's, or at least {most} away from it"
         )
+
+
+def _are_known(sides: Sequence[Systems], temporary: Path) -> bool:
+    """Return whether fingerprints say that sides are equal that were not tried.
+
+    A file may import by name, later, what lies beside it: that must be equal too. `temporary`: the
+    folder with other revisions.
+    """
+    files = [cfg.of(config).file for config in sides]
+    roots = {file.root for file in files if file is not None}
+    if len(roots) < 2:
+        return True
+    revisions = [root for root in roots if root.is_relative_to(temporary)]
+    for root in roots.difference(revisions) if revisions else ():  # the working copy
+        if git(root, "ls-files", "--others", "--exclude-standard", "*.py", where=str(root)):
+            return False
+    pairs_of_roots = [(one, other) for one in revisions for other in roots - {one}]
+    return bool(revisions) and not any(itertools.starmap(_lacks, pairs_of_roots))
+
+
+def _lacks(revision: Path, other: Path) -> bool:
+    """Return whether a folder lacks a file of code or settings of a revision, or has another."""
+    for path in revision.rglob("*"):
+        if path.suffix in CODE and path.is_file():
+            counterpart = other / path.relative_to(revision)
+            if not counterpart.is_file() or not filecmp.cmp(path, counterpart, shallow=False):
+                return True
+    return False
 
 
 def _refuse_equal(

@@ -1,4 +1,7 @@
-"""Profile one configuration, in this process."""
+"""Profile one configuration. Imports no torch.
+
+It is measured in a process of its own, `profile_process`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunediff import config as cfg
 from tunediff.api.options import check_files
-from tunediff.config import ConfigError, Systems, code
+from tunediff.config import ConfigError, Systems
 from tunediff.core import remote
-from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, writing
+from tunediff.profiling import files, tables
+from tunediff.profiling.result import Profile
+from tunediff.tuning import foreground
 
-if TYPE_CHECKING:
-    from tunediff.profiling.result import Profile
+PROCESS = "tunediff.api.profile_process"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -64,12 +68,25 @@ class ProfileResult:
 
     def text(self) -> str:
         """Return the tables and the advice as text."""
-        from tunediff.profiling import tables
-
         return "\n\n".join(section.text() for section in tables.sections(self.profile))
 
     def __repr__(self) -> str:
         return f"ProfileResult({str(self.folder)!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileRequest:
+    """A profile that has been checked and may start."""
+
+    config: Systems
+    folder: Path
+    """For the trace."""
+    name: str
+    command: str
+    """How it was started."""
+    workers: int
+    steps: int | None
+    attempt: bool
 
 
 def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResult:
@@ -80,23 +97,32 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from tunediff.distributed import share_of_cores
+    config, workers = _one_worker(cfg.named(options.config, options.words))
+    allowed = "a whole number of at least 3"
+    allow(options.steps is None or options.steps >= 3, "--steps", options.steps, allowed)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"torchrun: profile runs in one process; start it as {command}")
+    check_files(config, evaluates=False)
+    if options.out is None:
+        remote.check(Path(options.storage))
+    folder = _folder(options)
+    request = ProfileRequest(
+        config, folder, options.config.stem, command, workers, options.steps, options.attempt
+    )
+    try:
+        profile: Profile = foreground.call(
+            f"{PROCESS}:measure", request, config.schema.workload, lines
+        )
+        profile["wall_s"] = time.monotonic() - lines.begun
+        return _written(profile, folder)
+    finally:
+        _tidy(folder)
 
-    # Before the user's file is imported, which may set another number of threads
-    with share_of_cores():
-        config, workers = _one_worker(cfg.named(options.config, options.words))
-        allowed = "a whole number of at least 3"
-        allow(options.steps is None or options.steps >= 3, "--steps", options.steps, allowed)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError(f"torchrun: profile runs in one process; start it as {command}")
-        check_files(config, evaluates=False)
-        if options.out is None:
-            remote.check(Path(options.storage))
-        folder = _folder(options)
-        try:
-            return _profile(config, workers, folder, options, command, lines)
-        finally:
-            _tidy(folder)
+
+def _written(profile: Profile, folder: Path) -> ProfileResult:
+    result = ProfileResult(folder, profile, files.write_all(profile, folder))
+    remote.push_or_warn(folder)
+    return result
 
 
 def _one_worker(config: Systems) -> tuple[Systems, int]:
@@ -129,38 +155,3 @@ def _tidy(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _profile(
-    config: Systems,
-    workers: int,
-    folder: Path,
-    options: ProfileOptions,
-    command: str,
-    lines: EventLines,
-) -> ProfileResult:
-    from tunediff.profiling import files, run
-    from tunediff.training.run_trial import end_of
-
-    try:
-        profile = run.profile(
-            config,
-            folder,
-            lines.aside.say,
-            name=options.config.stem,
-            command=command,
-            workers=workers,
-            steps=options.steps,
-            attempt=options.attempt,
-        )
-    except Exception as error:
-        if end_of(error).status == "oom":
-            batch = config.loader.batch_size
-            raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
-        if cfg.of(config).file is not None and not isinstance(error, TunediffError):
-            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines
-        raise
-    profile["wall_s"] = time.monotonic() - lines.begun
-    result = ProfileResult(folder, profile, files.write_all(profile, folder))
-    remote.push_or_warn(folder)
-    return result

@@ -1,36 +1,33 @@
-"""Train one configuration outside any search, in this process, and read the result."""
+"""Train one configuration outside any search, and read the result. Imports no torch.
+
+The training runs in a process of its own, `train_process`; torchrun starts this for each rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from tunediff import config as cfg
-from tunediff.api.stop_signals import stop_signals
-from tunediff.api.train_setup import INITIAL, TrainRequest, check_folder, starts_over
-from tunediff.config import ConfigError, Metric, Systems, Workload, code, copies
-from tunediff.config.code import WorkloadError
+from tunediff.api.train_setup import TrainRequest, check_folder, starts_over
+from tunediff.config import ConfigError, Metric, Workload
 from tunediff.core import lock, remote, remote_lock, text
 from tunediff.core import trial_record as record
-from tunediff.core.errors import FAILED, TunediffError, UserCodeError, message_of
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
-
-if TYPE_CHECKING:
-    from tunediff.distributed import World
-    from tunediff.training.run_trial import TrialResult
-    from tunediff.training.trial import TrainingOutcome
+from tunediff.models import WEIGHTS
+from tunediff.tuning import foreground
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_EVERY_S = 60.0
+PROCESS = "tunediff.api.train_process"
 
 
 def run(request: TrainRequest, lines: EventLines) -> str:
@@ -42,7 +39,8 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     """
     folder, again = request.folder, "the same command again"
     try:
-        if os.environ.get("RANK", "0") != "0":  # waits for rank 0 before it reads anything
+        _check_processes(request)
+        if _rank() != 0:  # its process waits for rank 0
             return _train(request, lines)
         remote.check(folder.parent)
         with _alone(folder):
@@ -90,138 +88,50 @@ def _recheck_folder(request: TrainRequest) -> None:
 
 
 def _train(request: TrainRequest, lines: EventLines) -> str:
-    from tunediff.distributed import from_environment
-    from tunediff.training import weights
-    from tunediff.training.console import ConsoleRecorder
-    from tunediff.training.engine import Engine
-    from tunediff.training.observer import Observer
-    from tunediff.training.run_trial import run_trial
-    from tunediff.training.trial import run as run_engine
-
-    config, folder, budget = request.config, request.folder, request.budget
-    with from_environment() as world, stop_signals() as signals, lines.work(world.main):
-        _check_processes(request, world)
-        trial = record.read_trial(folder)
-        if trial is not None and trial.status == "ok":
-            return ""
-
-        # ---- journal and curves, on rank 0
-        initial = _weights(request.initial, config) if request.initial is not None else None
-        observer, journal = Observer(signals), Journal(folder)
-        if world.main:
-            done = trial.points[-1].samples if trial is not None and trial.points else None
-            observer = ConsoleRecorder(folder, cfg.of(config), done, signals, lines=lines)
-            config = cfg.take_along(config, folder)
-            journal.start(config, request.identity(), budget.seconds)
-            write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
-            # Weights of an earlier stop: the checkpoint knows more.
-            (folder / weights.NAME).unlink(missing_ok=True)
-            if budget.open_ended:
-                log.info("open-ended: Ctrl-C stops it, the same command goes on")
-
-        # ---- train
-        engine = Engine(
-            config,
-            budget,
-            world,
-            observer,
-            folder=folder,
-            checkpoint_every_s=CHECKPOINT_EVERY_S,
-            initial=initial,
-        )
-        file = cfg.of(config).file if world.main else None
-        copied = (
-            copies.adding(folder / code.FOLDER, file.entry) if file else contextlib.nullcontext()
-        )
-        try:
-            with copied:
-                result = run_trial(lambda: run_engine(engine), world)
-        finally:
-            if isinstance(observer, ConsoleRecorder):
-                observer.close()
-        if (outcome := result.outcome) is None:
-            _fail(result, config, journal, world)
-
-        if world.main:
-            _conclude(result, outcome, config, journal)
-        if outcome.finished:
-            return ""
-        steps, path = text.pluralize(outcome.steps, "step"), folder / weights.NAME
-        return f"stopped after {steps}; the same command again goes on\nweights: {path}"
+    """Train in a process of its own, one for each rank. `request`: of rank 0, under its lock."""
+    folder, is_main = request.folder, _rank() == 0
+    trial = record.read_trial(folder)
+    finished = trial is not None and trial.status == "ok"
+    if finished and _ranks() == 1:
+        return ""
+    if is_main and not finished:
+        request = _begun(request)
+    workload = request.config.schema.workload
+    stopped: str = foreground.call(f"{PROCESS}:train", request, workload, lines)
+    return stopped
 
 
-def _check_processes(request: TrainRequest, world: World) -> None:
+def _begun(request: TrainRequest) -> TrainRequest:
+    """Write that an attempt begins, and return the request with the copy of the user's file."""
+    folder, budget = request.folder, request.budget
+    config = cfg.take_along(request.config, folder)
+    Journal(folder).start(config, request.identity(), budget.seconds)
+    write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
+    # Weights of an earlier stop: the checkpoint knows more.
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    if budget.open_ended:
+        log.info("open-ended: Ctrl-C stops it, the same command goes on")
+    return dataclasses.replace(request, config=config)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_processes(request: TrainRequest) -> None:
     """Refuse another number of processes than the configuration needs. Raises `ConfigError`."""
-    parallel = request.config.parallel
-    if world.size != parallel.processes:
-        started = text.pluralize(world.size, "process", "processes")
-        other = "strategy=ddp" if parallel.together else f"workers={world.size}"
+    parallel, ranks = request.config.parallel, _ranks()
+    if ranks != parallel.processes:
+        started = text.pluralize(ranks, "process", "processes")
+        other = "strategy=ddp" if parallel.together else f"workers={ranks}"
         raise ConfigError(
             f"parallel.workers: {parallel.workers} is not allowed with {started}; start it as"
             f" {request.command}, or set parallel.{other}"
         )
-
-
-def _conclude(
-    result: TrialResult, outcome: TrainingOutcome, config: Systems, journal: Journal
-) -> None:
-    """Write the weights of a training that has ended or was stopped, and the `end` of one that has
-    ended."""
-    from tunediff.training import weights
-
-    metadata = weights.about(config, journal.folder, outcome.steps)
-    weights.save(outcome.weights, journal.folder / weights.NAME, metadata)
-    if outcome.reason:
-        log.warning("%s", outcome.reason)
-    if outcome.unread:
-        log.warning("train(trial) never reads %s: not effective", ", ".join(outcome.unread))
-    if outcome.finished:
-        assert result.end is not None
-        journal.end(result.end)
-
-
-def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
-    """Raise why a training failed; write an `end` for status `nan` and `oom`.
-
-    Raises `TunediffError`, and any error of a shipped workload as it is. Ends the process of one
-    rank among several.
-    """
-    end, error = result.end, result.error
-    if end is not None and end.status == "nan":  # on all ranks alike
-        if world.main:
-            journal.end(end)
-        raise record.NotFiniteError(end.reason)
-    assert error is not None
-    if isinstance(error, ConfigError | WorkloadError):
-        raise error
-    failure: TunediffError
-    if end is not None and end.status == "oom":
-        journal.end(end)
-        failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
-    elif cfg.of(config).file is not None:
-        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the lines of the user
-    else:
-        raise error
-    if world.size > 1:
-        print(message_of(failure), file=sys.stderr, flush=True)
-        os._exit(FAILED)  # the others may wait for this rank in a collective
-    raise failure from error
-
-
-def _weights(path: Path, config: Systems) -> Any:
-    """Return the weights to start from. Raises `ConfigError`."""
-    from tunediff.training import weights
-
-    workload = cfg.of(config)
-    try:
-        if (read := workload.get_hook("initial_weights")) is not None:
-            return read(path, config.knobs)
-        tensors = weights.read(path)
-        if (network := workload.get_hook("network")) is not None:
-            weights.check_fit(tensors, network(config.knobs), str(path))
-    except ConfigError as error:
-        raise ConfigError(f"--initial: {error}; allowed: {INITIAL}") from None
-    return tensors
 
 
 # ---- result

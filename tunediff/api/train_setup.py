@@ -169,7 +169,7 @@ def check_folder(request: TrainRequest) -> None:
     where, again = text.shown(folder), "repeat it to resume, or choose another --out"
     differs = cfg.differences(config, trial.configuration)
     # What is learned does not depend on how workers share it
-    is_other = trial.fingerprint != cfg.fingerprint(config) and not (
+    is_other = trial.fingerprint != cfg.fingerprint(cfg.as_copied(config, folder)) and not (
         differs and all(name.startswith("parallel.") for name in differs)
     )
     if is_other or cfg.has_changed(config, folder):

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ from tunediff.api.train_setup import TrainKeywords, TrainOptions
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.distributed import share_of_cores
 from tunediff.models import Saved
 from tunediff.report.html import el, join, table
-from tunediff.training import process_settings
 
 
 class Training:
@@ -89,8 +85,8 @@ class ProfileCall(ProgressKeywords, ProfileKeywords):
 
 @keywords(TrainCall)
 def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
-    """Train one configuration in this process, or go on with a training in the same folder; return
-    it, finished.
+    """Train one configuration in a process of its own, or go on with a training in the same folder;
+    return it, finished.
 
     Args:
         config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
@@ -103,7 +99,7 @@ def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
             the command.
         KeyboardInterrupt: It was interrupted; the same call goes on from its checkpoint.
     """
-    with _in_this_process():
+    with called():
         call = TrainCall(**options)
         if call.budget is None and call.samples is None:
             raise ConfigError(
@@ -119,7 +115,7 @@ def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
 
 @keywords(ProfileCall)
 def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
-    """Measure where the seconds and the memory of a training go, in this process.
+    """Measure where the seconds and the memory of a training go, in a process of its own.
 
     Args:
         config, knobs: As `run_training` takes them.
@@ -128,7 +124,7 @@ def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
     Raises:
         TunediffError: Something is not allowed, or memory does not suffice.
     """
-    with _in_this_process():
+    with called():
         call = ProfileCall(**options)
         out = Path(call.out).expanduser().absolute() if call.out is not None else None
         path = Path(notebook.named(config, folder(call.storage)))
@@ -144,17 +140,3 @@ def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
     """
     with called():
         return models.find(str(name), folder(storage))
-
-
-@contextlib.contextmanager
-def _in_this_process() -> Iterator[None]:
-    """Put back what a training sets for its whole process, such as the number of threads.
-
-    Inside, torch has its share of the cores, or fewer threads if the program has set so.
-    """
-    before = process_settings.read()
-    try:
-        with called(), share_of_cores(keep_fewer=True):
-            yield
-    finally:
-        process_settings.restore(before)

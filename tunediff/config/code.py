@@ -264,6 +264,13 @@ def extend(code: Code | None, files: Mapping[Path, Path], before_s: float) -> No
     done.code = code.with_files(late, {})
 
 
+def count_added(copy: Code) -> None:
+    """Let the version of a copy include what a training has imported by name since its import."""
+    for done in _imports:
+        if done.code.file == copy.file and done.code.version == copy.version:
+            done.code = read(copy.file)
+
+
 def _put_first(code: Code) -> None:
     """Let imports by name find the files in this folder first."""
     if str(code.root) in sys.path:

@@ -384,6 +384,15 @@ def has_changed(config: Configuration, folder: Path) -> bool:
     return code is not None and any(copies.changed(copy, code.entry))
 
 
+def as_copied(config: Configuration, folder: Path) -> Any:
+    """Return the configuration of the copy of its workload that a training in `folder` has made and
+    added to, if nothing of it was edited since; else the configuration itself."""
+    code, copies_folder = of(config).file, folder.absolute() / users.FOLDER
+    if code is None or not (copies_folder / code.entry).is_file() or has_changed(config, folder):
+        return config
+    return from_dict({**to_dict(config), "workload": str(copies_folder / code.entry)}, "", False)
+
+
 def remove_copy(config: Configuration, folder: Path) -> None:
     """Remove what `take_along` has copied into `folder`, unless the configuration is that of the
     copy."""

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
@@ -171,11 +171,13 @@ class Template:
     def start(
         self, function: str, content: Any, before: tuple[str, Any] | None = None,
         variables: Mapping[str, str] | None = None, within_s: float | None = None,
+        streams: Sequence[int] = (),
     ) -> Run:  # fmt: skip
         """Start a run that calls `function(connection, content)`; one at a time.
 
         `before`: a function that the template calls before it forks, and its argument, of JSON.
-        `variables`: of the run's environment. Raises `TemplateError`, and TimeoutError for a template that is
+        `variables`: of the run's environment. `streams`: descriptors of its stdout and stderr,
+        instead of the template's. Raises `TemplateError`, and TimeoutError for a template that is
         not prepared in time.
         """
         if self.unsafe and not self._lives:  # it was used for a run
@@ -184,12 +186,11 @@ class Template:
         self.ready(within_s)
         ours, theirs = socket.socketpair()
         request = json_line({"function": function, "before": before})
-        environment, streams = _environment() | dict(variables or {}), [1, 2]
-        if self._output is not None:
-            streams = [self._output.fileno()] * 2
+        environment = _environment() | dict(variables or {})
+        if self._shared and not streams:
+            streams = [1, 2] if self._output is None else [self._output.fileno()] * 2
         with theirs, contextlib.suppress(OSError):
-            descriptors = [theirs.fileno(), *(streams if self._shared else ())]
-            socket.send_fds(self.control, [request], descriptors)
+            socket.send_fds(self.control, [request], [theirs.fileno(), *streams])
         if not self.unsafe:
             self._run_pid = self._reply()["pid"]
         run = Run(self, Connection(ours.detach()))
@@ -209,6 +210,13 @@ class Template:
             status = self._reply()["status"]
         self._run_pid = 0
         return status
+
+    def terminate_run(self) -> None:
+        """Send SIGTERM to the run that was started last."""
+        pid = self._process.pid if self.unsafe and self._process is not None else self._run_pid
+        if pid:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
 
     def kill_run(self) -> None:
         """End the run at once, in any thread; a template that does not get ready ends instead."""

@@ -25,6 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST_REQUEST = 65536
 GRACE_S = 5.0
 """How long a shared template waits for another parent when it has none."""
+_PARENT_ENDED = signal.SIGUSR2
+"""What the kernel sends to a template when its parent ends."""
 _STARTED_WITH = dict(os.environ)
 
 
@@ -93,8 +95,8 @@ def main(descriptor: int, parent: int, address: str) -> None:
     gc.freeze()  # a collection in a run does not copy the template's pages
     server = _Server(control, listener, facts)
     if not address and not facts["unsafe"]:  # what its run has started ends with it, too
-        server.of_user = signal.signal(signal.SIGTERM, server.end) or signal.SIG_DFL
-        end_with_parent(parent, by=signal.SIGTERM)
+        server.take_signals()
+        end_with_parent(parent, by=_PARENT_ENDED)
     server.serve()
 
 
@@ -109,11 +111,21 @@ class _Server:
         """Each parent, and the pid of its run; 0: none."""
         self._ends = dict[int, tuple[int, socket.socket]]()
         """Of each run: a descriptor that is readable when it has ended; its pid and parent."""
-        self.of_user: Any = None
-        """The handler of SIGTERM of the user's file."""
+        self._of_user = dict[signal.Signals, Any]()
+        """Handlers that the user's file has set, for its runs."""
         self._welcome(first)
 
-    def end(self, *_: object) -> NoReturn:
+    def take_signals(self) -> None:
+        """End with the parent. SIGTERM, which batch systems send to all processes of a job, is for
+        the parent, which decides how its run ends."""
+
+        def ignore(*_: object) -> None:  # unlike SIG_IGN, no started program inherits this
+            pass
+
+        for number, handler in ((_PARENT_ENDED, self._end), (signal.SIGTERM, ignore)):
+            self._of_user[number] = signal.signal(number, handler) or signal.SIG_DFL
+
+    def _end(self, *_: object) -> NoReturn:
         """End at once, with all runs and what they have started."""
         for pid in filter(None, self._runs.values()):
             _end_group(pid)
@@ -165,8 +177,8 @@ class _Server:
         sys.stderr.flush()
         if (pid := os.fork()) == 0:
             end_with_parent(template)
-            if self.of_user is not None:
-                signal.signal(signal.SIGTERM, self.of_user)
+            for number, handler in self._of_user.items():
+                signal.signal(number, handler)
             os.setsid()
             for other in (*self._runs, *filter(None, [self._listener])):
                 other.close()

@@ -9,6 +9,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `restarted`: the training begins at its first step although an earlier attempt had come
   further, or had ended for a reason outside of the trial, with the reason.
 - `unread`: knobs that the training never read.
+- `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`).
@@ -318,6 +319,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective = event.get("not_effective", {})
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
+        elif kind == "loaded":
+            record.fingerprint = event["fingerprint"]
         # Evaluations: a resumed trial may measure a point again, and training continued from the
         # later line.
         elif kind == "point":

@@ -43,13 +43,13 @@ class _Threads:
     def get(self) -> int:
         return self._chosen() if self._is_deferred else self._get()
 
-    def _chosen(self) -> int:
-        return self.count or machine.threads() or self._by_default
+    def _chosen(self, default: int | None = None) -> int:
+        return self.count or default or machine.threads() or self._by_default
 
-    def apply(self) -> None:
+    def apply(self, default: int | None) -> None:
         self._is_deferred = False
         torch.set_num_threads, torch.get_num_threads = self._set, self._get
-        torch.set_num_threads(self._chosen())
+        torch.set_num_threads(self._chosen(default))
 
 
 _threads: _Threads | None = None
@@ -96,10 +96,11 @@ def before_run(job: Mapping[str, Any]) -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def begin() -> None:
-    """Let this process, which was forked from a template, use what that has prepared."""
+def begin(threads: int | None = None) -> None:
+    """Let this process, which was forked from a template, use what that has prepared. `threads`:
+    torch's, unless the template or the user's file says how many."""
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_pid is not None:  # that of the template, which watches it
         server.ensure_running = lambda: None
     if _threads is not None:
-        _threads.apply()
+        _threads.apply(threads)

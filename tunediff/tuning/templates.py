@@ -28,11 +28,12 @@ class Templates:
     """The templates of one rank, and the trial that is forked from one of them."""
 
     def __init__(
-        self, threads: int, output: IO[bytes] | None = None, shared: str = "",
+        self, threads: int | None, output: IO[bytes] | None = None, shared: str = "",
         import_limit_s: float = 900.0,
     ) -> None:  # fmt: skip
-        """`threads`: torch's in each trial; `output`: for what trials print; `shared`: as of
-        `Template`; `import_limit_s`: how long a workload may take to be imported."""
+        """`threads`: torch's in each trial, None: its share of the cores; `output`: for what
+        trials print; `shared`: as of `Template`; `import_limit_s`: how long a workload may take to
+        be imported."""
         self._threads, self._output, self._shared = threads, output, shared
         self._import_limit_s = import_limit_s
         self._kept: dict[tuple[str, str], Template] = {}
@@ -55,6 +56,22 @@ class Templates:
             self._kept.pop(next(iter(self._kept))).close()
         return template
 
+    def ready(self, workload: str) -> Template:
+        """Return the template of a workload once all templates are prepared. Raises
+        `TemplateError`."""
+        template = self.prepare(workload)
+        for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
+            with contextlib.suppress(TemplateError, TimeoutError):
+                other.ready(self._import_limit_s)
+        try:
+            template.ready(0.0)
+        except TimeoutError:
+            template.close()
+            raise TemplateError(
+                f"{workload}: is not imported after {self._import_limit_s:.0f} s"
+            ) from None
+        return template
+
     def train(
         self, job: TrialSpec, variables: Mapping[str, str], take: Callable[[Run, Event], None],
         started: Callable[[Run], object] = lambda run: None,
@@ -65,19 +82,9 @@ class Templates:
         `variables` of the environment describe the rank as torchrun does. Raises `TemplateError`
         with why the run says nothing about the trial, such as that it was killed.
         """
-        template = self.prepare(job.workload)
+        template = self.ready(job.workload)
         config = base64.b64encode(job.pickled).decode()
         needs = {"config": config, "loads_in_processes": job.loads_in_processes}
-        for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
-            with contextlib.suppress(TemplateError, TimeoutError):
-                other.ready(self._import_limit_s)
-        try:
-            template.ready(0.0)
-        except TimeoutError:
-            template.close()
-            raise TemplateError(
-                f"{job.workload}: is not imported after {self._import_limit_s:.0f} s"
-            ) from None
         afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)

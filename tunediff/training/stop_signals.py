@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a training outside any search: it writes a checkpoint and stops."""
+"""Signals of a training outside any search: it writes a checkpoint and stops."""
 
 from __future__ import annotations
 

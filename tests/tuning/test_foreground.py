@@ -1,0 +1,54 @@
+"""A training or a profile in a process of its own, as the command or the call sees it that asks for it."""
+
+import os
+
+import pytest
+import torch
+
+from tests.tuning import foreground_runs
+from tunediff.core import machine
+from tunediff.core.errors import TunediffError
+from tunediff.core.progress import EventLines
+from tunediff.tuning import foreground
+
+
+def call(function, content=None):
+    return foreground.call(f"{foreground_runs.__name__}:{function}", content, "diffusion", EventLines())
+
+
+def test_lines_warnings_and_the_result_come_back_and_nothing_else(capfd, caplog):
+    (content, pid), (_, again) = call("work", {"a": 1}), call("work")
+    assert content == {"a": 1}
+    assert len({pid, again, os.getpid()}) == 3
+    out, err = capfd.readouterr()
+    assert ("half-way" in out, "aside" in err) == (True, True)
+    assert ("tunediff.training.x", "a warning") in [(record.name, record.getMessage()) for record in caplog.records]
+    assert (torch.get_default_dtype(), os.environ.get("SPOILED")) == (torch.float32, None)
+
+
+@pytest.mark.parametrize("name", foreground_runs.ERRORS)
+def test_an_error_is_raised_as_it_is_with_its_lines(name):
+    expected = foreground_runs.ERRORS[name]
+    kind = TunediffError if name == "unreadable" else type(expected)
+    with pytest.raises(kind, match=str(expected)) as raised:
+        call("fail", name)
+    assert "in fail\n" in str(raised.value.__cause__)
+
+
+def test_a_process_that_is_killed_is_an_error_and_harms_no_later_one():
+    with pytest.raises(TunediffError, match="its process has ended: .* was killed by SIGKILL"):
+        call("die")
+    assert call("work", 2)[0] == 2
+
+
+@pytest.mark.parametrize("own", [2, None], ids=["before tunediff was imported", "after it"])
+def test_fewer_threads_that_the_program_has_set_hold_in_the_run(monkeypatch, own):
+    monkeypatch.setattr(machine, "TORCH_DEFAULT_THREADS", own)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("TUNEDIFF_CPUS", "2")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert call("threads") == 1
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,144 @@
+"""The process of a training outside any search, which `train_run` starts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tunediff import config as cfg
+from tunediff.api.train_setup import INITIAL, TrainRequest
+from tunediff.config import ConfigError, Systems, code, copies
+from tunediff.config.code import WorkloadError
+from tunediff.core import text
+from tunediff.core import trial_record as record
+from tunediff.core.errors import TunediffError, UserCodeError, message_of
+from tunediff.core.journal import Journal
+from tunediff.core.progress import EventLines
+from tunediff.distributed import World, world_of_environment
+from tunediff.training import weights
+from tunediff.training.console import ConsoleRecorder
+from tunediff.training.engine import Engine
+from tunediff.training.observer import Observer
+from tunediff.training.run_trial import TrialResult, run_trial
+from tunediff.training.stop_signals import stop_signals
+from tunediff.training.trial import TrainingOutcome
+from tunediff.training.trial import run as run_engine
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY_S = 60.0
+
+
+def train(request: TrainRequest, lines: EventLines) -> str:
+    """Train as one rank, from the checkpoint if there is one; return why it stopped before its end,
+    '' if it did not.
+
+    Raises `ConfigError`, `WorkloadError`, and `TunediffError` for a training that failed.
+    """
+    config, folder = request.config, request.folder
+    # Other ranks wait here for rank 0, whose parent has written what they read
+    with world_of_environment() as world, stop_signals() as signals, lines.work(world.main):
+        trial = record.read_trial(folder)
+        if trial is not None and trial.status == "ok":
+            return ""
+
+        # ---- journal and curves, on rank 0
+        initial = _weights(request.initial, config) if request.initial is not None else None
+        observer: Observer = Observer(signals)
+        if world.main:
+            done = trial.points[-1].samples if trial is not None and trial.points else None
+            observer = ConsoleRecorder(folder, cfg.of(config), done, signals, lines=lines)
+
+        # ---- train
+        engine = Engine(
+            config,
+            request.budget,
+            world,
+            observer,
+            folder=folder,
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            initial=initial,
+        )
+        file = cfg.of(config).file if world.main else None
+        copied = (
+            copies.adding(folder / code.FOLDER, file.entry) if file else contextlib.nullcontext()
+        )
+        try:
+            with copied:
+                result = run_trial(lambda: run_engine(engine), world)
+        finally:
+            if isinstance(observer, ConsoleRecorder):
+                observer.close()
+        journal = Journal(folder)
+        if file is not None:
+            code.count_added(file)
+            config = cfg.found_again(config)
+            journal.write("loaded", fingerprint=cfg.fingerprint(config))
+        if (outcome := result.outcome) is None:
+            _fail(result, config, journal, world)
+
+        if world.main:
+            _conclude(result, outcome, config, journal)
+        if outcome.finished:
+            return ""
+        steps, path = text.pluralize(outcome.steps, "step"), folder / weights.NAME
+        return f"stopped after {steps}; the same command again goes on\nweights: {path}"
+
+
+def _conclude(
+    result: TrialResult, outcome: TrainingOutcome, config: Systems, journal: Journal
+) -> None:
+    """Write the weights of a training that has ended or was stopped, and the `end` of one that has
+    ended."""
+    metadata = weights.about(config, journal.folder, outcome.steps)
+    weights.save(outcome.weights, journal.folder / weights.NAME, metadata)
+    if outcome.reason:
+        log.warning("%s", outcome.reason)
+    if outcome.unread:
+        log.warning("train(trial) never reads %s: not effective", ", ".join(outcome.unread))
+    if outcome.finished:
+        assert result.end is not None
+        journal.end(result.end)
+
+
+def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
+    """Raise why a training failed; write an `end` for status `nan` and `oom`.
+
+    Raises `TunediffError`, and any error of a shipped workload as it is.
+    """
+    end, error = result.end, result.error
+    if end is not None and end.status == "nan":  # on all ranks alike
+        if world.main:
+            journal.end(end)
+        raise record.NotFiniteError(end.reason)
+    assert error is not None
+    if isinstance(error, ConfigError | WorkloadError):
+        raise error
+    failure: TunediffError
+    if end is not None and end.status == "oom":
+        journal.end(end)
+        failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
+    elif cfg.of(config).file is not None:
+        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the lines of the user
+    else:
+        raise error
+    if not world.main:  # whose command says nothing else
+        print(message_of(failure), file=sys.stderr, flush=True)
+    raise failure from error
+
+
+def _weights(path: Path, config: Systems) -> Any:
+    """Return the weights to start from. Raises `ConfigError`."""
+    workload = cfg.of(config)
+    try:
+        if (read := workload.get_hook("initial_weights")) is not None:
+            return read(path, config.knobs)
+        tensors = weights.read(path)
+        if (network := workload.get_hook("network")) is not None:
+            weights.check_fit(tensors, network(config.knobs), str(path))
+    except ConfigError as error:
+        raise ConfigError(f"--initial: {error}; allowed: {INITIAL}") from None
+    return tensors

@@ -1,0 +1,212 @@
+"""Train or profile for the command or the call that asks for it, in a process of its own.
+
+    command, or call from Python            run, forked from a template of the workload
+    call(function, content, …)  ─────────►  function(content, lines)
+    lines.say(…), logging       ◄─────────  lines.say(…), logging
+    SIGINT, SIGTERM             ─────────►  SIGTERM
+    returns, or raises          ◄─────────  its result, or its error
+
+What the function does to its process ends with it. Imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import importlib
+import logging
+import logging.handlers
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tunediff.core import machine
+from tunediff.core.errors import TunediffError
+from tunediff.core.progress import EventLines
+from tunediff.core.template import Run, Template, TemplateError
+from tunediff.tuning.templates import Templates
+
+_PACKAGE = logging.getLogger("tunediff")
+_kept = threading.local()
+"""Templates by process and function: the kernel ends a template with the thread that has started
+it, and the next call starts in a fraction of a second."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """A line, as `EventLines.say` takes it."""
+
+    on_stderr: bool
+    message: str
+    event: str
+    timed: bool
+    fields: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Returned:
+    """The last message of a run: what its function has returned."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """The last message of a run: what its function has raised, and the traceback."""
+
+    error: BaseException
+    trace: str
+
+
+class _RunError(Exception):
+    """The cause of an error that was raised in a run: its traceback there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+# ---- the process that asks
+def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
+    """Return what `function(content, lines)` returns, called in a run of a template of `workload`;
+    raise what it raises. `function`: `package.module:function`.
+
+    The first SIGINT or SIGTERM becomes a SIGTERM of the run; the second SIGINT ends it. Raises
+    `TunediffError` for a run that was killed, and `KeyboardInterrupt`.
+    """
+    templates, signals = _templates(function), list[int]()
+    settings = (function, pickle.dumps(content), _threads_of_program(), lines)
+    try:
+        template = templates.ready(workload)
+        level = _PACKAGE.getEffectiveLevel()
+        run = template.start(f"{__name__}:start", (*settings, level), streams=(1, 2))
+        with _passed_on(template, signals):
+            last = _last_message(run, lines)
+    except BaseException as error:
+        templates.close()
+        if not isinstance(error, TemplateError):
+            raise
+        if signals:
+            raise KeyboardInterrupt("interrupted") from None
+        raise TunediffError(f"its process has ended: {error}") from None
+    if isinstance(last, _Raised):
+        raise last.error from _RunError(last.trace)
+    return last.value
+
+
+def _templates(function: str) -> Templates:
+    """Return the templates of this thread."""
+    by_function = vars(_kept).setdefault(os.getpid(), {})  # a fork has none
+    if function not in by_function:
+        # What a user's file prints while it is imported was printed by its import here
+        by_function[function] = Templates(None, open(os.devnull, "wb"))  # noqa: SIM115 – stays
+        atexit.register(by_function[function].close)
+    templates: Templates = by_function[function]
+    return templates
+
+
+def _threads_of_program() -> int | None:
+    """Return the number of torch's threads in this process, if it is fewer than its share of the
+    cores: then the program has set it."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    count: int = torch.get_num_threads()
+    is_set = count < (machine.threads() or count) and count != machine.TORCH_DEFAULT_THREADS
+    return count if is_set else None
+
+
+def _last_message(run: Run, lines: EventLines) -> _Returned | _Raised:
+    """Return the last message of a run; print and log the others."""
+    last: _Returned | _Raised | None = None
+    while (message := run.receive()) is not None:
+        if isinstance(message, _Said):
+            said = vars(message).copy()
+            to = lines.aside if said.pop("on_stderr") else lines
+            to.say(**said.pop("fields"), **said)
+        elif isinstance(message, logging.LogRecord):
+            logging.getLogger(message.name).handle(message)
+        else:
+            last = message
+    if last is None:
+        raise TemplateError("it has no result")
+    return last
+
+
+@contextlib.contextmanager
+def _passed_on(template: Template, received: list[int]) -> Iterator[None]:
+    """Pass signals of this process on to its run, which writes a checkpoint and stops."""
+
+    def handle(number: int, frame: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+        template.terminate_run()
+
+    if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- the run
+@dataclasses.dataclass(frozen=True)
+class _SentLines(EventLines):
+    """Lines that the process prints that has asked for the run."""
+
+    send: Callable[[Any], None] = lambda message: None
+
+    def say(
+        self, message: str, event: str = "message", *, timed: bool = True, **fields: Any
+    ) -> None:
+        self.send(_Said(self.on_stderr, message, event, timed, fields))
+
+
+class _SentRecords(logging.handlers.QueueHandler):
+    """Passes on what the package logs; its queue is a function."""
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.queue(record)  # type: ignore[operator]
+
+
+def start(connection: Connection, content: tuple[str, bytes, int | None, EventLines, int]) -> None:
+    """Call a function and send its result; the function of a template's run. `content`: the
+    function, its argument, and torch's threads, lines and level of logging of the parent."""
+    from tunediff.training import prepared  # imports torch
+
+    name, pickled, threads, lines, level = content
+    sending = threading.Lock()
+
+    def send(message: Any) -> None:
+        with sending, contextlib.suppress(OSError):  # the kernel ends this run with its parent
+            connection.send(message)
+
+    prepared.begin(threads)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _PACKAGE.addHandler(_SentRecords(send))  # type: ignore[arg-type]
+    _PACKAGE.setLevel(level)
+    module, _, function = name.partition(":")
+    try:
+        call: Callable[[Any, EventLines], Any] = getattr(importlib.import_module(module), function)
+        send(_Returned(call(pickle.loads(pickled), _SentLines(**vars(lines), send=send))))
+    except BaseException as error:
+        send(_Raised(_picklable(error), traceback.format_exc()))
+
+
+def _picklable(error: BaseException) -> BaseException:
+    """Return an error as another process can read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return TunediffError(f"{type(error).__name__}: {error}")
+    return error
