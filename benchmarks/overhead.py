@@ -24,6 +24,7 @@ from tunediff import search_space
 from tunediff.core import environment, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
+from tunediff.core.lock import alone
 from tunediff.core.point import Point
 from tunediff.ray_backend import connection, searcher, tuner
 from tunediff.report.console import Console
@@ -101,7 +102,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
             share = functools.partial(resources.share, space)
             warm, quiet = experiment.warm(space), lambda _: None
             workers = connection.workers(folder, share, None, warm, quiet)
-            with experiment.alone(folder), sessions.noted(folder), workers as slots:
+            with alone(folder), sessions.noted(folder), workers as slots:
                 listeners = Listeners()
                 with listeners.with_listeners(console):
                     connection.search(folder, space, slots, listeners)
