@@ -25,10 +25,10 @@ from tunediff.tuning.templates import Templates
 FILE = """
 import importlib
 import pkgutil
-import pydoc
 from dataclasses import dataclass
 from pathlib import Path
 import torch
+import yaml
 from tunediff import Metric
 
 @dataclass(frozen=True)
@@ -38,18 +38,24 @@ class Knobs:
 
 OBJECTIVE = Metric("score", "min")
 BASELINE = {"evaluation.points": 1, "loader.batch_size": 8, "loader.workers": 0}
-TARGET = "_target_: layers.linear.Linear"    # as Hydra's files have it
+
+def located(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 def train(trial):
     import plugins
     by_name = importlib.import_module(f"models.{trial.knobs.model}")
-    by_path = pydoc.locate(TARGET.split()[1])
+    settings = yaml.safe_load(Path(__file__).with_name("model.yaml").read_text())
+    by_path = located(settings["net"]["_target_"])
+    head = settings["head"]
+    by_class_path = located(head["class_path"])(**head["init_args"])
     listed = [importlib.import_module(f"plugins.{one.name}") for one in pkgutil.iter_modules(plugins.__path__)]
     flat = importlib.import_module("flat_module")
     net = trial.prepare(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
     trial.keep(net=net, optimizer=optimizer)
-    values = [by_name.VALUE, by_path.VALUE, flat.VALUE, *(one.VALUE for one in listed)]
+    values = [by_name.VALUE, by_path.VALUE, by_class_path.value, flat.VALUE, *(one.VALUE for one in listed)]
     trial.evaluate_with(lambda: {"score": sum(values), "many": len(values)})
     for (batch,) in trial.batches((torch.ones(64, 4),)):
         trial.step(net(batch).square().mean(), optimizer)
@@ -58,8 +64,13 @@ MODULES = {
     "models/resnet.py": "VALUE = 1", "models/vgg.py": "VALUE = 2", "layers/__init__.py": "",
     "layers/linear.py": "class Linear:\n    VALUE = 10", "plugins/__init__.py": "", "plugins/one.py": "VALUE = 100",
     "plugins/two.py": "VALUE = 1000", "flat_module.py": "VALUE = 10000",
+    "heads/plain.py": "class Head:\n    def __init__(self, value):\n        self.value = 10 * value",
 }  # fmt: skip
-SCORE = 11111
+SETTINGS = """
+net: {_target_: layers.linear.Linear}                              # as Hydra names a class
+head: {class_path: heads.plain.Head, init_args: {value: 10000}}    # as Lightning's and jsonargparse's files do
+"""
+SCORE = 111111
 
 
 @pytest.fixture
@@ -68,10 +79,12 @@ def mine(tmp_path, monkeypatch):
     folder = tmp_path / "original"
     monkeypatch.chdir(tmp_path)
     for name in [
-        name for name in sys.modules if name.partition(".")[0] in ("flat_module", "layers", "models", "plugins")
+        name
+        for name in sys.modules
+        if name.partition(".")[0] in ("flat_module", "heads", "layers", "models", "plugins")
     ]:
         monkeypatch.delitem(sys.modules, name)  # of other tests
-    for name, text in {"mine.py": FILE, **MODULES}.items():
+    for name, text in {"mine.py": FILE, "model.yaml": SETTINGS, **MODULES}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -133,12 +146,13 @@ def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, 
     assert "has changed since the copy" in reason
 
 
-def test_a_training_is_judged_and_resumed_with_the_modules_that_it_has_imported_by_name(mine, tmp_path, capsys):
+@pytest.mark.parametrize("edited", ["models/resnet.py", pytest.param("heads/plain.py", marks=pytest.mark.nightly)])
+def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
     assert train_command.main(words) == 0
     assert train_command.main(words) == 0, "what it has imported is known, and unchanged"
     versions = [record.read_trial(tmp_path / "out").fingerprint]
-    (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+    (mine.parent / edited).write_text(MODULES[edited].replace("1", "2"))
     assert train_command.main([*words[:-1], "other"]) == 0
     versions.append(record.read_trial(tmp_path / "other").fingerprint)
     assert versions[0] != versions[1], "one of what was loaded"
@@ -160,7 +174,11 @@ def committed(mine, monkeypatch):
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    (mine.parent / "models/resnet.py").write_text("VALUE = 2")
+    for name in EDITED:
+        (mine.parent / name).write_text(MODULES[name].replace("1", "2"))
+
+
+EDITED = ("models/resnet.py", "layers/linear.py", "heads/plain.py")
 
 
 @pytest.mark.usefixtures("committed")
@@ -184,8 +202,9 @@ def test_a_revision_runs_its_modules_that_are_imported_by_name(tmp_path):
     options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c")
     with compare_setup.prepare(options, lambda line: None) as request:
         compare_setup.create(request)
-    found = {side: (tmp_path / f"results/c/{side}/workload/models/resnet.py").read_text() for side in "AB"}
-    assert found == {"A": "VALUE = 1", "B": "VALUE = 2"}
+    for name in EDITED:
+        texts = [(tmp_path / f"results/c/{side}/workload" / name).read_text() for side in "AB"]
+        assert texts == [MODULES[name], MODULES[name].replace("1", "2")]
     versions = [cfg.load(tmp_path / f"results/c/{side}/config.yaml").schema.version for side in "AB"]
     assert versions[0] != versions[1]
 
