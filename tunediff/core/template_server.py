@@ -98,6 +98,7 @@ def main(descriptor: int, parent: int, address: str) -> None:
         server.take_signals()
         end_with_parent(parent, by=_PARENT_ENDED)
     server.serve()
+    _end_group(os.getpid())  # at once, with the fork server of its runs' loader processes
 
 
 class _Server:
