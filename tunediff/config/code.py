@@ -197,7 +197,8 @@ def load(code: Code) -> ModuleType:
     """
     equal = (one for one in reversed(_imports) if _is_import_of(one.code, code))
     done = next(equal, None) or _import(code)
-    if any(sys.modules.get(name) is not module for name, module in done.modules.items()):
+    is_first = sys.path[:1] == [str(code.root)] or not code.is_copy
+    if not is_first or any(sys.modules.get(name) is not one for name, one in done.modules.items()):
         _put_first(code)
         sys.modules.update(done.modules)
     return done.modules[code.module]
@@ -275,7 +276,8 @@ def _put_first(code: Code) -> None:
     """Let imports by name find the files in this folder first."""
     if str(code.root) in sys.path:
         sys.path.remove(str(code.root))
-    _roots.append(code.root)
+    if code.root not in _roots:
+        _roots.append(code.root)
     sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes inherit it
     if code.is_copy:
         copies.isolate(code.root, code.entry)
