@@ -34,9 +34,17 @@ from tunediff.core.template import Run, Template, TemplateError
 from tunediff.tuning.templates import Templates
 
 _PACKAGE = logging.getLogger("tunediff")
-_kept = threading.local()
-"""Templates by process and function: the kernel ends a template with the thread that has started
-it, and the next call starts in a fraction of a second."""
+
+
+class _Kept(threading.local):
+    """Templates of one thread, by process and function, so that the next call starts in a fraction
+    of a second: the kernel ends a template with the thread that has started it."""
+
+    def __init__(self) -> None:
+        self.templates = dict[tuple[int, str], Templates]()
+
+
+_kept = _Kept()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +110,12 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
 
 def _templates(function: str) -> Templates:
     """Return the templates of this thread."""
-    by_function = vars(_kept).setdefault(os.getpid(), {})  # a fork has none
-    if function not in by_function:
+    key = (os.getpid(), function)  # a fork has none
+    if key not in _kept.templates:
         # What a user's file prints while it is imported was printed by its import here
-        by_function[function] = Templates(None, open(os.devnull, "wb"))  # noqa: SIM115 – stays
-        atexit.register(by_function[function].close)
-    templates: Templates = by_function[function]
-    return templates
+        _kept.templates[key] = Templates(None, open(os.devnull, "wb"))  # noqa: SIM115 – stays
+        atexit.register(_kept.templates[key].close)
+    return _kept.templates[key]
 
 
 def _threads_of_program() -> int | None:
