@@ -170,7 +170,7 @@ def of_memory(storage: Path) -> dict[str, Any]:
         jobs.append(job)
     with open(os.devnull, "wb") as output, contextlib.ExitStack() as stack:
         for job in jobs:
-            templates = stack.enter_context(Templates(1, output, f"memory of {os.getpid()}"))
+            templates = stack.enter_context(Templates(output, f"memory of {os.getpid()}"))
             threading.Thread(target=train, args=(templates, job), daemon=True).start()
         while len(list(storage.glob(f"slot*/{DOING}"))) < SLOTS:
             time.sleep(0.5)

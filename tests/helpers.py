@@ -224,7 +224,7 @@ def measure_here(monkeypatch, seconds=0.01):
     from tunediff.distributed import alone
     from tunediff.training import judging, probe
 
-    def measured(config, evaluates, prepare=True, finals=None):
+    def measured(config, evaluates, prepare=True, finals=None, prepared=None):
         return judging.measured(config, alone(), evaluates, prepare, finals)
 
     for module, name, replaced in (

@@ -41,7 +41,7 @@ def test_what_a_run_does_to_its_process_ends_with_it(spoiled, way):
 
 @pytest.fixture(scope="module")
 def templates():
-    with Templates(THREADS) as made:
+    with Templates() as made:
         yield made
 
 
@@ -145,7 +145,7 @@ def test_file_that_must_not_be_forked_trains_in_fresh_processes(templates, users
 def test_error_while_a_file_is_imported_is_the_end_of_its_trial(users_job, monkeypatch):
     job = users_job('if os.environ.get("TUNEDIFF_BROKEN"): raise OSError("no data here")')
     monkeypatch.setenv("TUNEDIFF_BROKEN", "1")
-    with Templates(1) as fresh:
+    with Templates() as fresh:
         trial = train(fresh, job)
     assert trial.status == "error"
     assert "no data here" in trial.reason
@@ -156,12 +156,12 @@ def test_file_that_hangs_while_it_is_imported_is_given_up(users_job, monkeypatch
     job = users_job('if os.environ.get("TUNEDIFF_HANGS"): __import__("time").sleep(600)')
     monkeypatch.setenv("TUNEDIFF_HANGS", "1")
     with (
-        Templates(1, import_limit_s=1.0) as fresh,
+        Templates(import_limit_s=1.0) as fresh,
         pytest.raises(TemplateError, match=r"mine.py: is not imported after 1 s"),
     ):
         train(fresh, job)
     monkeypatch.delenv("TUNEDIFF_HANGS")
-    with Templates(1) as fresh:
+    with Templates() as fresh:
         assert train(fresh, job).status == "ok"
 
 

@@ -66,7 +66,8 @@ def job_of(folder, config=CONFIG, samples=64, **changes):
     job = TrialSpec(
         name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), budget=Budget(samples=samples),
         workload=config.schema.workload, points=config.evaluation.points,
-        deadline_s=60.0, metric="frechet", mode="min", evaluates=False, group=WorkerGroupSpec(1), attempt="a",
+        deadline_s=60.0, metric="frechet", mode="min", evaluates=False, attempt="a",
+        group=WorkerGroupSpec(1, Placement(threads=torch.get_num_threads())),
     )  # fmt: skip
     return dataclasses.replace(job, **changes)
 
@@ -378,7 +379,7 @@ def test_a_group_is_started_where_its_trials_have_their_devices(monkeypatch, tmp
     assert [one.label_selector for one in scalings[:2]] == [None, {"ray.io/node-id": "in(a1,b2)"}]
     assert [one.placement_strategy for one in scalings[:2]] == ["STRICT_PACK", "PACK"]
     assert given[0]["train_loop_config"] == {
-        "name": "slot", "generation": "g", "workload": "digits", "threads": 1, "here": os.getcwd(),
+        "name": "slot", "generation": "g", "workload": "digits", "here": os.getcwd(),
     }  # fmt: skip
 
 

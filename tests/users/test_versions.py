@@ -105,7 +105,7 @@ def train(tmp_path):
             if isinstance(event, Point) and event.index < job.points:
                 run.send("go")
 
-        with Templates(1) as templates:
+        with Templates() as templates:
             templates.train(job, {}, answer)
         trial = record.read_trial(job.folder)
         return trial.points[-1] if trial.points else trial.reason

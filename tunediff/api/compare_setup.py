@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import filecmp
+import functools
 import io
 import itertools
 import os
@@ -33,7 +34,8 @@ from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 from tunediff.training import probe
-from tunediff.tuning import resources
+from tunediff.tuning import local, resources
+from tunediff.tuning.templates import kept
 
 CODE = (".py", ".yaml", ".yml", ".json", ".toml")
 """Endings of files that decide what a training imports."""
@@ -190,7 +192,11 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
     if cfg.of(config).file is None and options.address is None:
         task = announced("looking at the data and timing one evaluation", say)
         with contextlib.nullcontext() if options.dry_run else task:
-            measured = {**probe.before_search(config, True, prepare=not options.dry_run)}
+            of_runs = None
+            if not options.dry_run and config.parallel.processes == 1:
+                of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
+            found = probe.before_search(config, True, not options.dry_run, prepared=of_runs)
+            measured = {**found}
     names, content = [" ".join(words) for words in request.side_words], request.content
     return pair_plan.values(
         names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured

@@ -43,7 +43,7 @@ def run_group(
 
     place = spec.place
     settings: dict[str, Any] = {"name": slot, "generation": generation, "workload": workload}
-    settings |= {"threads": place.threads, "here": here}
+    settings["here"] = here
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     DataParallelTrainer(
         serve_group,
@@ -65,10 +65,10 @@ def run_group(
 
 
 # ---- one worker
-def serve(name: str, generation: str, workload: str, threads: int, here: str) -> None:
+def serve(name: str, generation: str, workload: str, here: str) -> None:
     """Run one worker: train the jobs of its slot until it is ended. An exception ends the group.
 
-    `workload`: of the first job; `threads`: torch's of each worker; `here`: where to work.
+    `workload`: of the first job; `here`: where to work.
     """
     import ray
     import ray.train
@@ -87,7 +87,7 @@ def serve(name: str, generation: str, workload: str, threads: int, here: str) ->
 
     about = ray.get_runtime_context()
     node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
-    with Templates(threads, shared=node) as templates:
+    with Templates(shared=node) as templates:
         if workload:
             templates.prepare(workload)
         while True:

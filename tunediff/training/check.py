@@ -260,7 +260,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         f" evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
     )
     content = pickle.dumps(config)
-    options = {"workload": config.schema.workload, "threads": None, "trains": False}
+    options = {"workload": config.schema.workload, "trains": False}
     with (
         announced(doing, say),
         tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder,

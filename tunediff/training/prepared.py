@@ -28,15 +28,16 @@ class _Threads:
     """torch's number of threads, which a template keeps at one: a pool of OpenMP does not survive
     a fork. A number that the user's file sets while it is imported holds from the fork on."""
 
-    def __init__(self, count: int | None) -> None:
+    def __init__(self) -> None:
         self._set, self._get = torch.set_num_threads, torch.get_num_threads
-        self.count, self._by_default, self._is_deferred = count, self._get(), True
+        self._count: int | None = None
+        self._by_default, self._is_deferred = self._get(), True
         self._set(1)
         torch.set_num_threads, torch.get_num_threads = self.set_or_defer, self.get  # type: ignore[assignment]
 
     def set_or_defer(self, count: int) -> None:
         if self._is_deferred:
-            self.count = count
+            self._count = count
         else:
             self._set(count)
 
@@ -44,7 +45,7 @@ class _Threads:
         return self._chosen() if self._is_deferred else self._get()
 
     def _chosen(self, default: int | None = None) -> int:
-        return self.count or default or machine.threads() or self._by_default
+        return self._count or default or machine.threads() or self._by_default
 
     def apply(self, default: int | None) -> None:
         self._is_deferred = False
@@ -58,8 +59,7 @@ _threads: _Threads | None = None
 def prepare(options: Mapping[str, Any]) -> str:
     """Import what trials of a workload need; return why a fork is not safe, '' if it is.
 
-    `options`: `workload`, its name; `threads`, torch's for each trial, or None: its share of the
-    cores; `trains`, whether more than a few steps are trained.
+    `options`: `workload`, its name; `trains`, whether more than a few steps are trained.
     """
     global _threads
     # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
@@ -68,7 +68,7 @@ def prepare(options: Mapping[str, Any]) -> str:
         # torch imports it on first use, which takes seconds: no trial pays for that
         importlib.import_module("torch._dynamo")
         importlib.import_module("torchvision")
-    _threads = _Threads(options["threads"])
+    _threads = _Threads()
     copies.isolated = True
     with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
         cfg.find(options["workload"]).code  # noqa: B018 – imports it
@@ -98,7 +98,7 @@ def before_run(job: Mapping[str, Any]) -> None:
 
 def begin(threads: int | None = None) -> None:
     """Let this process, which was forked from a template, use what that has prepared. `threads`:
-    torch's, unless the template or the user's file says how many."""
+    torch's, unless the user's file says how many; None: its share of the cores."""
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_pid is not None:  # that of the template, which watches it
         server.ensure_running = lambda: None

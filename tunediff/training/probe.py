@@ -6,9 +6,10 @@ The process is `tunediff.training.judging`.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, cast
 
 from tunediff.config import ConfigError, Values
@@ -45,24 +46,31 @@ def before_search(
     evaluates: bool,
     prepare: bool = True,
     finals: Mapping[str, Values] | None = None,
+    prepared: Callable[[], Template] | None = None,
 ) -> Measured:
     """Call `measured` in a process of its own, which leaves nothing where the search runs; report
     it on stderr.
 
     {} where that fails, after a line that says why; without seconds where timing takes over
-    `PROBE_S`. Raises `ConfigError` for data that cannot be used, as every trial would.
+    `PROBE_S`. `prepared`: returns the template of the runs that follow. Raises `ConfigError` for data
+    that cannot be used, as every trial would.
     """
     answered, ended, limit_s = dict[str, Any](), False, None
-    options = {"workload": config.schema.workload, "threads": None, "trains": False}
-    with Template("tunediff.training.prepared:prepare", options) as template:
+    options = {"workload": config.schema.workload, "trains": False}
+    with contextlib.ExitStack() as stack:
+        if prepared is not None:
+            template = prepared()
+        else:
+            new = Template("tunediff.training.prepared:prepare", options)
+            template = stack.enter_context(new)
         content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:
-            run = template.start("tunediff.training.judging:answer", content)
+            run = template.start("tunediff.training.judging:answer", content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:
                 answered, limit_s = message, PROBE_S
             ended = True
         except TimeoutError:
-            pass
+            template.close()
         except TemplateError as error:
             print(f"WARNING: what a trial costs could not be measured: {error}", file=sys.stderr)
     if refused := answered.get("refused"):

@@ -27,7 +27,7 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
     """Return the knobs that one step and an evaluation read in any of these configurations, up to
     one that fails."""
     read, until = set[str](), time.monotonic() + LONGEST_S
-    options = {"workload": configs[0].schema.workload, "threads": None, "trains": False}
+    options = {"workload": configs[0].schema.workload, "trains": False}
     with (
         tempfile.TemporaryFile() as output,
         Template(prepared.PREPARE, options, output) as template,

@@ -11,7 +11,6 @@ What the function does to its process ends with it. Imports neither torch nor Ra
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import importlib
@@ -31,20 +30,11 @@ from tunediff.core import machine
 from tunediff.core.errors import TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.core.template import Run, Template, TemplateError
-from tunediff.tuning.templates import Templates
+from tunediff.tuning.templates import kept
 
 _PACKAGE = logging.getLogger("tunediff")
-
-
-class _Kept(threading.local):
-    """Templates of one thread, by process and function, so that the next call starts in a fraction
-    of a second: the kernel ends a template with the thread that has started it."""
-
-    def __init__(self) -> None:
-        self.templates = dict[tuple[int, str], Templates]()
-
-
-_kept = _Kept()
+_NOWHERE = open(os.devnull, "wb")  # noqa: SIM115 – stays
+"""For what a user's file prints while a template imports it: its import here has printed it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +78,8 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     The first SIGINT or SIGTERM becomes a SIGTERM of the run; the second SIGINT ends it. Raises
     `TunediffError` for a run that was killed, and `KeyboardInterrupt`.
     """
-    templates, signals = _templates(function), list[int]()
+    templates, signals = kept(function), list[int]()
+    templates.output = _NOWHERE
     settings = (function, pickle.dumps(content), _threads_of_program(), lines)
     try:
         template = templates.ready(workload)
@@ -106,16 +97,6 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     if isinstance(last, _Raised):
         raise last.error from _RunError(last.trace)
     return last.value
-
-
-def _templates(function: str) -> Templates:
-    """Return the templates of this thread."""
-    key = (os.getpid(), function)  # a fork has none
-    if key not in _kept.templates:
-        # What a user's file prints while it is imported was printed by its import here
-        _kept.templates[key] = Templates(None, open(os.devnull, "wb"))  # noqa: SIM115 – stays
-        atexit.register(_kept.templates[key].close)
-    return _kept.templates[key]
 
 
 def _threads_of_program() -> int | None:

@@ -15,11 +15,13 @@ from tunediff.tuning import mailbox
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Placement, ResourcePartition, omp_notes
-from tunediff.tuning.templates import Templates
+from tunediff.tuning.templates import Templates, kept
 from tunediff.tuning.trial_spec import TrialSpec
 
 OUTPUT = "output.txt"
 """File in the folder of a comparison with what its runs print."""
+TRIALS = "trials"
+"""Purpose of the templates that are kept: what is measured before a comparison uses them as well."""
 
 
 class LocalBackend:
@@ -36,8 +38,7 @@ class LocalBackend:
         self._notes = (*share.notes, *omp_notes(share))
         self._slot = _Slot(folder / OUTPUT)
         if workloads and share.sizes[-1] == 1:
-            threads = share.place(share.machines[:1], 1).threads
-            self._slot.provide_ranks(1, threads, workloads)
+            self._slot.provide_ranks(1, workloads)
 
     def slot(self, spec: TrialSpec) -> _Slot:
         """Return the slot, whatever the trial."""
@@ -73,8 +74,8 @@ class _Slot(Mailbox):
         self._ranks: list[_Rank] = []
 
     def start(self, job: TrialSpec) -> str:
-        size, threads = job.group.size // job.group.place.each, job.group.place.threads
-        self.provide_ranks(size, threads)
+        size = job.group.size // job.group.place.each
+        self.provide_ranks(size)
         for rank, variables in zip(self._ranks, rank_variables(size), strict=True):
             rank.variables = variables
         return super().start(job)
@@ -88,16 +89,16 @@ class _Slot(Mailbox):
     def lacks(self, place: Placement) -> str:
         return ""
 
-    def provide_ranks(self, size: int, threads: int, workloads: Sequence[str] = ()) -> None:
-        """Let there be as many ranks, with as many threads of torch each; new ones prepare the
-        templates of `workloads`."""
-        if [rank.threads for rank in self._ranks] != [threads] * size:
+    def provide_ranks(self, size: int, workloads: Sequence[str] = ()) -> None:
+        """Let there be as many ranks; new ones prepare the templates of `workloads`."""
+        if len(self._ranks) != size:
             self._end_ranks()
-            shared = uuid.uuid4().hex if size > 1 else ""
-            self._ranks = [
-                _Rank(self, Templates(threads, self._output, shared), threads, workloads)
-                for _ in range(size)
-            ]
+            templates, shared = [kept(TRIALS)], uuid.uuid4().hex
+            if size > 1:
+                templates = [Templates(shared=shared) for _ in range(size)]
+            for one in templates:
+                one.output = self._output
+            self._ranks = [_Rank(self, one, workloads) for one in templates]
 
     def close(self) -> None:
         self._end_ranks()
@@ -112,10 +113,8 @@ class _Slot(Mailbox):
 class _Rank:
     """A thread with the templates of one rank: the kernel ends them with the thread."""
 
-    def __init__(
-        self, jobs: Mailbox, templates: Templates, threads: int, workloads: Sequence[str]
-    ) -> None:
-        self.threads, self.variables = threads, dict[str, str]()
+    def __init__(self, jobs: Mailbox, templates: Templates, workloads: Sequence[str]) -> None:
+        self.variables = dict[str, str]()
         self._templates, self._jobs = templates, jobs
         self._over = False
         threading.Thread(target=self._serve, args=(workloads,), daemon=True, name="rank").start()
@@ -132,6 +131,7 @@ class _Rank:
     def end(self) -> None:
         self._over = True
         self._templates.close()
+        self._templates.output = None
 
 
 @contextlib.contextmanager

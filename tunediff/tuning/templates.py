@@ -3,9 +3,12 @@ torch nor Ray."""
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
@@ -28,13 +31,11 @@ class Templates:
     """The templates of one rank, and the trial that is forked from one of them."""
 
     def __init__(
-        self, threads: int | None, output: IO[bytes] | None = None, shared: str = "",
-        import_limit_s: float = 900.0,
-    ) -> None:  # fmt: skip
-        """`threads`: torch's in each trial, None: its share of the cores; `output`: for what
-        trials print; `shared`: as of `Template`; `import_limit_s`: how long a workload may take to
-        be imported."""
-        self._threads, self._output, self._shared = threads, output, shared
+        self, output: IO[bytes] | None = None, shared: str = "", import_limit_s: float = 900.0
+    ) -> None:
+        """`output`: for what trials print, which may be set later; `shared`: as of `Template`;
+        `import_limit_s`: how long a workload may take to be imported."""
+        self.output, self._shared = output, shared
         self._import_limit_s = import_limit_s
         self._kept: dict[tuple[str, str], Template] = {}
         self._named = set[str]()
@@ -48,9 +49,9 @@ class Templates:
             template.close()
             template = None
         if template is None:
-            options = {"workload": workload, "threads": self._threads}
+            options = {"workload": workload, "trains": True}
             shared = f"{self._shared} {key}" if self._shared else ""
-            template = Template(f"{_PREPARED}:prepare", options, self._output, shared)
+            template = Template(f"{_PREPARED}:prepare", options, self.output, shared)
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
@@ -89,7 +90,9 @@ class Templates:
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)
             log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
-        run = template.start(_START, (job, afresh), (f"{_PREPARED}:before_run", needs), variables)
+        streams = [self.output.fileno()] * 2 if self.output is not None else []
+        before = (f"{_PREPARED}:before_run", needs)
+        run = template.start(_START, (job, afresh), before, variables, streams=streams)
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)
@@ -109,6 +112,26 @@ class Templates:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Kept(threading.local):
+    """Templates of one thread, with which the kernel ends them, by process and purpose."""
+
+    def __init__(self) -> None:
+        self.templates = dict[tuple[int, str], Templates]()
+
+
+_kept = _Kept()
+
+
+def kept(purpose: str) -> Templates:
+    """Return the templates of this thread for a purpose, which stay prepared between its calls:
+    the next run starts in a fraction of a second."""
+    key = (os.getpid(), purpose)  # a fork has none
+    if key not in _kept.templates:
+        _kept.templates[key] = Templates()
+        atexit.register(_kept.templates[key].close)
+    return _kept.templates[key]
 
 
 def _version(workload: str) -> str:

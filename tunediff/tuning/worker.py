@@ -90,7 +90,7 @@ def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
     `content`: the trial, and why the process was not forked.
     """
     job, afresh = content
-    prepared.begin()
+    prepared.begin(job.group.place.threads)
     with world_of_environment() as world:
         memory.await_freed(world.device)
         work(job, connection, world, afresh)
