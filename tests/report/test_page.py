@@ -129,6 +129,15 @@ def test_damaged_points_are_no_values(night, plain):
     assert "t0005" in text
 
 
+def test_the_result_comes_first_title_verdict_curves_then_the_contents(night, rendered):
+    page = written(again(night))
+    places = [page.index(part) for part in ("<h1>", 'class="lead"', "<picture>", "<nav", 'id="trials"')]
+    assert places == sorted(places)
+    first = words(page[: page.index("<nav")])
+    assert "lower is better; depends on the number of images" in first, "what the objective is"
+    assert first.count("0.8") == 1, "one value of the winner"
+
+
 # --------------------------------------------------------------------------------------------------------------- states
 def test_a_search_that_has_just_begun(tmp_path, plain):
     space = make(tmp_path / "night")
@@ -147,7 +156,13 @@ def test_a_search_that_has_just_begun(tmp_path, plain):
         (KeyboardInterrupt, None, False, "interrupted · 3 of 8 trials ended · written"),
         (None, None, False, "ended · 3 of 8 trials ended · not begun: 5 of 8 trials: nothing new was left to draw · "),
         (None, "4m", False, "nothing new was left to draw and to end within 4m00s · "),
-        (None, "4m", True, " · not begun: 5 of 8 trials: another would not end within 4m00s · "),
+        (
+            None,
+            "4m",
+            True,
+            " · not begun: 5 of 8 trials: another would not end within 4m00s; to run them: "
+            "python -m tunediff.search --resume night --total 11m00s",
+        ),
     ],
 )
 def test_the_state_says_why_trials_did_not_begin(night, plain, error, total, time_is_up, state):

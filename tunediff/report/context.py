@@ -151,6 +151,23 @@ def protocol(results: Results) -> str:
     return str(describe(results.space.baseline)) if describe is not None else ""
 
 
+def objective_meaning(context: ReportContext) -> str:
+    """Return a sentence on what the objective is and how it was measured."""
+    results, unit = context.results, context.unit
+    if results.by_rate:
+        return (
+            f"{unit}/s: {unit} trained per second, waiting for {unit} included and compilation not."
+        )
+    quantity = results.quantity(results.metric)
+    details = [
+        quantity.label if quantity.label != context.label else "",
+        protocol(results),
+        f"{'lower' if results.lower_is_better else 'higher'} is better",
+        quantity.meaning,
+    ]
+    return f"{context.label}: {'; '.join(filter(None, details))}."
+
+
 def marked(compared: Comparison, best: Group | None) -> list[str]:
     """Return the CSS class of every row of a table with one row per configuration."""
     return [

@@ -17,6 +17,7 @@ FOLDER = "report"
 """Name of the folder next to the page."""
 NAMES = [
     "curves",
+    "confirmed",
     "trials",
     "won",
     "comparison",

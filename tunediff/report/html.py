@@ -125,8 +125,9 @@ def folded(summary: object, *inside: object) -> Html:
 
 
 def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot: Html) -> str:
-    """Return the whole HTML file; `sections`: (id, heading, content).
+    """Return the whole HTML file; `sections`: (id, heading, content), the result first.
 
+    The table of contents follows the result: on a narrow screen it stands below, else beside.
     Its content security policy forbids every connection, and every script except `SCRIPT`, which it
     allows by its hash.
     """
@@ -146,6 +147,6 @@ def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot
     links = (el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections)
     contents = el("nav", el("p", "Contents"), el("ol", *links), aria_label="Contents")
     parts = (el("section", el("h2", title), body, id=name) for name, title, body in sections)
-    main = el("main", el("header", head), *parts, el("footer", foot))
-    body = el("body", contents, main, el("script", Html(SCRIPT)))
+    main = el("main", el("header", head), next(parts), contents, *parts, el("footer", foot))
+    body = el("body", main, el("script", Html(SCRIPT)))
     return f'<!doctype html>\n<html lang="en">\n<head>{top}</head>\n{body}\n</html>\n'

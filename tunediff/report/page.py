@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunediff.analysis.journals import not_begun
-from tunediff.core.environment import hardware
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
 from tunediff.report import html
-from tunediff.report.context import ReportContext, protocol
+from tunediff.report.context import ReportContext
 from tunediff.report.files import FOLDER, Build, Files
 from tunediff.report.html import PAGE, Html, el, join
 from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
@@ -27,7 +26,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "Result", won.won),
     ("seeds", "All configurations over their seeds", curves.seeds),
     ("study", "The study", trials.study),
-    ("curves", "{label} against {seconds}", curves.curves),
+    ("curves", "{label} against {seconds}: all trials", curves.curves),
     ("longer", "With longer budgets", curves.longer),
     ("why", "{why}", why.why),
     ("samples", "Samples", won.samples),
@@ -81,17 +80,9 @@ def _head(context: ReportContext) -> Html:
     results, space = context.results, context.results.space
     budget = f"{duration(space.budget.per_trial_s)} of {space.budget.clock.what} per trial"
     about = f"{space.workload.title}, {budget}, judged by {context.label}"
-    if measured := protocol(results):
-        about = f"{about}: {measured}"
-    # Trials on different machines are not comparable; instruction sets and power limits tell two
-    # machines of one name apart.
-    used = filter(None, (hardware(trial.environment) for trial in results.trials))
-    machines = " and ".join(dict.fromkeys(used))
     return join(
         el("h1", results.folder.name),
-        el("p", about, class_="soft"),
-        el("p", f"Measured on {machines}.", class_="soft") if machines else None,
-        el("p", _state(context), class_="state"),
+        el("p", about, " ", el("span", _state(context), class_="state"), class_="soft"),
     )
 
 

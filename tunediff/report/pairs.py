@@ -26,14 +26,14 @@ def write_all(pairs: Pairs) -> Path:
     Raises `OSError`."""
     files, metric = Files(pairs.folder / FOLDER), pairs.metric.name
     first, *more = pair_words.sentences(pairs)
-    answer = join(lead(first), *(el("p", sentence) for sentence in more))
-    sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs, files))]
+    chart = None
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     if any(len(curve(run, metric)) > 1 for run in runs):
-        title = f"{pairs.label} against {pairs.clock.seconds}"
+        title = f"{pairs.label} against {pairs.clock.seconds} of all runs"
         caption = "A line for each run; the dots are their ends."
-        chart = files.chart("curves", lambda: figure(pairs), f"{title} of all runs", caption)
-        sections.append(("curves", title, chart or el("p")))
+        chart = files.chart("curves", lambda: figure(pairs), title, caption)
+    answer = join(lead(first), chart, *(el("p", sentence) for sentence in more))
+    sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs, files))]
     sections.append(("changes", "What B changes", _changes(pairs)))
     if clock := [*pairs.clocked.sentences, *_notes(pairs)]:
         sections.append(("clock", "Which seconds count", join(*(el("p", line) for line in clock))))

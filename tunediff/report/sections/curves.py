@@ -1,4 +1,8 @@
-"""Draw the objective against the budget: of all trials, and means over several seeds."""
+"""Draw the objective against the budget: of all trials, and means over several seeds.
+
+The figure of the runs that the verdict rests on belongs to the result; the sections show the
+others.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,13 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext, marked
 from tunediff.report.files import Files
-from tunediff.report.headline import unfinished
 from tunediff.report.html import Html, el, join, lead, note, table
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import duration, secs
 
 # ---- trials
+HEIGHT_IN = 4.0
+"""With title and verdict it fits on the first screen."""
 Line = Sequence[tuple[float, float]]
 DOTTED = (0, (1.2, 1.6))
 REPEATS = "baseline on other seeds"
@@ -53,12 +58,44 @@ def curves(context: ReportContext, files: Files) -> Html | None:
         files.csv("curves", frame.drop(columns=nested))
     if not any(len(curve(trial, results.metric)) > 1 for trial in results.trials):
         return None
-    figure = files.chart(
+    if _compared(context) is None:  # they are the figure of the result
+        return None
+    return join(lead(_ends(context)), _all_trials(context, files))
+
+
+def of_verdict(context: ReportContext, files: Files) -> Html | None:
+    """Return the figure of the runs that the verdict rests on; None without curves."""
+    results = context.results
+    if (compared := _compared(context)) is not None:
+        name = "comparison" if context.evidence.confirmation is None else "confirmed"
+        return _means(compared, _best_of(context, compared), files, name)
+    if not any(len(curve(trial, results.metric)) > 1 for trial in results.trials):
+        return None
+    return _all_trials(context, files, _ends(context))
+
+
+def _compared(context: ReportContext) -> Comparison | None:
+    """Return the comparison over several seeds whose curves show the verdict; None without one."""
+    confirmation = context.evidence.confirmation
+    compared = context.evidence.compared if confirmation is None else confirmation.compared
+    return compared if compared is not None and _has_curves(compared) else None
+
+
+def _best_of(context: ReportContext, compared: Comparison) -> Group | None:
+    """Return the configuration of a comparison that is marked as the winner."""
+    if (confirmation := context.evidence.confirmation) is not None:
+        return confirmation.winner
+    winner = context.highlights.winner
+    return compared.of(winner) if winner is not None else None
+
+
+def _all_trials(context: ReportContext, files: Files, caption: str = "") -> Html | None:
+    return files.chart(
         "curves",
-        lambda: of_trials(results, context.highlights),
-        f"{context.label} against {results.clock.seconds}, all trials",
+        lambda: of_trials(context.results, context.highlights),
+        f"{context.label} against {context.results.clock.seconds}, all trials",
+        caption,
     )
-    return join(lead(_ends(context)), figure)
 
 
 def _ends(context: ReportContext) -> str:
@@ -73,24 +110,28 @@ def _ends(context: ReportContext) -> str:
     if end is None:
         count = pluralize(len(results.ranked), "trial has", "trials have")
         return f"{count} a result; the baseline has none to compare them with."
+    runs_of_base = len(base_values)
     if not others:
-        so_far = "" if context.over else " so far"
-        return f"Only the baseline has a result{so_far}. {unfinished(results)}".rstrip()
+        return f"The baseline ran on {runs_of_base} seeds." if runs_of_base > 1 else ""
     values = [outcome.value or 0.0 for outcome in others if not outcome.failures]
     better = sum(results.loss(value) < results.loss(end) for value in values)
-    runs_of_base = len(base_values)
-    return (
-        f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
-        f" {'ends' if better == 1 else 'end'} {'below' if results.lower_is_better else 'above'} the"
-        f" baseline{f' (mean of its {runs_of_base} runs)' * (runs_of_base > 1)}."
-    )
+    which = f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
+    if len(others) == 1:
+        which = f"The other trial with a result {'ends' if better else 'does not end'}"
+    elif better == 1:
+        which += " ends"
+    else:
+        which += " end"
+    side = "below" if results.lower_is_better else "above"
+    mean_of = f" (mean of its {runs_of_base} runs)" * (runs_of_base > 1)
+    return f"{which} {side} the baseline{mean_of}."
 
 
 def of_trials(results: Results, highlights: Highlights) -> Figure:
     """Draw the curves of all trials and mark where the best is as good as the baseline at its
     end."""
     lines = {trial.name: curve(trial, results.metric) for trial in results.trials}
-    figure, (axes,) = style.sheet(1, 4.7)
+    figure, (axes,) = style.sheet(1, HEIGHT_IN)
     _background(axes, results, lines, highlights)
     pairs = [
         (lines[trial.name], color, role)
@@ -121,9 +162,9 @@ def _crossing(
     end_s, level = end
     look: dict[str, Any] = {"color": BASELINE, "linewidth": 1.0, "linestyle": style.DASHED}
     axes.plot([seconds, end_s], [level, level], label="baseline at its end", **look)
-    when = secs(seconds)
+    when = f"as good after {secs(seconds)}"
     if results.at_first(highlights.winner):  # it may have been that good before
-        when = f"before {when}"
+        when = f"as good before {secs(seconds)}"
     else:
         style.ring(axes, (seconds, level), WINNER, 7, f"{highlights.winner_is}: as good as that")
     # Falling curves leave space to the lower left, rising ones to the upper left.
@@ -190,9 +231,7 @@ def seeds(context: ReportContext, files: Files) -> Html | None:
     """Return the section that compares configurations over their seeds; None for one seed."""
     if (compared := context.evidence.compared) is None:
         return None
-    winner = context.highlights.winner
-    best = compared.of(winner) if winner is not None else None
-    return _over_seeds(compared, best, files, "comparison")
+    return _over_seeds(compared, _best_of(context, compared), files, "comparison")
 
 
 def longer(context: ReportContext, files: Files) -> Html | None:
@@ -201,25 +240,37 @@ def longer(context: ReportContext, files: Files) -> Html | None:
     for compared in context.longer:
         budget_s = compared.results.space.budget.per_trial_s
         parts.append(el("h3", f"With {duration(budget_s)}"))
-        parts.append(_over_seeds(compared, None, files, f"longer_{budget_s:.10g}s"))
+        name = f"longer_{budget_s:.10g}s"
+        figure = _means(compared, None, files, name) if _has_curves(compared) else None
+        parts.append(_over_seeds(compared, None, files, name, figure))
     return join(*parts) if parts else None
 
 
-def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: str) -> Html:
-    """Return curves of means and the table of the configurations; `name`: of the files."""
+def _has_curves(compared: Comparison) -> bool:
+    curves = (group.curve(compared.metric) for group in compared.groups)
+    return not compared.results.by_rate and any(len(levels) > 1 for levels in curves)
+
+
+def _means(compared: Comparison, best: Group | None, files: Files, name: str) -> Html | None:
+    return files.chart(
+        name,
+        lambda: of_means(compared, best),
+        f"objective against {compared.results.clock.seconds}, mean and standard deviation",
+        f"{'On new seeds: mean' if name == 'confirmed' else 'Mean over the seeds'}, and ± one standard deviation.",
+    )
+
+
+def _over_seeds(
+    compared: Comparison,
+    best: Group | None,
+    files: Files,
+    name: str,
+    figure: Html | None = None,
+) -> Html:
+    """Return the table of the configurations, below a figure; `name`: of the files."""
     files.csv(name, compared.table())
     header, *rows = comparison_table(compared)
     sentences = conclusions(compared) or ["Nothing can be compared yet."]
-    curves = (group.curve(compared.metric) for group in compared.groups)
-    figure = None
-    if not compared.results.by_rate and any(len(levels) > 1 for levels in curves):
-        seconds = compared.results.clock.seconds
-        figure = files.chart(
-            name,
-            lambda: of_means(compared, best),
-            f"objective against {seconds}, mean and standard deviation over seeds",
-            "Mean over the seeds, and ± one standard deviation.",
-        )
     return join(
         lead(sentences[0]),
         figure,
@@ -233,7 +284,7 @@ def _over_seeds(compared: Comparison, best: Group | None, files: Files, name: st
 def of_means(compared: Comparison, best: Group | None) -> Figure:
     """Draw the objective against the budget: mean over the seeds and ± one standard deviation."""
     results = compared.results
-    figure, (axes,) = style.sheet(1, 4.7)
+    figure, (axes,) = style.sheet(1, HEIGHT_IN)
     curves = [(group, group.curve(compared.metric)) for group in compared.groups]
     drawn = [(group, levels) for group, levels in curves if levels]
     others, lines = itertools.count(), dict[str, Line2D]()
@@ -259,6 +310,19 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     axes.set_xlim(left=0)
     positive = (level.mean > level.sd for _, levels in drawn for level in levels)
     style.objective_axis(axes, results, all(positive))
+    # The two that the verdict is about have their values at the ends of their lines.
+    marked = [(group, levels[-1]) for group, levels in drawn if group is best or not group.changed]
+    style.label_line_ends(
+        axes,
+        [
+            (
+                (level.seconds, level.mean),
+                WINNER if group.changed else BASELINE,
+                f"{'winner' if group.changed else 'baseline'} {number(level.mean)}",
+            )
+            for group, level in marked
+        ],
+    )
     # Baseline and winner first, then in the order of the colours.
     order = sorted(lines, key=lambda label: not label.startswith(("baseline", "winner (")))
     style.legend(figure, {label: lines[label] for label in order})

@@ -13,7 +13,7 @@ from tunediff.analysis.speed import repeating_budget
 from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
-from tunediff.report.context import ReportContext, protocol
+from tunediff.report.context import ReportContext, objective_meaning
 from tunediff.report.files import Files
 from tunediff.report.html import Html, el, folded, join, lead, note, table
 from tunediff.report.words import duration, percent
@@ -120,27 +120,14 @@ def _environment(context: ReportContext) -> Html:
 
 def _protocol(context: ReportContext) -> list[str]:
     """Return how the objective, the budget and the configurations are defined, a sentence each."""
-    results, unit = context.results, context.unit
-    space, budget = results.space, results.space.budget
-    measured = (
-        f"{unit}/s: {unit} trained per second, waiting for {unit} included and compilation not."
-    )
-    if not results.by_rate:
-        quantity = results.quantity(results.metric)
-        details = [
-            quantity.label if quantity.label != context.label else "",
-            protocol(results),
-            f"{'lower' if results.lower_is_better else 'higher'} is better",
-            quantity.meaning,
-        ]
-        measured = f"{context.label}: {'; '.join(filter(None, details))}."
+    space, budget = context.results.space, context.results.space.budget
     shared = ", shared by its devices" if budget.unit == "device" else ""
     counts = "counts" if budget.compile_charged else "does not count"
     setup = ", what a training does before its first batch counts" if budget.setup_charged else ""
     drawn = f"{_DRAWN[space.kind]}{f', {space.seeds} seeds each' if space.seeds > 1 else ''}"
     stopping = f"; stopped early by {space.early_stopping}"
     return [
-        measured,
+        objective_meaning(context),
         f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the"
         f" worker{shared}, evaluation and checkpoints apart; compiling {counts}{setup}.",
         f"Configurations: {drawn}; seed of the search"

@@ -62,9 +62,9 @@ def why(context: ReportContext, files: Files) -> Html | None:
             f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
             " one whose schedules end there was not run. "
         )
-        if not _equal_learning(parts, scatter):
+        if _has_shares(parts, scatter):
             of = "ratio's logarithm" if results.ratios else "difference"
-            caveat = f"Shares are of the {of} of both values. {caveat}"
+            caveat = f"The percentages are shares of the {of} of both values. {caveat}"
     if not better:
         nothing = "Nothing to explain"
         if better is None:
@@ -122,6 +122,14 @@ def _equal_learning(parts: Why, scatter: Noise | None) -> bool:
     return scatter is not None and at_samples is not None and not scatter.differ(*at_samples)
 
 
+def _has_shares(parts: Why, scatter: Noise | None) -> bool:
+    """Whether both parts of the gain are worth a share of it."""
+    if parts.learning is None or parts.throughput is None or parts.total >= 0:
+        return False
+    least = min(parts.learning / parts.total, parts.throughput / parts.total)
+    return least >= NEGLIGIBLE and not _equal_learning(parts, scatter)
+
+
 def explain(
     parts: Why,
     label: str,
@@ -161,7 +169,7 @@ def explain(
     learning, speed = parts.learning / parts.total, parts.throughput / parts.total
     sample = one_of(unit)
     learned, sped = f"learning more from each {sample} ({same})", f"speed ({many})"
-    if learning >= NEGLIGIBLE and speed >= NEGLIGIBLE:
+    if _has_shares(parts, scatter):
         shares = f"{percent(learning)} is {learned} and {percent(speed)} is {sped}"
         return f"Of the gain, {gain}, {shares}; {trust}."
     lost = min(learning, speed) <= -NEGLIGIBLE
@@ -211,7 +219,7 @@ def _quantities(
         rows.append((f"{label} at equal seconds ({secs(parts.seconds)})", *parts.at_seconds))
         rows.append((f"{label} at equal {unit} ({parts.equal_samples:,})", *at_samples))
         rows.append((f"{unit} seen by then", *parts.samples))
-    rows.append(at_end(f"{unit}/s", RATE))
+    rows.append(at_end(f"{unit}/s, last interval", RATE))
     # A trial of `open_study` that reports no samples reports no steps either: its points are
     # counted instead.
     if any(last(trial, "samples") for trial in (base, winner)):
@@ -223,7 +231,7 @@ def _quantities(
         rows.append(at_end(name, f"step_{part}_s", 1000.0))
     rows += [
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
-        at_end("of a matrix product's speed here (%)", "peak_share", 100.0),
+        at_end("arithmetic, of the fastest matrix product here (%)", "peak_share", 100.0),
         ("compiling (s)", compile_s(base), compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
         at_end(f"{unit} per joule", "samples_per_j"),

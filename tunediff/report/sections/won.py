@@ -12,11 +12,13 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, last, shown
 from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
+from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
-from tunediff.report.context import ReportContext, marked, protocol
+from tunediff.report.context import ReportContext, marked, objective_meaning, protocol
 from tunediff.report.files import Files
 from tunediff.report.html import Html, breakable, el, join, lead, note, picture, table
+from tunediff.report.sections import curves
 from tunediff.report.verdicts import (
     INTERVALS,
     confirmation_table,
@@ -38,12 +40,10 @@ def won(context: ReportContext, files: Files) -> Html:
     parts: list[object] = [
         lead(*(el("span", text, class_=role) if role else text for text, role in sentence))
     ]
+    parts += [curves.of_verdict(context, files), note(_measured(context))]
     if winner is None:
         return join(*parts)
-    if confirmation is not None:
-        parts += [el("p", sentence) for sentence in details(confirmation)]
-        parts.append(_confirmation(confirmation, files))
-    elif context.evidence.compared is None:
+    if confirmation is None and context.evidence.compared is None:
         parts += [_near(context), note(_chance(context))]
         rows = [_row(context, trial, role) for trial, _, role in context.highlights.pairs()]
         files.csv("won", pd.DataFrame(rows))
@@ -55,7 +55,19 @@ def won(context: ReportContext, files: Files) -> Html:
     if changed and context.highlights.baseline is not None:
         parts.append(el("h3", f"What {context.best_words} changes"))
         parts.append(_changed(context, winner, changed))
+    if confirmation is not None:
+        parts.append(_confirmation(confirmation, files))
     return join(*parts)
+
+
+def _measured(context: ReportContext) -> str:
+    """Return what the objective is, and on which machines it was measured."""
+    # Trials on different machines are not comparable; instruction sets and power limits tell two
+    # machines of one name apart.
+    used = filter(None, (hardware(trial.environment) for trial in context.results.trials))
+    machines = " and ".join(dict.fromkeys(used))
+    measured = f" Measured on {machines}." if machines else ""
+    return f"{objective_meaning(context)}{measured}"
 
 
 def _near(context: ReportContext) -> Html | None:
@@ -105,6 +117,7 @@ def _confirmation(confirmation: Confirmation, files: Files) -> Html:
     method = "These runs were made after the selection, on seeds that it did not use."
     return join(
         el("h3", "On new seeds"),
+        *(el("p", sentence) for sentence in details(confirmation)),
         table(header, rows, marks, words=2, stacks=True),
         note(f"{method} {INTERVALS}. ", files.links("won")),
     )
