@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Metric, recorded, removed
 from tunediff.config.knobs import nearest, refuse
 from tunediff.core import remote, text
-from tunediff.search_space import study
+from tunediff.search_space import foreign, study
 from tunediff.search_space.model import (
     LONGER_SEEDS,
     MOST_RUNS,
@@ -154,13 +154,21 @@ def load_recorded(folder: Path) -> SearchSpace:
     )
 
 
-def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Lines:
-    """Return the content of a search file.
+def read(
+    path: Path,
+    world_sizes: Sequence[int] = (1,),
+    gpu: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> Lines:
+    """Return the content of a search file; `say`: called with what was read as something else.
 
     In a grid `parallel.workers: all` becomes `world_sizes`, those that fit on this machine;
     `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
+    content, notes = foreign.translated(content, str(path))
+    for note in notes:
+        say(note)
     if "command" in content:  # the package stands on this one
         commands = importlib.import_module("tunediff.command.search")
         content = commands.translated(content, str(path), Path())
@@ -335,6 +343,9 @@ def _check_together(
     )
     rules = {
         f"first: belongs to search:; {kind}: runs its points in order": file.first is not None
+        and not drawn,
+        f"sampler: {file.sampler!r} is not allowed; it belongs to search:; {kind}: draws nothing": file.sampler
+        != "TPESampler"
         and not drawn,
         f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start
         is not None

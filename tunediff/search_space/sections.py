@@ -24,6 +24,16 @@ MAX_TIMES = 16
 MOST_FINALISTS = 20
 Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
 EarlyStopping = Literal["none", "asha"]
+Sampler = Literal[
+    "TPESampler",
+    "GPSampler",
+    "RandomSampler",
+    "QMCSampler",
+    "CmaEsSampler",
+    "NSGAIISampler",
+    "BruteForceSampler",
+]
+"""Samplers of Optuna that a search can draw with."""
 Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
 EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
 COSTS: tuple[str, ...] = get_args(Cost)
@@ -107,6 +117,9 @@ class RunOptions:
     """Keys of a search file that set directly how trials run."""
 
     early_stopping: EarlyStopping = "none"
+    sampler: Sampler = "TPESampler"  # of Optuna, which draws the points of search:
+    storage: Str | None = None
+    # database of the Optuna study, e.g. postgresql://host/name; absent: study.db in the folder
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     fresh: Bool = False  # no effect: every trial runs in a process of its own
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are

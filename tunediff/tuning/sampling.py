@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import heapq
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from tunediff.config import ConfigError
+
 HISTORY = 1000
 """Number of trials that TPE looks at: the newest ones."""
 GOOD = 25
 """Number of best trials that it looks at however old they are: as many as Optuna's `default_gamma`
 counts as good."""
+
+
+def named(name: str) -> Callable[[int], optuna.samplers.BaseSampler]:
+    """Return what makes a sampler of Optuna from a seed. Raises `ConfigError` where a package that
+    it needs is missing."""
+    if name == "TPESampler":
+        return default_sampler
+
+    def make(seed: int) -> optuna.samplers.BaseSampler:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                sampler: optuna.samplers.BaseSampler = getattr(optuna.samplers, name)(seed=seed)
+                return sampler
+        except ImportError as error:
+            raise ConfigError(f"sampler: {name}: a package is missing: {error}") from None
+
+    return make
 
 
 def default_sampler(seed: int) -> optuna.samplers.BaseSampler:

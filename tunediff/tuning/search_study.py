@@ -31,15 +31,16 @@ class SearchStudy:
         storage: optuna.storages.BaseStorage,
         sampler: Callable[[int], optuna.samplers.BaseSampler],
         seed: int,
+        name: str = STUDY,
     ) -> None:
-        """Open or make the study in `storage`; `sampler` makes its sampler from a seed."""
+        """Open or make the study `name` in `storage`; `sampler` makes its sampler from a seed."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
         self._reported: dict[int, dict[int, float]] = {}
         """Points that the study has, by number of the trial and index."""
         self.optuna = optuna.create_study(
             storage=storage,
-            study_name=STUDY,
+            study_name=name,
             load_if_exists=True,
             pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes],
@@ -53,7 +54,7 @@ class SearchStudy:
 
     def running(self, frozen: FrozenTrial) -> Trial:
         """Return the handle of a trial that Optuna takes for running."""
-        study = self._storage.get_study_id_from_name(STUDY)
+        study = self._storage.get_study_id_from_name(self.optuna.study_name)
         number = self._storage.get_trial_id_from_study_id_trial_number(study, frozen.number)
         self._reported[frozen.number] = dict(frozen.intermediate_values)
         return Trial(self.optuna, number)

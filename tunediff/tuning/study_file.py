@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from tunediff.config import ConfigError
 from tunediff.core.files import has_locks, study_url
 from tunediff.tuning import sessions
 
@@ -27,6 +30,26 @@ stops."""
 DAMAGES = ("malformed", "not a database")
 """SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not
 answer, will pass."""
+
+
+def study_in(address: str | None, folder: Path) -> tuple[str, optuna.storages.BaseStorage]:
+    """Return name and storage of the study of a search: study.db in its folder, or a database.
+
+    address: of SQLAlchemy, with variables of the environment, so that no file holds its password.
+    Raises `ConfigError` where the database's driver is missing, `StoppedError` if none answers.
+    """
+    if address is None:
+        return STUDY, open_file(folder / "study.db")
+    # Searches of several folders share a database.
+    name = f"{folder.name}-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:6]}"
+    try:
+        return name, optuna.storages.RDBStorage(os.path.expandvars(address))
+    except ImportError as error:
+        why = f"its driver is missing: {error}"
+        raise ConfigError(f"storage: {address}: {why}; pip install psycopg2-binary, …") from None
+    except SQLAlchemyError as error:
+        why = str(error).splitlines()[0]
+        raise sessions.StoppedError(f"storage: {address} cannot be used: {why}") from None
 
 
 def open_file(path: Path) -> optuna.storages.RDBStorage:
