@@ -10,6 +10,9 @@ def train(trial):
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,18 +32,40 @@ from tunediff.training.epochs import EpochLoader
 from tunediff.training.state import copied
 from tunediff.training.trial import Trial
 
-require("lightning", "pytorch_lightning")
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""Packages of Lightning, with the same names in both; classes of one are unknown to the other."""
+if not any(importlib.util.find_spec(package.partition(".")[0]) for package in PACKAGES):
+    require("lightning", "pytorch_lightning")
 
-import pytorch_lightning as pl  # noqa: E402
-from pytorch_lightning.callbacks import (  # noqa: E402
-    Callback,
-    Checkpoint,
-    GradientAccumulationScheduler,
-    ProgressBar,
-)
-from pytorch_lightning.plugins.environments import ClusterEnvironment  # noqa: E402
-from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # noqa: E402
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy  # noqa: E402
+
+class _Framework:
+    """One package of Lightning: its modules, and our classes that are derived from its."""
+
+    def __init__(self, package: str) -> None:
+        self.pl: Any = importlib.import_module(package)
+        self.callbacks: Any = importlib.import_module(f"{package}.callbacks")
+        self.precision: Any = importlib.import_module(f"{package}.plugins.precision")
+        self.strategies: Any = importlib.import_module(f"{package}.strategies")
+        environments = importlib.import_module(f"{package}.plugins.environments")
+        self.clock: Any = type("_Clock", (_Clock, self.callbacks.Callback), {})
+        self.ranks: Any = type("_Ranks", (_Ranks, environments.ClusterEnvironment), {})
+        mixed = (_TrainedMixed, self.precision.MixedPrecision)
+        self.trained_mixed: Any = type("_TrainedMixed", mixed, {})
+
+
+@functools.cache
+def _framework(package: str) -> _Framework:
+    return _Framework(package)
+
+
+def _framework_of(trial: Trial, model: Any) -> _Framework:
+    """Return the package that a model's LightningModule comes from."""
+    for kind in type(model).__mro__:
+        for package in PACKAGES:
+            if kind.__name__ == "LightningModule" and kind.__module__.startswith(f"{package}."):
+                return _framework(package)
+    trial.fail(f"{type(model).__name__} is no LightningModule of {' or '.join(PACKAGES)}")
+
 
 _SET_BY = {
     "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation", "accelerator": "the search",
@@ -65,13 +90,11 @@ def fit(
     its logged values are what it finds. `max_steps` and `max_epochs` end nothing: they are the
     length of learning rate schedules, which the budget stands for.
     """
-    if not isinstance(model, pl.LightningModule):
-        trial.fail(
-            f"{type(model).__name__} is no pytorch_lightning.LightningModule; import it from there"
-        )
+    framework = _framework_of(trial, model)
+    pl = framework.pl
     refuse_knobs(trial, "Lightning")
     made = {
-        "strategy": _strategy(trial), "devices": 1, "num_nodes": trial.world.size,
+        "strategy": _strategy(trial, framework), "devices": 1, "num_nodes": trial.world.size,
         "accelerator": "gpu" if trial.device.type == "cuda" else "cpu", "use_distributed_sampler": True,
         "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
         "val_check_interval": 10**12, "check_val_every_n_epoch": None,
@@ -80,13 +103,13 @@ def fit(
         trial, trainer_options, _SET_BY, made, pl.Trainer, _neutral(trial)
     )
     trial.adopt(model)
-    clock = _Clock(trial, model)
+    clock = framework.clock(trial, model, framework)
     callbacks = trainer_options.pop("callbacks", None) or []
     callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
-    _refuse_callbacks(trial, callbacks)
+    callbacks = clock.allowed(callbacks)
     checkpoints, bars = (
         any(isinstance(callback, kind) for callback in callbacks)
-        for kind in (Checkpoint, ProgressBar)
+        for kind in (framework.callbacks.Checkpoint, framework.callbacks.ProgressBar)
     )
     options = {
         "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
@@ -117,12 +140,6 @@ def fit(
     return trainer
 
 
-def _refuse_callbacks(trial: Trial, callbacks: Iterable[Any]) -> None:
-    """Raise `WorkloadError` for a callback that does not work under the clock of a trial."""
-    if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
-        trial.fail("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
-
-
 @contextlib.contextmanager
 def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
     """Put the training's loader under the clock; the owner may be used by the next trial of the
@@ -138,14 +155,14 @@ def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[
             del owner.train_dataloader
 
 
-class _Clock(Callback):  # type: ignore[misc]
-    """Brings a fit of Lightning under the clock of a trial."""
+class _Clock:
+    """Brings a fit of Lightning under the clock of a trial, as one of its callbacks."""
 
     trainer: Any
     _loader: EpochLoader | None = None
 
-    def __init__(self, trial: Trial, module: Any) -> None:
-        self._trial, self._module = trial, module
+    def __init__(self, trial: Trial, module: Any, framework: _Framework) -> None:
+        self._trial, self._module, self._framework = trial, module, framework
         self._schedulers: list[BudgetScheduler] = []
         self._finished: Mapping[str, Any] | None = None
         """Weights to judge that come from a file, not from this training."""
@@ -153,6 +170,21 @@ class _Clock(Callback):  # type: ignore[misc]
     @property
     def finished(self) -> bool:
         return self._loader is not None and self._loader.finished
+
+    def allowed(self, callbacks: Sequence[Any]) -> list[Any]:
+        """Return the callbacks without those that the budget replaces.
+
+        Raises `WorkloadError` for one that does not work under the clock of a trial.
+        """
+        known, trial = self._framework.callbacks, self._trial
+        if any(isinstance(one, known.GradientAccumulationScheduler) for one in callbacks):
+            trial.fail("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
+        kept = [one for one in callbacks if not isinstance(one, known.EarlyStopping)]
+        if len(kept) < len(callbacks):
+            trial.warn(
+                "EarlyStopping is off: the budget ends a trial, or early_stopping of a search"
+            )
+        return kept
 
     def wrap(self, loader: Any) -> EpochLoader:
         """Return the training's loader under the clock. Raises `WorkloadError` for several
@@ -180,7 +212,7 @@ class _Clock(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Take what learns into the checkpoints, and let the budget end the training."""
         self.trainer, trial = trainer, self._trial
-        _refuse_callbacks(trial, trainer.callbacks)  # configure_callbacks has added some
+        trainer.callbacks = self.allowed(trainer.callbacks)  # configure_callbacks has added some
         steps = (
             trainer.estimated_stepping_batches
         )  # of whichever of max_steps and max_epochs comes first
@@ -205,7 +237,8 @@ class _Clock(Callback):  # type: ignore[misc]
         )
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
-        trial.keep(callbacks=_Saved(trainer, pl_module))
+        checkpoint = self._framework.callbacks.Checkpoint
+        trial.keep(callbacks=_Saved(trainer, pl_module, checkpoint))
         if trial.evaluator is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 
@@ -297,10 +330,11 @@ class _Saved:
     """What callbacks, the data module and the module itself put into a checkpoint of Lightning, of
     whatever kind."""
 
-    def __init__(self, trainer: Any, module: Any) -> None:
+    def __init__(self, trainer: Any, module: Any, checkpoint: type) -> None:
+        """`checkpoint`: the class of callbacks that write files."""
         self._trainer, self._module = trainer, module
         self._callbacks = [
-            callback for callback in trainer.callbacks if not isinstance(callback, Checkpoint)
+            callback for callback in trainer.callbacks if not isinstance(callback, checkpoint)
         ]
         stateful = [
             *self._callbacks,
@@ -354,7 +388,7 @@ def _on_devices_of(now: Any, state: Any) -> Any:
 
 
 # ---- systems knobs as settings
-class _TrainedMixed(MixedPrecision):  # type: ignore[misc]
+class _TrainedMixed:
     """Mixed precision in training; every model is judged in float32."""
 
     @contextlib.contextmanager
@@ -362,7 +396,7 @@ class _TrainedMixed(MixedPrecision):  # type: ignore[misc]
         yield
 
 
-class _Ranks(ClusterEnvironment):  # type: ignore[misc]
+class _Ranks:
     """The ranks of a trial, which are there already."""
 
     creates_processes_externally, main_address, main_port = True, "127.0.0.1", 0
@@ -405,17 +439,19 @@ def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
     }  # fmt: skip
 
 
-def _strategy(trial: Trial) -> Strategy:
-    amp, scaler = trial.config.precision.amp, trial.scaler
+def _strategy(trial: Trial, framework: _Framework) -> Any:
+    """Return the strategy of Lightning for the ranks and the number format of this trial."""
+    amp, scaler, of = trial.config.precision.amp, trial.scaler, framework.strategies
     if amp == "none":
-        precision = Precision()
+        precision = framework.precision.Precision()
     else:
         name = {"bf16": "bf16-mixed", "fp16": "16-mixed"}[amp]
-        precision = _TrainedMixed(name, trial.device.type, scaler if amp == "fp16" else None)
+        scaler_of_amp = scaler if amp == "fp16" else None
+        precision = framework.trained_mixed(name, trial.device.type, scaler_of_amp)
     if trial.world.size == 1:
-        return SingleDeviceStrategy(trial.device, precision_plugin=precision)
+        return of.SingleDeviceStrategy(trial.device, precision_plugin=precision)
     options = trial.config.parallel
-    return DDPStrategy(
-        parallel_devices=[trial.device], cluster_environment=_Ranks(trial), precision_plugin=precision,
+    return of.DDPStrategy(
+        parallel_devices=[trial.device], cluster_environment=framework.ranks(trial), precision_plugin=precision,
         bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph, gradient_as_bucket_view=True,
     )  # fmt: skip

@@ -101,18 +101,29 @@ def refuse_knobs(trial: Trial, framework: str) -> None:
 
 def refuse_settings(
     trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any], kind: type[Any],
-    same: Mapping[str, Sequence[Any]] | None = None,
+    same: Mapping[str, Sequence[Any]] | None = None, defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings of a class of the framework, without those that a knob makes.
 
     Raises `WorkloadError` with all of these that ask for something else than `made`, the default of
-    the class, or what means the `same`.
+    the class, what means the `same`, or what the baseline has from the file's literals.
     """
-    defaults, names = inspect.signature(kind).parameters, settings.keys() & knobs.keys()
+    names, literals = settings.keys() & knobs.keys(), trial.framework_settings
+    if defaults is None:
+        parameters = inspect.signature(kind).parameters
+        defaults = {name: parameters[name].default for name in names}
     neutral = {
-        name: [made.get(name), defaults[name].default, *(same or {}).get(name, ())]
+        name: [
+            made.get(name),
+            defaults.get(name),
+            *(same or {}).get(name, ()),
+            *([literals[name]] if name in literals else []),
+        ]
         for name in names
     }
+    if taken := sorted(names & literals.keys()):
+        said = ", ".join(f"{name}={literals[name]!r}" for name in taken)
+        trial.warn(f"{kind.__name__}: {said} is the baseline's {_knobs(taken, knobs)}")
     refused = [
         f"{name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it"
         for name, value in settings.items()
@@ -124,6 +135,10 @@ def refuse_settings(
             f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)"
         )
     return {name: value for name, value in settings.items() if name not in names}
+
+
+def _knobs(settings: Sequence[str], knobs: Mapping[str, str]) -> str:
+    return ", ".join(dict.fromkeys(knobs[name] for name in settings))
 
 
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:

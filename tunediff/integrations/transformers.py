@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tunediff.integrations import require
@@ -32,19 +32,29 @@ from tunediff.training.trial import Trial
 
 require("transformers", "transformers", "accelerate")
 
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed  # noqa: E402
+from transformers import (  # noqa: E402
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    set_seed,
+)
 
 _SET_BY = {
     "per_device_train_batch_size": "loader.batch_size", "gradient_accumulation_steps": "loader.accumulation",
     "dataloader_num_workers": "loader.workers", "dataloader_prefetch_factor": "loader.prefetch_factor",
     "dataloader_persistent_workers": "loader.persistent_workers", "dataloader_pin_memory": "loader.pin_memory",
     "bf16": "precision.amp", "fp16": "precision.amp", "torch_compile": "compile.mode",
-    "torch_compile_mode": "compile.mode", "load_best_model_at_end": "the last point", "seed": "seed",
-    "data_seed": "seed", "auto_find_batch_size": "loader.batch_size", "eval_on_start": "evaluation.points",
+    "torch_compile_mode": "compile.mode", "seed": "seed",
+    "data_seed": "seed", "eval_on_start": "evaluation.points",
     "ddp_bucket_cap_mb": "parallel.bucket_mib", "ddp_static_graph": "parallel.static_graph",
     "fsdp": "parallel.strategy", "deepspeed": "parallel.strategy", "parallelism_config": "parallel.strategy",
 }  # fmt: skip
 """Fields of TrainingArguments, and what sets them here."""
+_OFF = {
+    "auto_find_batch_size": "loader.batch_size rules, and a search learns what does not fit",
+    "load_best_model_at_end": "the model at the end of the budget is judged and saved",
+}
+"""Fields that are switched off, and why."""
 _SHARDING = ("fsdp", "deepspeed", "parallelism_config")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that step by evaluations."""
@@ -65,6 +75,8 @@ def fit(
     refuse_knobs(trial, "transformers")
     begin_accelerate(trial)
     args = _with_knobs(trial, args)
+    if callbacks := trainer_options.get("callbacks"):
+        trainer_options["callbacks"] = _without_early_stopping(trial, callbacks)
     if model is None:
         if model_init is None:
             trial.fail("fit(trial, args, …) needs model= or model_init=")
@@ -187,6 +199,25 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
             state.epoch = loader.position.epoch + loader.position.batches / len(loader)
 
 
+def _defaults(args: Any) -> dict[str, Any]:
+    """Return the settings that the class of the arguments has by itself: classes derived from
+    `TrainingArguments` make theirs when they are made."""
+    fields = {field.name: field.default for field in dataclasses.fields(args)}
+    with contextlib.suppress(Exception):  # a class of the user's may need more than a folder
+        plain = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
+        return {name: getattr(plain, name, default) for name, default in fields.items()}
+    return fields
+
+
+def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]:
+    kept = [one for one in callbacks if not isinstance(one, EarlyStoppingCallback)]
+    if len(kept) < len([*callbacks]):
+        trial.warn(
+            "EarlyStoppingCallback is off: the budget ends a trial, or early_stopping of a search"
+        )
+    return kept
+
+
 def _with_knobs(trial: Trial, args: Any) -> Any:
     """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as
     well."""
@@ -211,15 +242,16 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
         "ddp_bucket_cap_mb": int(parallel.bucket_mib) if several else None,
         "ddp_static_graph": parallel.static_graph if several else None,
     }  # fmt: skip
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    own = {name: getattr(args, name) for name in {*values, *_SHARDING} if name in defaults}
-    refuse_settings(
-        trial,
-        {name: value for name, value in own.items() if value},
-        _SET_BY,
-        values,
-        TrainingArguments,
-    )
+    for name, why in _OFF.items():
+        if getattr(args, name):
+            trial.warn(f"{type(args).__name__}: {name} is off: {why}")
+    defaults = _defaults(args)
+    if defaults["bf16"] and amp == "none" and "bf16" not in trial.framework_settings:
+        trial.warn(f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says: none; "
+                   'BASELINE = {"precision.amp": "bf16"} is what the script does alone')  # fmt: skip
+    own = {name: getattr(args, name) for name in _SET_BY if name in defaults}
+    settings = {name: value for name, value in own.items() if value}
+    refuse_settings(trial, settings, _SET_BY, values, type(args), defaults=defaults)
     args.output_dir = str(
         in_folder(trial, args.output_dir)
     )  # the user's own object: save_model(args.output_dir)

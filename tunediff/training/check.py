@@ -184,14 +184,17 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
 
 def _check_model(run: TrainingRun, program: Check) -> None:
     title, world = cfg.of(run.config).title, run.world
-    if not program.called:
+    after = program.plain.state_dict()
+    learned = [name for name, _ in program.plain.named_parameters()]
+    has_learned = any(bool((after[name].cpu() != program.before[name]).any()) for name in learned)
+    if not program.called and not has_learned:
         write = "net = trial.prepare(net) returns the model to call"
         raise WorkloadError(
             f"{title}: the model that is trained is not the one that was prepared; {write}"
         )
-    after = program.plain.state_dict()
-    learned = [name for name, _ in program.plain.named_parameters()]
-    if not any(bool((after[name].cpu() != program.before[name]).any()) for name in learned):
+    if not program.called and (world.size > 1 or run.config.compile.active):
+        raise WorkloadError(f"{title}: {METHODS}")
+    if not has_learned:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
         raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
                             f"them? {make}")  # fmt: skip
@@ -217,8 +220,15 @@ def _check_model(run: TrainingRun, program: Check) -> None:
         )
 
 
+METHODS = (
+    "the prepared model was trained through its methods and never called, and DDP and torch.compile"
+    " see calls alone: write  forward = NAME_OF_THE_METHOD  in its class, and call net(…)"
+)
+"""For models such as agents with `get_action_and_value`."""
+
+
 def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> list[str]:
-    warnings = []
+    warnings = [*run.notes, *([] if program.called else [METHODS])]
     # Weights that are written are no fault in a framework that puts in what it has judged. In a
     # loop they are one even if they are equal: the best weights may be the last ones here.
     if outcome.reason or (program.watch.line and not run.adopted):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from tunediff.config import of
 from tunediff.training import model_setup
 from tunediff.training.engine import Engine
 from tunediff.training.epochs import EpochLoader, divided
 from tunediff.training.training_run import Facts
+
+log = logging.getLogger(__name__)
 
 
 class FrameworkCalls:
@@ -24,6 +28,18 @@ class FrameworkCalls:
     def fail(self, message: str) -> NoReturn:
         """Raise the `WorkloadError` that names the workload and what is wrong in it."""
         raise self.engine.mistake(message) from None
+
+    def warn(self, message: str) -> None:
+        """Say what the framework does otherwise here: the check before a search tells the user."""
+        self.engine.notes.append(message)
+        if self.engine.world.main:
+            log.warning("%s", message)
+
+    @property
+    def framework_settings(self) -> Mapping[str, Any]:
+        """Return the settings of a framework that the workload's file writes as literals: they are
+        knobs of its baseline."""
+        return of(self.engine.config).framework_settings
 
     def adopt(self, model: nn.Module) -> None:
         """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""

@@ -184,11 +184,14 @@ def warnings(
         config, {"loader.workers": 0}, check=False
     )  # the first run has shown that processes work
     try:
-        random_keys, seeds = _resumed(config, world, folder, budget, first)
+        random_keys, seeds, counters = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)
-        _evaluated(config, world, folder, first, random_keys)
+        _evaluated(config, world, folder, first, random_keys | counters)
         memory.reset(world.device)
         warnings = _of_seeds(config, world, budget, first, seeds)
+        if counters:
+            warnings.append(f"after a resume {', '.join(sorted(counters))} of the framework begin anew, "
+                            "or differ otherwise: read them with care")  # fmt: skip
         if (metric := cfg.of(config).objective.name) in random_keys:
             again = (
                 "differs when the same model is judged again: its randomness is part of every"
@@ -204,9 +207,12 @@ def warnings(
 
 def _resumed(
     config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord
-) -> tuple[set[str], set[int]]:
-    """Judge the model that a resumed training has; returns the findings that differ from one
-    evaluation to the next of one model, and the seeds of the generators that its step drew from."""
+) -> tuple[set[str], set[int], set[str]]:
+    """Judge the model that a resumed training has.
+
+    Returns the findings that differ from one evaluation to the next of one model, the seeds of the
+    generators that its step drew from, and other findings of a framework that begin anew.
+    """
     program = Rejudged(first)
     engine = Engine(config, budget, world, Observer(), program, folder=folder)
     with program.generators:
@@ -219,8 +225,13 @@ def _resumed(
         "trial.keep(name=…) takes all that changes while it trains, and its load_state_dict"
         " restores it"
     )
-    _compare(engine, first, program.record, program.random_keys, "after a resume", hint)
-    return program.random_keys, program.generators.seeds
+    # A framework's own counters may begin anew; what decides must not.
+    counters = set[str]()
+    if engine.adopted:
+        keys = differing(first.findings, program.record.findings, world) - program.random_keys
+        counters = keys - {cfg.of(config).objective.name}
+    _compare(engine, first, program.record, program.random_keys | counters, "after a resume", hint)
+    return program.random_keys, program.generators.seeds, counters
 
 
 def _evaluated(

@@ -111,6 +111,7 @@ class TrainingRun:
         self.own_loader = False
         """Whether batches come from a loader of the workload's own."""
         self.adopted = False
+        self.notes = list[str]()
         """Whether a framework moves, wraps, calls and compiles the model."""
         self.not_followed = set[str]()
         """Knobs that the workload's framework cannot follow."""

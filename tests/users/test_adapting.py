@@ -1,0 +1,111 @@
+"""What public scripts do that a workload need not: it works under a trial, or is told with the right sentence."""
+
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.helpers import CPU
+from tunediff import config as cfg
+from tunediff.config.script_arguments import script_arguments
+from tunediff.training import check
+from tunediff.training.check import METHODS
+
+PLAIN = (Path(__file__).parent / "plain.py").read_text()
+PREPARED = "    net = trial.prepare(net)\n"
+
+
+def checked(folder, text):
+    (folder / "mine.py").write_text(text)
+    return check.check(cfg.baseline(str(folder / "mine.py")), CPU)
+
+
+def test_calls_of_a_script_for_ddp_work_on_one_rank(tmp_path):
+    """`init_process_group("nccl")` on a CPU, without RANK in the environment, and a model that is wrapped again."""
+    script = PLAIN.replace("from torch import nn\n", "import torch.distributed as dist\nfrom torch import nn\n")
+    script = script.replace(
+        PREPARED,
+        '    dist.init_process_group("nccl")\n    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)\n'
+        f"    dist.barrier()\n{PREPARED}    net = nn.parallel.DistributedDataParallel(net)\n",
+    )
+    script = script.replace("\n\n@torch.no_grad()", "    dist.destroy_process_group()\n\n\n@torch.no_grad()")
+    assert checked(tmp_path, script)["warnings"] == []
+    assert not dist.is_initialized(), "the group ends with the trial"
+    with pytest.raises(ValueError, match="RANK"):
+        dist.init_process_group("gloo")
+
+
+AGENT = """
+class Agent(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def get_value(self, x):
+        return self.net(x)
+
+
+"""
+
+
+def test_a_model_that_is_used_through_a_method_is_told_what_to_call(tmp_path):
+    script = PLAIN.replace("def train(", f"{AGENT.strip()}\n\n\ndef train(").replace(
+        PREPARED, "    net = trial.prepare(Agent(net))\n"
+    )
+    script = script.replace("net(x)", "net.get_value(x)").replace("net(X)", "net.get_value(X)")
+    script = script.replace("return self.net.get_value(x)", "return self.net(x)")
+    assert checked(tmp_path, script)["warnings"] == [METHODS]
+
+
+@dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.5
+
+
+def test_options_of_click_and_fields_of_tyro_get_the_knobs(monkeypatch):
+    click = pytest.importorskip("click")
+
+    @click.command()
+    @click.option("--lr", default=0.1)
+    @click.option("--epochs", default=3)
+    @click.option("--seed", default=1)
+    def main(lr, epochs, seed):
+        return lr, epochs, seed
+
+    @dataclass(frozen=True)
+    class Args:
+        lr: float = 0.1
+        epochs: int = 3
+        seed: int = 1
+
+    monkeypatch.setitem(sys.modules, "tyro", types.SimpleNamespace(cli=lambda kind: kind()))
+    with script_arguments(Path("mine.py"), Knobs(), seed=7):
+        assert main() == (0.5, 3, 7)
+        assert sys.modules["tyro"].cli(Args) == Args(0.5, 3, 7)
+    assert sys.modules["tyro"].cli(Args) == Args()
+
+
+FRAMEWORK = """
+from tunediff.integrations.transformers import fit
+
+def settings(trial):
+    return SFTConfig("out", per_device_train_batch_size=16, gradient_accumulation_steps=2, bf16=True, seed=3,
+                     dataloader_num_workers=trial.knobs.width)
+"""
+
+
+def test_settings_that_a_script_writes_as_literals_are_the_baseline(tmp_path):
+    text = PLAIN.replace('"loader.batch_size": 16, "loader.workers": 0, ', "")
+    (tmp_path / "mine.py").write_text(
+        f"{text}\n\ndef unused():\n{FRAMEWORK}".replace("\nfrom tunediff.int", "\n    from tunediff.int")
+    )
+    baseline = cfg.baseline(str(tmp_path / "mine.py"))
+    assert (baseline.loader.batch_size, baseline.loader.accumulation) == (32, 2)
+    assert (baseline.precision.amp, baseline.seed, baseline.loader.workers) == ("bf16", 3, 2)
+    (tmp_path / "own.py").write_text(
+        (tmp_path / "mine.py").read_text().replace("BASELINE = {", 'BASELINE = {"seed": 9, ')
+    )
+    assert cfg.baseline(str(tmp_path / "own.py")).seed == 9, "what the file declares goes first"
