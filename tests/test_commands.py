@@ -29,7 +29,7 @@ from tests.toy import train as toy_train
 from tests.users import plain
 from tunediff import Trial, analysis, export, search, search_space, train
 from tunediff import config as cfg
-from tunediff.api import search_run, train_setup
+from tunediff.api import search_run, search_setup, train_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
 from tunediff.api.train_setup import TrainOptions
 from tunediff.core import environment
@@ -273,6 +273,41 @@ def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monke
         monkeypatch.setattr(module, name, replaced)
     search_run.run(SearchRequest(folder, wanted), SearchOptions(), EventLines())
     assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
+
+
+def test_a_resume_that_has_nothing_to_run_starts_nothing_and_spends_nothing(tmp_path, monkeypatch, capsys):
+    """Each would use up the limit, which is why nothing is run."""
+    budget = {"per_trial": "20s", "trials": 8, "total": "20s"}
+    wanted = searches.make(tmp_path / "night", searches.FILE | {"budget": budget})
+    for number, size in enumerate((128, 64)):
+        searches.write(tmp_path / "night", wanted, number, {"loader.batch_size": size})
+    with sessions.noted(tmp_path / "night", "search"):
+        sessions.note_time_is_up(tmp_path / "night")
+    monkeypatch.setattr(connection, "workers", None)
+    spent_s = sessions.all_spent_s(tmp_path / "night")
+    assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
+    assert sessions.all_spent_s(tmp_path / "night") == spent_s
+    left_out = "not_begun: 6 of 8 trials: another would not end within 20s; to run them: "
+    assert f"{left_out}python -m tunediff.search --resume night --total 2m00s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "total_s"),
+    [
+        (("digits",), {}, 480.0),
+        (("digits",), {"trials": 4}, None),
+        (("digits",), {"budget": "3s"}, None),
+        (("digits",), {"trials": 4, "total": "1m"}, 60.0),
+        (("own.yaml",), {"trials": 4}, 300.0),
+    ],
+)
+def test_own_trials_lift_the_limit_that_a_shipped_file_has_and_no_other(file, caplog, words, options, total_s):
+    caplog.set_level("INFO")
+    Path("own.yaml").write_text(yaml.safe_dump(FILE | {"budget": FILE["budget"] | {"total": "5m"}}))
+    space = search_setup.requested(SearchOptions(words=words, **options)).space
+    assert space.budget.total_s == total_s
+    lifted = [message for message in caplog.messages if "no limit for the whole search: 8m of digits" in message]
+    assert len(lifted) == (total_s is None)
 
 
 def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):

@@ -49,6 +49,7 @@ search ok.yaml --trials 0                             | --trials: 0
 search ok.yaml --trials 10000000                      | command line: 10,000,000 trials
 search ok.yaml --budget 1000000000h                   | command line:
 search ok.yaml --budget 20                            | --budget: '20'
+search ok.yaml --budget -5s                           | --budget: '-5s'
 search ok.yaml --budget 0s                            | --budget: '0s'
 search ok.yaml --total 0                              | --total: '0'
 search ok.yaml --seed -1                              | --seed: -1

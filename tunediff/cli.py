@@ -13,7 +13,9 @@ import os
 import re
 import signal
 import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tunediff.config import code as users
@@ -163,6 +165,12 @@ def print_json(values: Mapping[str, Any]) -> None:
     print(json.dumps(text.versioned(values), indent=2, allow_nan=False, default=str), flush=True)
 
 
+def open_in_browser(page: Path) -> None:
+    """Open a page in a browser; say where it is if there is none."""
+    if not webbrowser.open(page.absolute().as_uri()):
+        print(f"--open: there is no browser; the report is {page}", file=sys.stderr)
+
+
 # ---- command line
 class _Parser(argparse.ArgumentParser):
     def parse_args(self, *args: Any, **named: Any) -> Any:
@@ -173,7 +181,7 @@ class _Parser(argparse.ArgumentParser):
         """Parse options and `words` in any order; what follows `--` is no option, which argparse
         forgets in this case."""
         _complete(self)
-        line = list(sys.argv[1:] if args is None else args)
+        line = _with_negative_values(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
         parsed = super().parse_intermixed_args(line[:end])
         parsed.words += line[end + 1 :]
@@ -196,6 +204,17 @@ class _Parser(argparse.ArgumentParser):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         refusal = _removed(message, re.split(r"[ .]", self.prog)[-1]) or refusal
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
+
+
+def _with_negative_values(words: Sequence[str]) -> list[str]:
+    """Return a command line in which `--budget -5s` is one word: argparse would miss the value."""
+    line = list[str]()
+    for word in words:
+        if line and line[-1].startswith("--") and "=" not in line[-1] and re.match(r"-\d", word):
+            line[-1] += f"={word}"
+        else:
+            line.append(word)
+    return line
 
 
 def _removed(message: str, command: str) -> str:

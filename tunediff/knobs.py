@@ -140,7 +140,7 @@ def in_words(record: Mapping[str, Any]) -> str:
     default, baseline = json.dumps(record["default"]), json.dumps(record["baseline"])
     facts = [record["allowed"], f"default {default}"]
     if baseline not in (default, "null"):
-        facts.append(f"baseline {baseline}")
+        facts.append(f"in this baseline {baseline}, which is what runs")
     if record["belongs_to"] is not None:
         facts.append(
             f"only with {record['belongs_to']['knob']} ="

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import webbrowser
 from collections.abc import Sequence
 
 from tunediff import cli
@@ -67,9 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         cli.print_json(summary.as_json(evidence))
     else:
         print("\n".join(summary.lines(evidence)))
-    report = request.folder / PAGE
-    if options.open and not webbrowser.open(report.as_uri()):
-        print(f"--open: there is no browser; the report is {report}", file=sys.stderr)
+    if options.open:
+        cli.open_in_browser(request.folder / PAGE)
     return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS
 
 

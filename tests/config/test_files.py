@@ -47,6 +47,14 @@ def test_files_say_their_format_and_one_of_a_newer_format_is_refused(tmp_path):
         assert str(error.value) == f"{path}: tunediff_format: {value!r} is not allowed; allowed: 1 to 1{reason}"
 
 
+def test_numbers_with_an_exponent_are_numbers_and_such_strings_stay_strings(tmp_path):
+    (tmp_path / "s.yaml").write_text("low: 1e-3\nhigh: 2.5E+4\nplain: 1e5\nhash: 12e45678\n")
+    assert cfg.read_yaml(tmp_path / "s.yaml") == {"low": 1e-3, "high": 25_000.0, "plain": 1e5, "hash": "12e45678"}
+    words = {"a": "1e-3", "b": "12e4", "c": ["3E+5"], "d": 0.5}
+    (tmp_path / "w.yaml").write_text(cfg.to_yaml(words))
+    assert cfg.read_yaml(tmp_path / "w.yaml") == words
+
+
 def test_configurations_travel_to_other_processes():
     config = cfg.override(cfg.baseline("digits"), {"timesteps.name": "info_noise", "timesteps.bins": 7})
     again = pickle.loads(pickle.dumps(config))

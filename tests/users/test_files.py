@@ -290,6 +290,27 @@ def test_a_file_says_where_the_systems_knobs_are_searched(mine):
         default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
 
 
+def test_formats_that_the_cpu_emulates_are_not_searched(mine):
+    space = {name: default_space.infer_search_space(cfg.baseline("mine.py"), 2, gpu=name == "gpu", emulated=["bf16"])
+             for name in ("cpu", "gpu")}  # fmt: skip
+    assert ("precision.amp" in space["cpu"], space["gpu"]["precision.amp"]) == (False, ["none", "bf16"])
+    fast = default_space.infer_search_space(cfg.baseline("mine.py"), 2, gpu=False, emulated=["fp16"])
+    assert fast["precision.amp"] == ["none", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("imports", "hint"),
+    [("import optuna", "tunediff.open_study"), ("import json", "command: (docs/how-to/commands.md)")],
+)
+def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path, imports, hint):
+    script = tmp_path / "study.py"
+    script.write_text(f"{imports}\nfrom pathlib import Path\nPath('{tmp_path}/ran').touch()\n")
+    with pytest.raises(ConfigError, match="has no class Knobs.*it was not run") as refused:
+        cfg.baseline(str(script))
+    assert hint in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_lists_may_be_choices(tmp_path):
     mine, space = tmp_path / "lists.py", "Annotated[tuple[int, ...], Choice((1, 2), (1, 2, 4))]"
     mine.write_text(PLAIN.replace("    dropout: float", f"    widths: {space} = (1, 2)\n    dropout: float"))

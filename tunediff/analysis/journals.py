@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -217,6 +218,12 @@ def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
         # Without the event, as earlier versions wrote none, either may be the reason.
         either = f"{why} and to end within {limit}"
         why = f"another would not end within {limit}" if periods[-1].time_is_up else either
+    if periods[-1].time_is_up and space.budget.total_s is not None:
+        per_trial_s = space.budget.total_s / max(1, len(results.trials))
+        enough = text.seconds(60.0 * math.ceil(per_trial_s * space.budget.trials / 60))
+        words = ("--resume", results.folder.name, "--total", enough)
+        more = text.command("search", *words, storage=results.folder.parent)
+        why = f"{why}; to run them: {more}"
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

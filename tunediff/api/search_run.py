@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import analysis
-from tunediff.analysis import confirmation, evidence
+from tunediff.analysis import confirmation, evidence, journals
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
@@ -30,7 +30,6 @@ from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import CommandTime
 
-NO_TIME = "no further confirming runs: another round would not end within --total"
 Display = Callable[..., Console]
 """Makes the console of the runs in a folder; takes folder, space and `planned` of `Console`."""
 
@@ -100,7 +99,9 @@ def _run(
         # Other points that were lost may be drawn again
         repeat_lost(folder, space.candidates)
         searched = confirming.complete(folder, space)
-        if searched and not confirming.pending(folder, space):
+        nothing_left = searched or experiment.out_of_time(folder, space)
+        if nothing_left and not confirming.pending(folder, space):
+            command_time.dismiss()
             return
         command_time.charge()
         session = stack.enter_context(contextlib.ExitStack())
@@ -128,10 +129,12 @@ def _run(
         if why := confirmation.nothing_to_confirm(analysis.read(folder)):
             shown.say(f"nothing to confirm: {why}")
         session.close()
+        if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
+            shown.say(f"not begun: {left_out}")
         if confirming.pending(folder, space):
             _run_again(folder, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
-            shown.say(NO_TIME)
+            shown.say(_no_time(space))
 
 
 def _run_again(folder: Path, backend: Backend, display: Display, listeners: Listeners) -> None:
@@ -150,7 +153,13 @@ def _run_again(folder: Path, backend: Backend, display: Display, listeners: List
             tell = functools.partial(_tell, shown)
             confirming.run(results, place, space, backend, listeners, tell)
             if not confirming.over(results, place):
-                shown.say(NO_TIME)
+                shown.say(_no_time(results.space))
+
+
+def _no_time(space: SearchSpace) -> str:
+    limit = text.seconds(space.budget.total_s or 0.0)
+    why = f"another round would not end within the limit of {limit}"
+    return f"no further confirming runs: {why}; --resume with a larger --total goes on"
 
 
 def _announce(console: Console, longer: bool) -> None:

@@ -24,6 +24,7 @@ from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
 from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
+from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, check_writable
@@ -321,6 +322,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     path = search_space.find(files[0] if files else None)
     content, inferred = _content(path, settings, options.address)
     content = _with_options(content, options, path)
+    content = _without_shipped_total(content, options, path)
     narrowed = search_space.narrow(content, str(path), path.parent, settings)
     for notice in narrowed.notices:
         log.info(notice)
@@ -339,13 +341,15 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
     machine, sizes = resources.local(), tuple[int, ...]()
     # The machine of the search may train nothing: on a cluster every knob is searched that may
     # help.
-    cores, gpu = NODE_CORES, True
+    cores, gpu, emulated = NODE_CORES, True, emulated_formats()
     if address is None:
         cores, gpu, sizes = machine.cores, machine.gpus > 0, resources.world_sizes_of(machine)
-    read = search_space.read(path, sizes, machine.gpus > 0)
-    content = search_space.completed(read, path, settings, cores, gpu)
+    read = search_space.read(path, sizes, machine.gpus > 0, log.info)
+    content = search_space.completed(read, path, settings, cores, gpu, emulated)
     if content is read:
         return content, False
+    if not gpu and "bf16" in emulated and "precision.amp" not in content["search"]:
+        log.info("precision.amp=bf16 is not searched: this CPU only emulates it")
     if address is not None:
         log.info(
             "%s: knobs are searched as nodes with a GPU and %d or more CPU cores need them",
@@ -353,7 +357,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
             NODE_CORES,
         )
     # Knobs of a user's file that are set on the command line are not searched.
-    complete = search_space.completed(read, path, [], cores, gpu)
+    complete = search_space.completed(read, path, [], cores, gpu, emulated)
     fixed = complete["search"].keys() - content["search"].keys()
     for name, _, value in (setting.partition("=") for setting in settings):
         if name in fixed:
@@ -381,6 +385,20 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return content
+
+
+def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -> Lines:
+    """Return the content of a shipped file without its limit for the whole search, if the options
+    give another number or length of trials than the limit was made for."""
+    changed = [f"--{name}" for name in ("trials", "budget") if getattr(options, name) is not None]
+    total = (content.get("budget") or {}).get("total")
+    shipped = path.resolve().is_relative_to(search_space.SHIPPED.resolve())
+    if not changed or total is None or options.total is not None or not shipped:
+        return content
+    log.info("no limit for the whole search: %s of %s was made without %s; --total sets one",
+             total, path.stem, " and ".join(changed))  # fmt: skip
+    budget = {name: value for name, value in content["budget"].items() if name != "total"}
+    return {**content, "budget": budget}
 
 
 def _name(path: Path) -> str:

@@ -53,6 +53,16 @@ class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
         return mapping
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes strings which `_UniqueKeyLoader` would read as numbers."""
+
+
+# YAML 1.1 reads 1e-3 as text; a hash of digits, such as 12e45678, is none of these.
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]([-+]\d+|\d{1,2})$")
+for _class in (_UniqueKeyLoader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
 def read_yaml(path: Path) -> Lines:
     """Return the mapping in a YAML file. Raises `ConfigError` for anything else."""
     refuse(path.is_dir(), f"{path}: is a folder, not a file")
@@ -84,7 +94,8 @@ def to_yaml(content: Lines, flow: bool | None = False) -> str:
     """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists
     on one line."""
     lines = {FORMAT_KEY: FORMAT, **content}
-    return yaml.safe_dump(lines, sort_keys=False, allow_unicode=True, default_flow_style=flow)
+    look: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow}
+    return str(yaml.dump(lines, Dumper=_Dumper, **look))
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:

@@ -23,6 +23,7 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import contextvars
 import dataclasses
@@ -39,6 +40,7 @@ from typing import Any, Literal
 from tunediff.config import code as users
 from tunediff.config import copies
 from tunediff.config.code import Code
+from tunediff.config.framework_settings import baseline_of, settings_in
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
@@ -138,6 +140,12 @@ class Workload:
         """Return what its points contain besides the quantities of all points, by name."""
         return getattr(self.declared, "QUANTITIES", {})
 
+    @functools.cached_property
+    def framework_settings(self) -> Values:
+        """Return the settings of a framework that the user's file writes as literals."""
+        code = self.file
+        return settings_in(code.contents[code.entry]) if code is not None else {}
+
     @property
     def clock(self) -> str:
         """Return what its seconds are; see `core.clock.ClockSummary`."""
@@ -198,6 +206,7 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
     if (purpose := _shipped_only.get()) is not None:
         raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
+    _refuse_script(file)
     workload = _users(str(file), users.read(file).version)
     assert workload.file is not None
     users.load(workload.file)
@@ -229,13 +238,45 @@ def is_users(name: str) -> bool:
     return (
         name.endswith(".py")
         or is_command(name)
-        or (module and not name.endswith((".yaml", ".yml")))
+        or (module and not name.endswith((".yaml", ".yml", ".json", ".toml")))
     )
 
 
 def is_command(name: str) -> bool:
     """Return whether a workload's name is that of a command's definition."""
     return Path(name).name == "tunediff_command.yaml"
+
+
+NO_KNOBS = "has no class Knobs; write @dataclass(frozen=True) above  class Knobs:"
+
+
+def _refuse_script(file: Path) -> None:
+    """Refuse a file that cannot have `Knobs` before it is run: a script may train for hours.
+
+    Raises `ConfigError`. A file that does not parse is left to its import, which shows its line.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    names, imported = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):  # assigned, or passed to what makes it
+            names.add(node.id)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names}
+            modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+            imported |= {name.partition(".")[0] for name in modules if name}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)  # setattr, globals()
+    if {"Knobs", "*"} & names:
+        return
+    hint = "any script is searched as it is by command: (docs/how-to/commands.md)"
+    if "optuna" in imported:
+        hint = "a study of Optuna gets its trials from tunediff.open_study (docs/how-to/python.md)"
+    raise ConfigError(f"{shown(file)}: {NO_KNOBS} (docs/own-training.md); it was not run; {hint}")
 
 
 @functools.cache
@@ -247,10 +288,7 @@ def _users(name: str, version: str) -> Workload:
     own, objective, train = (
         getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train")
     )
-    refuse(
-        not inspect.isclass(own),
-        f"{place}: has no class Knobs; write @dataclass(frozen=True) above  class Knobs:",
-    )
+    refuse(not inspect.isclass(own), f"{place}: {NO_KNOBS}")
     if (
         not dataclasses.is_dataclass(own)
         and own.__bases__ == (object,)
@@ -340,7 +378,9 @@ def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
 
 
 def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str) -> Any:
-    own = {**getattr(workload.declared, "BASELINE", {}), **values}
+    declared = {**getattr(workload.declared, "BASELINE", {}), **values}
+    workers = declared.get("parallel.workers", 1)
+    own = {**baseline_of(workload.framework_settings, workers), **declared}
     return override(workload.schema.default(), own, where=where, check=False)
 
 

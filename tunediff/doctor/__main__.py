@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     can_search, verdict = not any(finding.stops for finding in findings), checks.verdict(findings)
     wall_s = time.monotonic() - began
     if not args.json:
-        print(f"\n{verdict}\nwall_s: {text.number(wall_s)}")
+        print(f"\n{verdict}\nThe checks took {text.seconds(wall_s)}.")
         return cli.OK if can_search else cli.FAILED
     cli.print_json(
         {

@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, help="folder to write into (default: that of the search)"
     )
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
     cli.add_json(parser)
     args = parser.parse_args(argv)
     folder = search_space.folder_of(args.name, args.storage)
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         written = page.write_all(about, out)
     remote.push_or_warn(out)
     cli.result(written, args.json)
+    if args.open:
+        cli.open_in_browser(written["report"])
     return cli.OK
 
 

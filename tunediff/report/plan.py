@@ -82,7 +82,7 @@ def values(
         "disk_mib": disk / 2**20,
         "disk_free_mib": shutil.disk_usage(disk_folder).free / 2**20,
         "objective": _objective(space),
-        "data": measured.get("data", []),
+        "data": [*measured.get("data", []), *_batch(space)],
         "advice": cost.advice(),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates],
@@ -95,6 +95,18 @@ def values(
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _batch(space: SearchSpace) -> list[str]:
+    """Return how the baseline's batch is divided, where devices or passes share it."""
+    loader, parallel = space.baseline.loader, space.baseline.parallel
+    if (shares := parallel.workers * loader.accumulation) == 1:
+        return []
+    passes = text.pluralize(loader.accumulation, "accumulation pass", "accumulation passes")
+    return [
+        f"batch: {loader.batch_size} {space.workload.unit} per optimizer step:"
+        f" {text.pluralize(parallel.workers, 'device')} × {passes} × {loader.batch_size // shares}"
+    ]
 
 
 def _reused(space: SearchSpace, folder: Path, device: str) -> list[str]:
@@ -160,15 +172,9 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     points = "unlimited points"
     if plan["points"] is not None:
         points = text.pluralize(round(plan["points"]), "point")
-    repeats = f", {plan['seeds']} seeds each" if plan["seeds"] > 1 else ""
-    if plan["baseline_runs"] > 1:
-        repeats += f", {plan['baseline_runs']} of them the baseline, for the noise"
-    if plan["reruns"]:
-        repeats += f", the last {plan['reruns']} reruns of what leads"
-    trial = f"{text.seconds(plan['budget_s'])} {unit}"
     output = [
         f"search: {plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {points})",
-        f"trials: {plan['trials']} × {trial}, {plan['at_once']} at once{repeats}",
+        _trials(plan),
     ]
     stages = [
         f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"]
@@ -205,10 +211,26 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     return [*output, *plan["skipped"]]
 
 
+def _trials(plan: Mapping[str, Any]) -> str:
+    """Return how many trials there are, and how many of them are new configurations."""
+    trial = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
+    line = f"trials: {plan['trials']} × {trial}, {plan['at_once']} at once"
+    if plan["seeds"] > 1:
+        return f"{line}, {plan['seeds']} seeds each"
+    new = plan["trials"] - plan["baseline_runs"] - plan["reruns"]
+    runs = f"{plan['baseline_runs']} runs of it, for the noise" if plan["baseline_runs"] > 1 else ""
+    parts = [
+        text.pluralize(new, "other configuration"),
+        "the baseline" if not runs else f"the baseline ({runs})",
+        f"{text.pluralize(plan['reruns'], 'rerun')} of what leads" if plan["reruns"] else "",
+    ]
+    return f"{line}: {', '.join(filter(None, parts))}"
+
+
 def start_lines(plan: Mapping[str, Any]) -> list[str]:
     """Return the lines that a search prints when it starts."""
     objective = [f"objective: {plan['objective']}"] if plan["objective"] else []
-    return [*objective, *plan["data"], *cost_lines(plan)]
+    return [_trials(plan), *objective, *plan["data"], *cost_lines(plan)]
 
 
 def cost_lines(plan: Mapping[str, Any]) -> list[str]:

@@ -9,16 +9,24 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import Lines
 from tunediff.config.knobs import refuse
+from tunediff.search_space import foreign
 from tunediff.search_space.points import spread
 
 
-def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[str] = ()) -> Lines:
+def infer_search_space(
+    baseline: Any,
+    cores: int,
+    gpu: bool,
+    leave: Collection[str] = (),
+    emulated: Collection[str] = (),
+) -> Lines:
     """Return the section `search:` for a baseline.
 
     It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH`
     (written as in a search file), then the system knobs that can make a training faster on this
     machine. `cores`, `gpu`: the hardware of a training process; `leave`: knobs that the user has
-    set, which are not searched. Raises `ConfigError` for a `SEARCH` that is no dictionary.
+    set, which are not searched; `emulated`: values of `precision.amp` that would be slower here.
+    Raises `ConfigError` for a `SEARCH` that is no dictionary.
     """
     # Knobs of the workload; those of a union's member only if the baseline has that member or
     # searches the union
@@ -33,7 +41,9 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
     workload = cfg.of(baseline)
     own = getattr(workload.declared, "SEARCH", {})
     refuse(not isinstance(own, dict), f"{workload.title}: SEARCH is {own!r}; it needs a dictionary")
-    searched |= spread(own, f"{workload.title}: SEARCH")
+    searched |= spread(
+        foreign.spaces(own, f"{workload.title}: SEARCH"), f"{workload.title}: SEARCH"
+    )
     # System knobs around the baseline's values
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
@@ -46,6 +56,14 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
             {0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)}
         )
     system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
+    if not gpu:
+        system["precision.amp"] = [
+            value
+            for value in system["precision.amp"]
+            if value not in emulated or value == baseline.precision.amp
+        ]
+        if len(system["precision.amp"]) == 1:
+            del system["precision.amp"]
     if gpu:
         system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
         system["memory.channels_last"] = [False, True]
@@ -54,7 +72,14 @@ def infer_search_space(baseline: Any, cores: int, gpu: bool, leave: Collection[s
     return {name: space for name, space in searched.items() if name not in leave}
 
 
-def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu: bool) -> Lines:
+def completed(
+    content: Lines,
+    path: Path,
+    words: Sequence[str],
+    cores: int,
+    gpu: bool,
+    emulated: Collection[str] = (),
+) -> Lines:
     """Return a search file's content, with an inferred `search:` if it only names a user's
     workload.
 
@@ -71,7 +96,7 @@ def completed(content: Lines, path: Path, words: Sequence[str], cores: int, gpu:
     return {
         **content,
         "search": infer_search_space(
-            cfg.override(baseline, fixed, "command line"), cores, gpu, fixed
+            cfg.override(baseline, fixed, "command line"), cores, gpu, fixed, emulated
         ),
     }
 

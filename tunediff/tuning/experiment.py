@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
@@ -27,9 +28,10 @@ from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.refusals import check_new
+from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
-from tunediff.tuning.sessions import NotStartedError, StoppedError
+from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.backend import Backend
@@ -124,6 +126,39 @@ def reopen(
         except OSError as error:
             raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space
+
+
+# ---- the limit
+def durations(records: Sequence[TrialRecord]) -> list[float]:
+    """Return the seconds of every trial that has run to an end."""
+    ended = [trial for trial in records if trial.finished and trial.status != "skipped"]
+    return [sum(analysis.seconds_of(trial).values()) for trial in ended]
+
+
+def time_is_up(
+    space: SearchSpace, durations_s: Sequence[float], spent_s: float, repeats_left: int = 0
+) -> bool:
+    """Return whether another trial does not fit into `budget: total`, less repeats and confirming
+    runs.
+
+    durations_s: of the trials so far. spent_s: wall-clock of the search so far.
+    """
+    if (total_s := space.budget.total_s) is None:
+        return False
+    expected_s = max([*durations_s, space.longest_s])
+    # Without a second trial there is nothing to confirm; and trials get at least half of the
+    # limit.
+    runs = repeats_left + (space.confirming_reserve if len(durations_s) > 1 else 0)
+    return spent_s + expected_s > total_s - min(runs * expected_s, total_s / 2)
+
+
+def out_of_time(folder: Path, space: SearchSpace) -> bool:
+    """Return whether a search that has begun would begin no further trial, since none would end
+    within its limit."""
+    records = record.read_trials(folder)
+    if not records or not all(trial.finished for trial in records):
+        return False
+    return time_is_up(space, durations(records), all_spent_s(folder))
 
 
 def foreign(folder: Path, backend: Backend | None = None) -> str:

@@ -14,15 +14,15 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from tunediff import config as cfg
-from tunediff.analysis import seconds_of
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, sessions, warm_start
+from tunediff.tuning.experiment import durations, time_is_up
 from tunediff.tuning.repeats import Repeats
 from tunediff.tuning.search_study import SearchStudy
-from tunediff.tuning.study_file import FAULTS, open_file
+from tunediff.tuning.study_file import FAULTS, STUDY, study_in
 from tunediff.tuning.trial_spec import TrialSpec
 from tunediff.tuning.tried import Tried
 
@@ -58,7 +58,7 @@ class OptunaProposer:
         here: Mapping[str, Any] | None = None,
     ) -> None:
         """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler
-        from a seed; `storage` keeps the study, by default as study.db in the experiment's folder;
+        from a seed, by default what the space names; `storage` keeps the study, by default likewise;
         `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
         `environment.differences`.
         """
@@ -68,16 +68,15 @@ class OptunaProposer:
         """Optuna's trials of all that have not ended, by name."""
         self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
-        ended = [trial for trial in self._records if trial.finished and trial.status != "skipped"]
-        self._durations = [sum(seconds_of(trial).values()) for trial in ended]
+        self._durations = durations(self._records)
         self._next = 1 + max((trial.number for trial in self._records), default=-1)
         self._repeats = Repeats(space, experiment)
         drawn = (t for t in self._records if not self._repeats.holds(t.role, t.drawn))
         self._tried = Tried(space, device, drawn)
-        storage = storage or open_file(experiment / "study.db")
+        name, storage = study_in(space.storage, experiment) if storage is None else (STUDY, storage)
         # The seed moves on: a resumed search must not draw its first points again.
-        seed = space.seed + self._next
-        self.study = SearchStudy(space, storage, sampler or sampling.default_sampler, seed)
+        seed, sampler = space.seed + self._next, sampler or sampling.named(space.sampler)
+        self.study = SearchStudy(space, storage, sampler, seed, name)
 
         # A kill may end any of these steps: each adds only what the study does not hold yet.
         self._add_from_journals()
@@ -271,16 +270,9 @@ class OptunaProposer:
         self.study.tell(self._running.pop(spec.name), trial_record, self._records)
 
     def _time_is_up(self, repeats_left: int = 0) -> bool:
-        """Return whether another trial does not fit into `budget: total`, less repeats and
-        confirming runs."""
-        if (total := self.space.budget.total_s) is None:
-            return False
-        expected = max([*self._durations, self.space.longest_s])
-        # Without a second trial there is nothing to confirm; and trials get at least half of the
-        # limit.
-        runs = repeats_left + (self.space.confirming_reserve if len(self._durations) > 1 else 0)
-        spent = self._spent_s + (time.monotonic() - self._started)
-        return spent + expected > total - min(runs * expected, total / 2)
+        """Return whether another trial does not fit into `budget: total` any more."""
+        spent_s = self._spent_s + (time.monotonic() - self._started)
+        return time_is_up(self.space, self._durations, spent_s, repeats_left)
 
     # ---- how a trial goes
     def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
