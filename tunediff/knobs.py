@@ -112,6 +112,8 @@ def _record(
 ) -> dict[str, Any]:
     """Describe equal knobs, of one union member each, as one."""
     knob, members = knobs[0], [knob.member for knob in knobs if knob.member is not None]
+    # Members of a union may share a name: the baseline's value is of the member that it has.
+    chosen = not members or any(values.get(union) == name for union, name in members)
     return {
         "name": knob.name,
         "type": knob.kind,
@@ -124,7 +126,7 @@ def _record(
         "null_is_allowed": knob.optional,
         "unit": next((unit for ending, unit in UNITS.items() if knob.name.endswith(ending)), None),
         "default": list(knob.default) if isinstance(knob.default, tuple) else knob.default,
-        "baseline": values.get(knob.name),
+        "baseline": values.get(knob.name) if chosen else None,
         "belongs_to": (
             {"knob": members[0][0], "values": [name for _, name in members]} if members else None
         ),

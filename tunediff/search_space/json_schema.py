@@ -44,6 +44,8 @@ HELP = {
     "alone": "run one trial at a time",
     "trials_per_gpu": "trials of one worker that share each GPU",
     "operations": "steps that are profiled after each training",
+    "sampler": "sampler of Optuna that draws the points of search:",
+    "storage": "database of the Optuna study, e.g. $DATABASE or postgresql://host/name",
     "warm_start": "an earlier search whose trials this one begins with",
     "track": "service for experiments that shows every trial as a run",
     "final": "knobs of evaluation. for one more evaluation of every finished trial",
