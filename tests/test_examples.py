@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.helpers import Dies, KilledError, Told, assert_equal, train, weights
+from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, train, weights
 from tunediff import config as cfg
 from tunediff import sample, search
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.data import images
 from tunediff.data.knobs import Data
+from tunediff.training import check
 from tunediff.training.weights import save
 
 FOLDER = Path(__file__).parent.parent / "examples"
-NAMES = ["classifier", "flow", "ranker"]
+NAMES = ["classifier", "control", "flow", "ranker"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -137,6 +139,29 @@ def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):
     again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
     assert again.points[-1]["accuracy"] == whole.points[-1]["accuracy"]
     assert_equal(weights(whole), weights(again))
+
+
+def test_a_loop_that_collects_its_own_data_goes_on_exactly_and_trains_no_step_twice(tmp_path):
+    config, samples, steps = example("control"), 16 * 32 * 4, []
+    counting = register_optimizer_step_post_hook(lambda *_: steps.append(1))
+    told = Told()
+    whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True, observer=told)
+    counting.remove()
+    assert len(steps) == 4 * config.passes, "four updates, and none before them that is undone"
+    assert all(5 < point["return"] <= 200 for point in told.points)
+    with pytest.raises(KilledError):
+        train(config, samples=samples, folder=tmp_path / "killed", evaluates=True, observer=Dies())
+    again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
+    assert_equal(weights(again), weights(whole))
+
+
+def test_the_check_says_that_environments_begin_anew_where_they_are_not_kept(tmp_path):
+    text = (FOLDER / "control.py").read_text()
+    for name, kept in (("keeps.py", text), ("forgets.py", text.replace(", carts=carts)", ")"))):
+        (tmp_path / name).write_text(kept)
+        warnings = check.check(cfg.baseline(str(tmp_path / name)), CPU)["warnings"]
+        said = any("a resumed training does not go on as if it had not been interrupted" in line for line in warnings)
+        assert said == (name == "forgets.py")
 
 
 def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides():

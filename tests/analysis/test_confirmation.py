@@ -530,7 +530,9 @@ def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys)
     assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "confirmed: yes" in told
-    sentence = "loader.batch_size=64 wins: better than the baseline by more than the noise on 4 new seeds: FD (classifier) 0."
+    sentence = (
+        "loader.batch_size=64 wins: better than the baseline by more than the noise on 4 new seeds: FD (classifier) 0."
+    )
     assert re.search(rf"{re.escape(sentence)}\d+ \(.*\) times the baseline's\.", told)
     assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["winner"] == {"loader.batch_size": 64}

@@ -160,6 +160,64 @@ def test_what_knobs_set_is_refused_in_the_arguments():
         trained([], given=config(**{"parallel.workers": 2, "parallel.strategy": "fsdp", "loader.accumulation": 1}))
 
 
+class OwnConfig(transformers.TrainingArguments):
+    """As trl's SFTConfig: computes in bf16 unless it is told otherwise."""
+
+    def __init__(self, *args, bf16=True, **more):
+        super().__init__(*args, bf16=bf16, **more)
+
+
+def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_replaces_is_off(caplog):
+    def body(trial):
+        args = OwnConfig(
+            "out",
+            max_steps=STEPS,
+            label_names=["targets"],
+            auto_find_batch_size=True,
+            metric_for_best_model="eval_loss",
+        )
+        stopping = transformers.EarlyStoppingCallback(early_stopping_patience=1)
+        fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA, callbacks=[stopping])
+
+    outcome = train(config(), samples=8 * 4, body=body, evaluates=True)
+    assert (outcome.finished, outcome.steps) == (True, 4)
+    said = "\n".join(caplog.messages)
+    assert "OwnConfig: auto_find_batch_size is off: loader.batch_size rules" in said
+    assert "OwnConfig computes in bf16 by itself, and here as precision.amp says: none" in said
+    assert "EarlyStoppingCallback is off" in said
+
+
+LITERALS = """
+from dataclasses import dataclass
+import transformers
+from tests.integrations.test_transformers import DATA, Model
+from tunediff import Metric
+from tunediff.integrations.transformers import fit
+
+@dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.01
+
+OBJECTIVE = Metric("eval_loss", "min")
+BASELINE = {"loader.workers": 0, "evaluation.points": 2}
+
+def train(trial):
+    args = transformers.TrainingArguments(
+        "out", learning_rate=trial.knobs.lr, label_names=["targets"], per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    )
+    fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
+"""
+
+
+def test_literals_of_the_arguments_are_the_baseline_and_a_drawn_knob_goes_before_them(tmp_path):
+    (tmp_path / "mine.py").write_text(LITERALS)
+    baseline = cfg.baseline(str(tmp_path / "mine.py"))
+    assert (baseline.loader.batch_size, baseline.loader.accumulation) == (8, 2)
+    drawn = cfg.override(baseline, {"loader.batch_size": 22, "loader.accumulation": 1})
+    outcome = train(drawn, samples=44, evaluates=True)
+    assert [point.steps for point in outcome.points] == [1, 2]
+
+
 def test_the_check_before_a_search_accepts_it():
     def body(trial):
         args = transformers.TrainingArguments("out", max_steps=STEPS, label_names=["targets"])

@@ -1,5 +1,7 @@
 """What public scripts do that a workload need not: it works under a trial, or is told with the right sentence."""
 
+import os
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -109,3 +111,31 @@ def test_settings_that_a_script_writes_as_literals_are_the_baseline(tmp_path):
         (tmp_path / "mine.py").read_text().replace("BASELINE = {", 'BASELINE = {"seed": 9, ')
     )
     assert cfg.baseline(str(tmp_path / "own.py")).seed == 9, "what the file declares goes first"
+
+
+BLOCKED = """
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("sklearn", "torch_fidelity", "torchvision.models")):
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Blocked())
+for name in ("ray_backend.tuner", "ray_backend.slot", "tuning.worker", "report.page", "report.summary", "report.outputs"):
+    importlib.import_module(f"tunediff.{name}")
+from tunediff import search, train
+for command, words in (
+    (search, ["mine.py", "--check"]), (train, ["--config", "mine.py", "--samples", "64", "--storage", "."]),
+):
+    assert command.main(words) == 0
+"""
+
+
+def test_a_training_of_ones_own_needs_no_library_of_ours_for_images(tmp_path):
+    """What reads digits, judges images and has networks for them may be missing."""
+    (tmp_path / "mine.py").write_text(PLAIN)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", BLOCKED]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

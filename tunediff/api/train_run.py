@@ -93,6 +93,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
     trial = record.read_trial(folder)
     finished = trial is not None and trial.status == "ok"
     if finished and _ranks() == 1:
+        log.info("%s has ended: nothing is trained", folder.name)
         return ""
     if is_main and not finished:
         request = _begun(request)

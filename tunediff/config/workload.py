@@ -8,6 +8,8 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 - `SEARCH`: spaces of these knobs for searches without a search file.
 - `PRESETS`: named baselines (`mine.py:NAME` for a file), applied after `BASELINE`.
 - `UNIT`: what a sample is called.
+- `WARM_UP = False`: no step is trained and undone before the budget begins, for loops that collect
+  their own data.
 - `QUANTITIES`: what its points contain besides the quantities of all points.
 - `evaluation_protocol(config)`: a sentence that says how its objective is measured.
 - `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
@@ -134,6 +136,11 @@ class Workload:
     def unit(self) -> str:
         """Return what its training samples are called, as a plural: `images`, `tokens`."""
         return getattr(self.declared, "UNIT", "samples")
+
+    @property
+    def warms_up(self) -> bool:
+        """Return whether a first step is trained and undone before the budget begins."""
+        return bool(getattr(self.declared, "WARM_UP", True))
 
     @property
     def quantities(self) -> Mapping[str, Quantity]:

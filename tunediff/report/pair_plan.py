@@ -55,8 +55,14 @@ def values(
         "wall_s_at_most": evaluating.START_S + most * pair_s,
         "other_load_share": measured.get("other_load_share"),
         "disturbed": measured.get("disturbed", False),
-        "data": list(measured.get("data", [])),
+        "data": [*_objective(sides[0]), *measured.get("data", [])],
     }
+
+
+def _objective(config: Any) -> list[str]:
+    """Return how the runs are judged, if the workload says it: a search may judge otherwise."""
+    describe = cfg.of(config).get_hook("evaluation_protocol")
+    return [f"objective: {describe(config)}"] if describe is not None else []
 
 
 def lines(plan: Mapping[str, Any]) -> list[str]:

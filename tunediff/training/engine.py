@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tunediff import config as cfg
 from tunediff.core import text
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
@@ -242,6 +243,8 @@ class Engine(TrainingRun):
             self.peak_flops_per_s = self.world.total(peak * self.strategy.devices)
             memory.reset(self.device)  # what was needed until here is not the training's
             self.warm_ups = self.compilation.warm_ups(self.device.type)
+            if not (cfg.of(self.config).warms_up or self.config.compile.active):
+                self.warm_ups = 0
             batches = 0
             if checkpoint is not None:
                 batches = checkpoint["pace"]["steps"] * self.step.accumulation
@@ -267,8 +270,9 @@ class Engine(TrainingRun):
         self.warming_up = True
         with self.clock.part("compile" if self.config.compile.active else "setup"):
             began = time.monotonic()
-            with self.compilation.noting():
-                yield from self.passes()
+            if self.warm_ups:
+                with self.compilation.noting():
+                    yield from self.passes()
             self.world.synchronize()
             first_step_s = time.monotonic() - began
             for _ in range(1, self.warm_ups):

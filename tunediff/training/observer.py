@@ -58,6 +58,18 @@ class Observer:
         return bool(self._stop_requests)
 
 
+class StopAfterFirstStep(Observer):
+    """Let the training stop after its first step, with a checkpoint."""
+
+    steps = 0
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    def asks_to_stop(self) -> bool:
+        return self.steps > 0
+
+
 class Recorder(Observer):
     """Write points to a journal and what is shown to files beside it."""
 

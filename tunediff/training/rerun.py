@@ -28,7 +28,7 @@ from tunediff.distributed import World
 from tunediff.training import evaluation, memory, weights
 from tunediff.training.engine import Engine
 from tunediff.training.judging import JudgeWeights
-from tunediff.training.observer import Observer
+from tunediff.training.observer import Observer, StopAfterFirstStep
 from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
@@ -57,6 +57,8 @@ class RunRecord:
     """Of the last evaluation."""
     called: list[str]
     """Of the parameters of the trial's modules at that evaluation, in the order of their calls."""
+    makes_data: bool = False
+    """Whether the loop draws or collects its data itself."""
 
 
 class Record(Program):
@@ -74,6 +76,8 @@ class Record(Program):
     @contextlib.contextmanager
     def batch(self, run: TrainingRun, batch: Any) -> Iterator[None]:
         counter = isinstance(batch, int)  # the loop draws its data itself
+        if counter and not self.record.makes_data:
+            self.record = dataclasses.replace(self.record, makes_data=True)
         if len(self.record.batches) < BATCHES and not run.warming_up and not counter:
             self.record.batches.append(digest(batch))
         self.generators.watching = True
@@ -189,6 +193,9 @@ def warnings(
         _evaluated(config, world, folder, first, random_keys | counters)
         memory.reset(world.device)
         warnings = _of_seeds(config, world, budget, first, seeds)
+        if first.makes_data:
+            memory.reset(world.device)
+            warnings += _of_own_data(config, world, folder, budget)
         if counters:
             warnings.append(f"after a resume {', '.join(sorted(counters))} of the framework begin anew, "
                             "or differ otherwise: read them with care")  # fmt: skip
@@ -332,6 +339,28 @@ def _of_seeds(
         )
         warnings.append(f"{draws}, {alike}: draw from trial.rng, or seed it with trial.config.seed")
     return warnings
+
+
+def _of_own_data(config: Systems, world: World, folder: Path, budget: Budget) -> list[str]:
+    """Compare a training that was stopped after its first step with one that was not, where the
+    loop makes its data itself: environments and buffers may be nowhere kept."""
+    place = folder / "interrupted"
+    outcomes = []
+    for observer, where in (
+        (Observer(), None),
+        (StopAfterFirstStep(), place),
+        (Observer(), place),
+    ):
+        engine = Engine(config, budget, world, observer, Record(), folder=where)
+        _run_again(engine, "it is interrupted after a step and goes on")
+        outcomes.append(engine.result.state_dict() if engine.result is not None else {})
+    whole, _, resumed = ({name: digest(one) for name, one in kept.items()} for kept in outcomes)
+    if not world.any(whole != resumed):
+        return []
+    return [
+        "a resumed training does not go on as if it had not been interrupted: what train(trial) changes beside"
+        " trial.keep(…), such as environments and buffers, begins anew"
+    ]
 
 
 def digest(content: Any) -> str:
