@@ -759,3 +759,26 @@ def test_a_large_trial_is_not_overtaken_by_small_ones(make):
     assert searcher.suggest("e") is None
     end(searcher, large, "d")
     assert searcher.suggest("f")["parallel.workers"] == 2
+
+
+@pytest.mark.parametrize("name", ["GPSampler", "RandomSampler", "NSGAIISampler"])
+def test_a_file_names_the_sampler_of_optuna_that_draws(make, name):
+    searcher = make(sampler=name)
+    drawn = []
+    for i in range(6):
+        suggestion = searcher.suggest(f"tune{i}")
+        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
+        end(searcher, suggestion, f"tune{i}", value=float(i))
+    assert type(searcher.proposer.study.optuna.sampler).__name__ == name
+    assert len(set(drawn)) == 6
+
+
+def test_a_study_in_a_database_of_the_environment_is_found_again(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("STUDIES", f"sqlite:///{tmp_path}/shared.db")
+    searcher = make(storage="$STUDIES")
+    end(searcher, searcher.suggest("tune0"), "tune0", value=1.0)
+    assert not (tmp_path / "study.db").exists()
+    (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path}/shared.db")
+    assert (summary.study_name.rpartition("-")[0], summary.n_trials) == (tmp_path.name, 2), "one waits in the queue"
+    again = make(storage="$STUDIES")
+    assert again.suggest("tune1")["trial"] == "t0001"

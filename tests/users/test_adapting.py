@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.helpers import CPU
+from tests.helpers import CPU, Told, train
 from tunediff import config as cfg
 from tunediff.config.script_arguments import script_arguments
 from tunediff.training import check
@@ -113,13 +113,26 @@ def test_settings_that_a_script_writes_as_literals_are_the_baseline(tmp_path):
     assert cfg.baseline(str(tmp_path / "own.py")).seed == 9, "what the file declares goes first"
 
 
+def test_arithmetic_is_counted_by_torch_for_the_mfu(tmp_path):
+    """Two layers, 4 × 8 and 8 × 1: forward, gradients of both weights, and of the second layer's inputs."""
+    text = PLAIN.replace("trial.prepare(net)", 'trial.prepare(net, flops_per_sample="count")')
+    (tmp_path / "mine.py").write_text(text)
+    told = Told()
+    train(cfg.baseline(str(tmp_path / "mine.py")), samples=64, evaluates=True, observer=told)
+    assert told.points[-1].flops_per_sample == 2 * (2 * 4 * 8 + 2 * 8) + 2 * 8
+    assert told.points[-1].peak_share > 0
+
+
 BLOCKED = """
-import importlib, sys
+import importlib.machinery, sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.startswith(("sklearn", "torch_fidelity", "torchvision.models")):
-            raise ImportError(f"{name} is not installed")
+            return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        raise ImportError(f"{spec.name} is not to be imported")
 
 sys.meta_path.insert(0, Blocked())
 for name in ("ray_backend.tuner", "ray_backend.slot", "tuning.worker", "report.page", "report.summary", "report.outputs"):

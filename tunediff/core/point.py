@@ -95,7 +95,10 @@ class Point:
         "GFLOP/sample", "", "arithmetic of a training step per sample", 1e-9
     )
     peak_share: float | None = _measured(
-        "of peak", "%", "share of the FLOP/s that a matrix product reaches here", 100.0
+        "MFU",
+        "%",
+        "FLOP/s of the model, as a share of those that a matrix product reaches here",
+        100.0,
     )
     energy_j: float | None = _measured(
         "energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs"

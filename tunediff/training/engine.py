@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tunediff import config as cfg
 from tunediff.core import text
@@ -271,7 +272,7 @@ class Engine(TrainingRun):
         with self.clock.part("compile" if self.config.compile.active else "setup"):
             began = time.monotonic()
             if self.warm_ups:
-                with self.compilation.noting():
+                with self.compilation.noting(), self.counting_flops():
                     yield from self.passes()
             self.world.synchronize()
             first_step_s = time.monotonic() - began
@@ -289,11 +290,23 @@ class Engine(TrainingRun):
                 "peak_flops_per_s": self.peak_flops_per_s,
                 "before_first_batch_s": self.clock.before_first_batch_s,
             }
-            if self.flops_per_sample is not None:
+            if isinstance(self.flops_per_sample, float | int):
                 constant["flops_per_sample"] = self.flops_per_sample
             devices = self.config.devices
             self.meter = Meter(self.clock, self.pace, self.phases, self.world, devices, constant)
             self.meter.load_state_dict((checkpoint or {}).get("meter", {}))
+
+    @contextlib.contextmanager
+    def counting_flops(self) -> Iterator[None]:
+        """Count the arithmetic of the step that is undone, where the workload asks for that; a
+        compiled model shows torch's counter no operations."""
+        if self.flops_per_sample != "count" or self.config.compile.active:
+            yield
+            return
+        with FlopCounterMode(display=False) as counter:
+            yield
+        flops = self.world.total(float(counter.get_total_flops()))
+        self.flops_per_sample = flops / self.samples_per_step
 
     # ---- every point
     def evaluate_point(self, index: int, fraction: float) -> None:

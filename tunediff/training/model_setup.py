@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ def prepare(
     run: TrainingRun,
     model: nn.Module,
     blocks: type[nn.Module] | None,
-    flops_per_sample: float | None,
+    flops_per_sample: float | Literal["count"] | None,
     export: nn.Module | None,
     kept: Mapping[str, Stateful],
 ) -> nn.Module:

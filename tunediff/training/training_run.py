@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -104,7 +104,7 @@ class TrainingRun:
         self.description: Facts = dict
         self.files_of_points: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {}
         """What is written at every point, by the name of its folder."""
-        self.flops_per_sample: float | None = None
+        self.flops_per_sample: float | Literal["count"] | None = None
         self.samples_per_step = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""
         self.feed: Feed | None = None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ class Trial(FrameworkCalls):
         model: nn.Module,
         *,
         blocks: type[nn.Module] | None = None,
-        flops_per_sample: float | None = None,
+        flops_per_sample: float | Literal["count"] | None = None,
         export: nn.Module | None = None,
         **kept: state.Stateful,
     ) -> nn.Module:
@@ -140,7 +140,7 @@ class Trial(FrameworkCalls):
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in
         it, for `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for
-        the share of the device's peak. `kept`: an optimizer and what else was made before, which
+        the MFU; "count": by torch's counter, in the step that is undone. `kept`: an optimizer and what else was made before, which
         `keep` takes with the model; `export`: averaged weights, kept as well, for `export_model`.
         """
         return model_setup.prepare(self.engine, model, blocks, flops_per_sample, export, kept)

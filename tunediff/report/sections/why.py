@@ -231,7 +231,9 @@ def _quantities(
         rows.append(at_end(name, f"step_{part}_s", 1000.0))
     rows += [
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
-        at_end("arithmetic, of the fastest matrix product here (%)", "peak_share", 100.0),
+        at_end(
+            "MFU: FLOP/s as a share of the fastest matrix product's here (%)", "peak_share", 100.0
+        ),
         ("compiling (s)", compile_s(base), compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
         at_end(f"{unit} per joule", "samples_per_j"),
