@@ -140,8 +140,9 @@ class Trial(FrameworkCalls):
 
         `model` itself stays the plain one inside. `blocks`: the class of the parts that repeat in
         it, for `compile.scope` and `memory.checkpoint`; `flops_per_sample`: of a training step, for
-        the MFU; "count": by torch's counter, in the step that is undone. `kept`: an optimizer and what else was made before, which
-        `keep` takes with the model; `export`: averaged weights, kept as well, for `export_model`.
+        the MFU; "count": by torch's counter, in the step that is undone. `kept`: an optimizer and
+        what else was made before, which `keep` takes with the model; `export`: averaged weights,
+        kept as well, for `export_model`.
         """
         return model_setup.prepare(self.engine, model, blocks, flops_per_sample, export, kept)
 
