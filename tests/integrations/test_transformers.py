@@ -173,6 +173,7 @@ def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_repl
             "out",
             max_steps=STEPS,
             label_names=["targets"],
+            use_cpu=True,
             auto_find_batch_size=True,
             metric_for_best_model="eval_loss",
         )
