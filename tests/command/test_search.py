@@ -109,6 +109,61 @@ def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkey
     assert "came before their first value" in capsys.readouterr().out
 
 
+STEPS = """
+import argparse, os, pathlib, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--seed", type=int)
+options = parser.parse_args()
+state = pathlib.Path(os.environ["TUNEDIFF_FOLDER"], "state.txt")
+first = int(state.read_text()) if os.environ["TUNEDIFF_RESUME"] == "1" else 0
+for step in range(first, 40):
+    if options.lr > 1 and step == 25:
+        while os.path.exists("wait"): time.sleep(0.05)
+    with open(f"steps-{options.lr}", "a") as log: log.write(f"{step}\\n")
+    if CHECKPOINTS and step % 10 == 9:
+        state.write_text(str(step + 1))
+        print(f"CHECKPOINT {state}")
+    print(f"loss: {1 / (step + 1 + options.seed / 1000)}")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.cluster
+@pytest.mark.parametrize(("checkpoints", "again_from"), [(True, 20), (False, 0)])
+def test_a_killed_trial_goes_on_from_its_checkpoint_or_begins_again(tmp_path, monkeypatch, checkpoints, again_from):
+    """Killed in its step 25, of 40."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(f"CHECKPOINTS = {checkpoints}\n{STEPS}")
+    Path("wait").touch()
+    content = FILE | {
+        "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}",
+        "budget": {"per_trial": "600s", "trials": 2},
+        "baseline": {"lr": 1.0},
+        "search": {"lr": [1.0, 10.0]},
+        "objective": {"name": "loss", "mode": "min"},
+        "first": [{"lr": 10.0}],
+    }
+    Path("s.yaml").write_text(yaml.safe_dump(content))
+    words = [sys.executable, "-m", "tunediff.search", "s.yaml", "--name", "killed", "--no-check"]
+    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
+    trial = tmp_path / "ray_results" / "killed" / "trials" / "t0001"
+    steps = Path("steps-10.0")
+    wait_until(lambda: process.poll() is not None or (steps.exists() and "24\n" in steps.read_text()))
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of(trial))
+    Path("wait").unlink()
+    assert search.main(["--resume", "killed"]) == 0
+    made = [int(line) for line in steps.read_text().split()]
+    assert made == [*range(25), *range(again_from, 40)]
+    assert [int(line) for line in Path("steps-1.0").read_text().split()] == list(range(40)), "it ran once"
+    again = trial_record.read_trial(trial)
+    assert (again.status, again.value("loss")) == ("ok", pytest.approx(1 / 40))
+    assert ("interrupted" in again.remarks) == (not checkpoints)
+
+
 @pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_search_of_a_command_ends_with_its_best(tmp_path, monkeypatch):
