@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, tiny, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, begin, network
+from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.graph import RecordedStep
 from tunediff.training.pace import Pace
 from tunediff.training.run_trial import run_trial
@@ -320,3 +321,45 @@ def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp
         assert (result.end is None) == (attempt == "fails"), "no end of the trial: it is tried again"
     assert told.facts["capture"].startswith("refused: capture failed: operation not permitted")
     assert told.points[-1].steps == 12
+
+
+# ------------------------------------------------------------------------------------------------------- evaluations
+class Noted(nn.Sequential):
+    """Counts its calls."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+@torch.no_grad()
+def test_a_network_of_an_evaluation_is_replayed_with_its_weights_of_now():
+    net = Noted(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 1, 3, padding=1))
+    predict, inputs = CapturedCall(net, RecordedStep), torch.randn(8, 5, 1, 8, 8)
+    expected = [net[3](net[2](net[1](net[0](x)))) for x in inputs]
+    for x, output in zip(inputs, expected, strict=True):
+        assert_equal(predict(x), output)
+    assert net.calls == 1 + 3, "the first call, and the second one twice and captured"
+    net[3].bias.add_(1.0)
+    assert torch.allclose(predict(inputs[0]), expected[0] + 1.0)
+    assert net.calls == 4
+    net[3].weight = nn.Parameter(torch.zeros(1, 4, 3, 3))  # elsewhere
+    assert_equal(predict(inputs[0]), net[3].bias[:, None, None].expand(5, 1, 8, 8).clone())
+    assert net.calls == 4 + 3
+    assert predict(inputs[0, :2]).shape == (2, 1, 8, 8)
+    assert not predict.refusal
+
+
+@torch.no_grad()
+def test_a_network_that_reads_on_the_host_is_called_as_it_is():
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+    net = Reads(3, 3)
+    predict = CapturedCall(net, RecordedStep)
+    for x in torch.randn(6, 2, 3):
+        assert_equal(predict(x), net(x))
+    assert "operation not permitted when a step is captured" in predict.refusal

@@ -201,7 +201,7 @@ def test_cudnn_benchmark(benchmark):
 @pytest.mark.parametrize(("setting", "gain"), [(True, 0.9), (False, 1.2), ("auto", 1.2), ("auto", 0.9)])
 def test_channels_last(monkeypatch, setting, gain):
     """As it is set, or as measured."""
-    monkeypatch.setattr(hardware, "channels_last_gain", lambda model, device, dtype: gain)
+    monkeypatch.setattr(hardware, "channels_last_gain", lambda *_: gain)
     told = Told()
     engine = Engine(toy(memory__channels_last=setting), Budget(samples=1), ALONE, told)
     model = Trial(engine).prepare(nn.Sequential(nn.Conv2d(3, 4, 3)))
@@ -227,6 +227,19 @@ def test_the_gain_of_channels_last_is_of_the_most_frequent_convolution(monkeypat
     assert set(seen) == {((8, 2, 3, 3), 2)}
     assert torch.equal(before, torch.get_rng_state()), "what is drawn afterwards is as without the measurement"
     assert hardware.channels_last_gain(nn.Linear(2, 2), CPU, None) == 0
+
+    class Graph:
+        """Replays of NCHW take twice as long, though the host needs three times as long for it."""
+
+        seconds = itertools.cycle([0.02, 0.01])
+
+        def __init__(self, generators):
+            self.capturing = contextlib.nullcontext
+
+        def replay(self):
+            now[0] += next(self.seconds)
+
+    assert hardware.channels_last_gain(model, CPU, None, Graph) == pytest.approx(2.0), "as captured steps have it"
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ class Engine(TrainingRun):
         """Interval of checkpoints, and the last one, in training seconds."""
         self.step = OptimizerStep(self, self.count_step)
         self.own_step = OwnStep(self.compilation.detach, self.phases)
-        make_graph = self.program.step_graph(self)
-        self.capture = StepCapture(self, self, make_graph) if make_graph is not None else None
+        make = self.make_graph
+        self.capture = StepCapture(self, self, make) if make is not None else None
         if self.capture is not None:
             self.step.rate_of = self.capture.learning_rate
             self.step.on_update = self.capture.count
@@ -278,6 +278,8 @@ class Engine(TrainingRun):
             first_step_s = time.monotonic() - began
             for _ in range(1, self.warm_ups):
                 yield from self.passes()
+        if facts := self.shared_code.charge(self.clock, resumed=checkpoint is not None):
+            self.observer.about(facts)
         self.warming_up = False
         with self.clock.part("setup"):
             checkpoints.put(self, before)

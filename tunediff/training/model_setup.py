@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tunediff.training import hardware, memory
+from tunediff.training import hardware, memory, shared_code
 from tunediff.training.state import Stateful
 from tunediff.training.training_run import TrainingRun
 
@@ -23,6 +23,8 @@ def prepare(
 ) -> nn.Module:
     """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
     _move_to_device(run, model, blocks)
+    if run.config.compile.active:
+        run.shared_code.use(shared_code.key(model, run.config))
     prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)
     run.model = run.program.after_prepare(run, model, prepared)
     run.flops_per_sample = flops_per_sample
@@ -76,7 +78,9 @@ def _uses_channels_last(run: TrainingRun, model: nn.Module) -> bool:
         return setting
     # FSDP takes weights in their usual order
     is_sharded = run.config.parallel.strategy == "fsdp" and run.world.size > 1
-    faster = not is_sharded and hardware.faster_in_nhwc(model, setting, run.amp.dtype)
+    faster = not is_sharded and hardware.faster_in_nhwc(
+        model, setting, run.amp.dtype, run.make_graph
+    )
     faster = bool(run.world.agree(faster))
     if run.world.main:
         run.observer.about({"channels_last": faster})

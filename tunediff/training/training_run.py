@@ -30,6 +30,7 @@ from tunediff.training.pace import Pace
 from tunediff.training.phases import Phases
 from tunediff.training.precision import Amp
 from tunediff.training.read_tracking import Reads, watched
+from tunediff.training.shared_code import SharedCode
 
 Facts = Callable[[], Mapping[str, Any]]
 """What a workload gives to be called at every point: it returns values by name."""
@@ -74,11 +75,13 @@ class TrainingRun:
         evaluates: bool = True,
         clock: Clock | None = None,
         initial: Mapping[str, torch.Tensor] | None = None,
+        compiled: Path | None = None,
     ) -> None:
         """Set up the parts, and seed all generators for equal initial weights on all ranks.
 
         `folder`: of checkpoints, None: none are written. `evaluates`: whether the model is judged;
-        without it, points carry throughput only. `initial`: weights to start from.
+        without it, points carry throughput only. `initial`: weights to start from. `compiled`:
+        folder of code that trainings share; None: they share none.
         """
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.observer, self.folder, self.evaluates = observer, folder, evaluates
@@ -94,6 +97,9 @@ class TrainingRun:
         self.state, self.strategy = state.State(world), strategies.build(config, world)
         self.amp = Amp(config.precision, world.device)
         self.compilation = Compilation(config.compile)
+        self.make_graph = self.program.step_graph(self)
+        """What captures steps; None: they are made in the loop."""
+        self.shared_code = SharedCode(compiled if config.compile.active else None)
 
         # ---- what the workload hands over
         self.model: nn.Module | None = None

@@ -31,6 +31,7 @@ from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import losses, model_setup, outcome, sources, state, write_watch
+from tunediff.training.capture.captured_call import captured
 from tunediff.training.distributed_scripts import process_group_of_trial
 from tunediff.training.engine import Engine
 from tunediff.training.framework_calls import FrameworkCalls
@@ -164,6 +165,14 @@ class Trial(FrameworkCalls):
         """
         self.engine.evaluation = judge
         return judge
+
+    def captured(self, network: nn.Module) -> Callable[..., Tensor]:
+        """Return `network` for the many passes of an evaluation such as a sampler's: captured and
+        replayed where `compile.capture = step` is in effect.
+
+        It takes tensors and returns one, without gradients, and draws no random numbers.
+        """
+        return captured(network, self.engine.make_graph)
 
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, evaluated or not, for facts that cost little."""

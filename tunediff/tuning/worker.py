@@ -29,7 +29,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import memory, prepared, state, weights
+from tunediff.training import memory, prepared, shared_code, state, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
@@ -126,6 +126,8 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     result = run_trial(train, world, job.folder, (ParentLostError,), job.group.place.per_gpu)
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
+    elif job.number == 0 and job.role == "draw" and result.outcome is not None:
+        _note_binding(result.outcome, job, world)
     _conclude(result, job, connection, world, observer.draining)
 
 
@@ -156,6 +158,21 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
         )
         return dataclasses.replace(result, end=end, error=error)
     return result
+
+
+def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> None:
+    """Write what binds the step of the baseline on a GPU to its journal, by a few further steps."""
+    if world.size > 1 or world.device.type != "cuda" or not (outcome.finished and outcome.points):
+        return
+    from tunediff.profiling import binding, trace
+
+    memory.reset(world.device)
+    try:
+        busy_s = trace.device_busy_s(job.config, world)
+        sentence = binding.of_point(outcome.points[-1], job.config, "cuda", busy_s, outcome.unread)
+    except Exception as error:  # of no trial's result
+        sentence = f"what binds the step was not measured: {code.described(error)}"
+    Journal(job.folder).write(record.BOUND_EVENT, sentence=sentence)
 
 
 def _conclude(
@@ -237,6 +254,7 @@ def _train(
                 folder=folder,
                 evaluates=job.evaluates,
                 clock=clock,
+                compiled=job.folder.parents[1] / shared_code.FOLDER,
             )
         )
     if world.main and outcome.unread:
