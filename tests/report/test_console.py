@@ -72,6 +72,15 @@ def test_a_trial_that_lost_its_node_is_no_failure(night, capsys, lost, words_of)
     assert f"t0003 {words_of} and will go on from its checkpoint" in capsys.readouterr().out
 
 
+def test_what_binds_the_step_of_the_baseline_is_said_when_it_has_ended(night, capsys):
+    folder, space = night
+    Journal(folder / "trials" / "t0000").write("bound", sentence="the step is bound by the host")
+    lines = console.Console(folder, space)
+    for name in ("t0001", "t0000"):
+        lines.listen("end", name, {})
+    assert capsys.readouterr().out.count("t0000 the step is bound by the host\n") == 1
+
+
 def test_events_are_json_lines_on_stderr(night, capsys):
     lines = console.Console(*night, lines=EventLines(on_stderr=True, as_json=True))
     lines.listen("start", "t0001", {"loader.batch_size": 64, "trial": 1})

@@ -51,6 +51,8 @@ Role = Literal["draw", "repeat", "confirm", "side"]
 a comparison. A run is a configuration, a seed and a role."""
 ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
+BOUND_EVENT = "bound"
+"""Event of a journal: in one sentence what binds the step of a search's baseline, on a GPU."""
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
 RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial"}

@@ -25,7 +25,7 @@ from tunediff.core.clock import Budget
 from tunediff.core.template import ask
 from tunediff.data import loader
 from tunediff.distributed import alone, from_environment
-from tunediff.profiling import measure
+from tunediff.profiling import binding, measure, trace
 from tunediff.training import compilation, hardware
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -212,23 +212,28 @@ def capturing(storage: Path) -> Finding:
     numbers = answer("captured", within_s=180)
     if numbers["capture"] != "step":
         return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
-    return Finding("ok", "a small step is captured, and its replays learn the same", "", numbers)
+    found = f"a small step is captured, and its replays learn the same; eagerly, {numbers['bound']}"
+    return Finding("ok", found, "", numbers)
 
 
 def captured() -> dict[str, Any]:
-    """Train a small network for a few steps, captured."""
+    """Train a small network for a few steps, captured, and say what binds them eagerly."""
     outcome: dict[str, Any] = {"capture": "not tried"}
 
     class CaptureObserver(Observer):
         def about(self, facts: Mapping[str, Any]) -> None:
             outcome.update(facts)
 
-    config = cfg.override(
-        cfg.baseline("digits"), {"compile.capture": "step", "optimizer.implementation": "fused"}
+    world, eager = (
+        alone(),
+        cfg.override(cfg.baseline("digits"), {"optimizer.implementation": "fused"}),
     )
-    engine = Engine(config, Budget(steps=6), alone(), CaptureObserver(), evaluates=False)
-    run(engine)
-    return {"capture": outcome["capture"]}
+    config = cfg.override(eager, {"compile.capture": "step"})
+    run(Engine(config, Budget(steps=6), world, CaptureObserver(), evaluates=False))
+    point = run(Engine(eager, Budget(steps=30), world, evaluates=False)).points[-1]
+    busy_s = trace.device_busy_s(eager, world)
+    bound = binding.of_point(point, eager, world.device.type, busy_s)
+    return {"capture": outcome["capture"], "bound": bound}
 
 
 def ray(storage: Path) -> Finding:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems, Values
+from tunediff.config import Systems, Values
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.core.text import number
+from tunediff.profiling.binding import possible
 from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
 
@@ -33,17 +34,12 @@ def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> l
     the device.
     """
 
-    def possible(change: Values) -> bool:
-        try:
-            changed = cfg.override(config, change)
-        except ConfigError:  # not allowed, or no knob of this configuration
-            return False
-        idle = {*unread, *cfg.not_effective(changed, profile["device"]["type"])}
-        return bool(cfg.differences(changed, config)) and not idle & change.keys()
+    def allowed(change: Values) -> bool:
+        return possible(change, config, profile["device"]["type"], unread)
 
     found = [advice for rule in RULES for advice in rule(profile, config)]
     return sorted(
-        (advice for advice in found if possible(advice.change)),
+        (advice for advice in found if allowed(advice.change)),
         key=lambda advice: -(advice.bound or 0.0),
     )
 

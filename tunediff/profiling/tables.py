@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tunediff.core.point import one_of
 from tunediff.core.text import knobs, number, seconds, table
+from tunediff.profiling import binding
 from tunediff.profiling.result import Owner, Profile, held_mib
 
 PARTS = {
@@ -23,10 +24,6 @@ OWNERS: dict[Owner, str] = {
     "backward_mib": "gradients (from backward)",
     "rest_mib": "rest",
 }
-
-ARITHMETIC = 0.35
-"""Share of the fastest product's rate from which arithmetic binds: a well-made small convolutional
-network reaches about as much."""
 
 
 # ---- numbers
@@ -112,7 +109,7 @@ def _summary(profile: Profile) -> ProfileSection:
             f" {percent(step['peak_share'])} of {number(step['peak_flops_per_s'] / 1e12)} TFLOP/s,"
             " the fastest matrix product measured here"
         )
-    lines.append(binding(profile))
+    lines.append(binding.of_profile(profile))
     if first["compile_s"]:
         taken = seconds(first["compile_s"])
         lines.append(f"compiling took {taken}, less where a cache had it already")
@@ -126,27 +123,6 @@ def _summary(profile: Profile) -> ProfileSection:
     if step["disturbed"]:
         lines.append("others used the machine meanwhile: measure again when it is quiet")
     return ProfileSection("profile", lines)
-
-
-def binding(profile: Profile) -> str:
-    """Return in one sentence what binds the step, at which share of the measured peak, and the knob
-    to try first."""
-    step, busy = profile["step"], profile.get("device_busy_share")
-    parts, reached = step["parts_s"], step.get("peak_share")
-    waits = (parts.get("data_wait", 0.0) + parts.get("host_to_device", 0.0)) / step["step_s"]
-    if waits >= 0.1:
-        bound = f"the loader: the step waits for it {percent(waits)} of the time"
-    elif busy is not None and busy < 0.7:
-        bound = f"the host: the GPU computes {percent(busy)} of the time"
-    elif reached is None:
-        bound = "the device"
-    elif reached >= ARITHMETIC:
-        bound = "arithmetic"
-    else:
-        bound = "memory traffic and small operations"
-    at = f", at {percent(reached)} of the measured peak" if reached is not None else ""
-    first = f"; try {knobs(profile['advice'][0].change)}" if profile["advice"] else ""
-    return f"the step is bound by {bound}{at}{first}"
 
 
 def _step(profile: Profile) -> ProfileSection:

@@ -97,6 +97,16 @@ def write_operations(config: Systems, world: World, folder: Path, steps: int) ->
         write_csv(folder / "operations.csv", columns, table, digits=6)
 
 
+def device_busy_s(config: Systems, world: World) -> float:
+    """Train a few further steps and return the seconds of a step in which the GPU computes."""
+    rows: list[ProfilerRow] = []
+    short = cfg.override(config, {"evaluation.points": 1})
+    with _profiler(True, TRACED, rows) as profiler:
+        observer, budget = StepObserver(profiler.step), Budget(steps=WARMUP + TRACED)
+        run(Engine(short, budget, world, observer, evaluates=False))
+    return sum(row.self_s for row in rows if row.kernel) / TRACED
+
+
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
     """Write what PyTorch's memory viewer shows (pytorch.org/memory_viz); False where there is no
     CUDA allocator."""

@@ -169,6 +169,11 @@ class Console(Listener):
             return
         elif event == "end":
             self._say_of(name, self._end_line(trial), "end", **self._end_fields(trial))
+            if trial.number == 0 and not self.confirming:
+                for event_line in record.events(self.folder / "trials" / name):
+                    if event_line["event"] == record.BOUND_EVENT:
+                        sentence = event_line["sentence"]
+                        self._say_of(name, sentence, "bound", sentence=sentence)
         elif (key := (name, content.get("index", 0))) not in self._printed:
             self._printed.add(key)
             self._say_of(

@@ -1,0 +1,173 @@
+"""Say in one sentence what binds a training's step, its share of the measured peak, and the knob to
+try first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Systems, Values
+from tunediff.core.point import Point
+from tunediff.core.text import knobs
+from tunediff.profiling.result import Profile
+
+WAITING = 0.1
+"""Share of the step from which waiting for the loader binds it, on a device that is not idle for
+longer."""
+BUSY = 0.7
+"""Share of the step below which a device that has its data waits for the host."""
+ARITHMETIC = 0.35
+"""Share of the fastest product's rate from which arithmetic binds: a well-made small convolutional
+network reaches about as much."""
+
+Part = Literal["loader", "host", "arithmetic", "memory", "device"]
+KNOBS: dict[Part, Sequence[Values]] = {
+    "loader": ({"loader.resident": True}, {"loader.workers": 4}, {"loader.pin_memory": True}),
+    "host": ({"compile.capture": "step"}, {"compile.mode": "reduce-overhead"}),
+    "arithmetic": ({"precision.amp": "bf16"}, {"precision.matmul": "high"}),
+    "memory": ({"memory.channels_last": True}, {"precision.amp": "bf16"}, {"compile.mode": "default"}),
+    "device": (),
+}  # fmt: skip
+"""What to try first where nothing but the parts of the step is known, the best first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """Measured seconds of a mean step, and what its device can do; None: not measured."""
+
+    step_s: float
+    loader_s: float = 0.0
+    """Waiting for batches, and bringing them to the device."""
+    device_busy_s: float | None = None
+    """In which the device computes."""
+    flops: float | None = None
+    """Arithmetic of a step."""
+    peak_flops_per_s: float | None = None
+    """Of the fastest matrix product."""
+    moved_bytes: float | None = None
+    """Bytes that a step reads and writes in the device's memory."""
+    peak_bytes_per_s: float | None = None
+    """Of a copy."""
+
+    @property
+    def arithmetic(self) -> float | None:
+        """Return the share of the peak arithmetic that the step reaches."""
+        return self._share(self.flops, self.peak_flops_per_s)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Return the share of the peak bandwidth that the step reaches."""
+        return self._share(self.moved_bytes, self.peak_bytes_per_s)
+
+    def _share(self, amount: float | None, per_s: float | None) -> float | None:
+        return None if amount is None or not per_s else amount / per_s / self.step_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """What binds a step."""
+
+    part: Part
+    """`device`: neither its arithmetic nor its memory traffic was measured."""
+    share: float
+    """Of the step: waiting for the loader, or for the host; else computing."""
+    peak_share: float | None
+    """Of the device's measured peak: of bandwidth where memory traffic binds and was measured, else
+    of arithmetic."""
+    of: Literal["peak", "bandwidth"] = "peak"
+
+    def sentence(self, first: Values | None) -> str:
+        """Return it in words, with the knobs to try first."""
+        percent = f"{100 * self.share:.0f} % of the time"
+        words = {
+            "loader": f"the loader: the step waits for it {percent}",
+            "host": f"the host: the device waits for it {percent}",
+            "arithmetic": "arithmetic",
+            "memory": "memory traffic and small operations",
+            "device": "the device",
+        }
+        at = ""
+        if self.peak_share is not None:
+            at = f", at {100 * self.peak_share:.2g} % of the measured {self.of}"
+        return f"the step is bound by {words[self.part]}{at}" + (
+            f"; try {knobs(first)}" if first else ""
+        )
+
+
+def binding(parts: StepParts) -> Binding:
+    """Return what binds a step of these parts: whatever the device waits for longest, or else what
+    of its own abilities the step uses most."""
+    waits = parts.loader_s / parts.step_s
+    busy = None if parts.device_busy_s is None else parts.device_busy_s / parts.step_s
+    idle = 0.0 if busy is None else max(0.0, 1.0 - busy - waits)
+    arithmetic, bandwidth = parts.arithmetic, parts.bandwidth
+    if busy is not None and busy < BUSY and idle >= waits:
+        return Binding("host", idle, arithmetic)
+    if waits >= WAITING:
+        return Binding("loader", waits, arithmetic)
+    computing = 1.0 - waits - idle
+    if bandwidth is not None and bandwidth > (arithmetic or 0.0):
+        return Binding("memory", computing, bandwidth, "bandwidth")
+    if arithmetic is None:
+        return Binding("device", computing, None)
+    part: Part = "arithmetic" if arithmetic >= ARITHMETIC else "memory"
+    return Binding(part, computing, arithmetic)
+
+
+def of_profile(profile: Profile) -> str:
+    """Return the sentence of a profile, whose advice names the knob."""
+    step = profile["step"]
+    flops = step.get("flops_per_sample")
+    parts = StepParts(
+        step["step_s"],
+        sum(step["parts_s"].get(name, 0.0) for name in ("data_wait", "host_to_device")),
+        profile.get("device_busy_s"),
+        None if flops is None else flops * step["samples_per_s"] * step["step_s"],
+        step.get("peak_flops_per_s"),
+    )
+    advice = profile["advice"]
+    return binding(parts).sentence(advice[0].change if advice else None)
+
+
+def of_point(
+    point: Point, config: Systems, device: str, busy_s: float | None, unread: Collection[str] = ()
+) -> str:
+    """Return the sentence of a training's point.
+
+    `busy_s`: seconds of a step in which the device computes; None: not measured. `unread`: knobs
+    that the workload does not follow.
+    """
+    assert point.step_s is not None
+    flops = point.flops_per_sample
+    parts = StepParts(
+        point.step_s,
+        sum(point.phases_s.get(name, 0.0) for name in ("data_wait", "host_to_device")),
+        busy_s,
+        None if flops is None else flops * point.samples_per_s * point.step_s,
+        point.peak_flops_per_s,
+    )
+    bound = binding(parts)
+    return bound.sentence(first_possible(KNOBS[bound.part], config, device, unread))
+
+
+def first_possible(
+    changes: Sequence[Values], config: Systems, device: str, unread: Collection[str] = ()
+) -> Values | None:
+    """Return the first of these changes that the configuration allows, and that acts on the
+    device; None: there is none."""
+    return next((change for change in changes if possible(change, config, device, unread)), None)
+
+
+def possible(change: Values, config: Systems, device: str, unread: Collection[str] = ()) -> bool:
+    """Return whether a configuration allows a change, which acts on the device and is none yet.
+
+    `unread`: knobs that the workload does not follow.
+    """
+    try:
+        changed = cfg.override(config, change)
+    except ConfigError:  # not allowed, or no knob of this configuration
+        return False
+    idle = {*unread, *cfg.not_effective(changed, device)}
+    return bool(cfg.differences(changed, config)) and not idle & change.keys()
