@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_the_shift_by_a_lower_precision_is_recorded(digits: Images, config: Any,
     assert found["precision_shift"] == pytest.approx(change, rel=1e-3 if count == 100 else 0.7)
     assert "precision_shift" not in exact
     assert exact == alone
-    assert found["validation_loss"] == exact["validation_loss"]
+    assert found["validation_loss"] == pytest.approx(exact["validation_loss"], rel=LIMIT), "in bf16, too"
     assert not capsys.readouterr().err
 
 
@@ -152,6 +153,37 @@ def test_a_precision_that_shifts_the_distance_too_far_is_not_used(
     assert found == exact
     said = r"WARNING: evaluation.precision: bf16 shifts this distance by \d+\.\d%, more than 2%: all images are drawn again"
     assert re.search(said, capsys.readouterr().err)
+
+
+class Counting(Rough):
+    """Counts its calls in float32."""
+
+    exact = 0
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        self.exact += not torch.is_autocast_enabled("cpu")
+        return super().__call__(x, t)
+
+
+@pytest.mark.parametrize("error", [0.002, 0.3])
+def test_the_precision_is_checked_for_the_first_and_the_last_scores_of_a_network(
+    digits: Images, config: Any, error: float
+) -> None:
+    lower = override(in_bf16(config, 260), {"evaluation.validation_images": 0})
+    evaluator, net, diffusion = judge(lower, digits), Counting(error), OneStep()
+    calls, scores = [0], []
+    for last in (False, False, True):
+        scores.append(evaluator(net, diffusion, last=last))
+        calls.append(net.exact)
+    first, second, third = (after - before for before, after in itertools.pairwise(calls))
+    assert scores[0] == scores[1] == scores[2]
+    if error < LIMIT:
+        assert (first, second, third) == (1, 0, 1), "a batch of 128"
+    else:
+        assert 0 < second < first, "all are drawn in float32, without drawing them in bf16 first"
+    other = Counting(error)
+    evaluator(other, diffusion, last=False)
+    assert other.exact == first, "of another network nothing is known"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -57,6 +58,8 @@ class Evaluator:
             name: getattr(evaluation, name) for name in ("extractor", "weights_path", "batch_size")
         }
         self.judge = judge_of(Evaluation(**of_judge), images, world)
+        self._checked: weakref.ref[object] | None = None  # the network whose shift is known
+        self._shift = 0.0
         self._validation = None
         if evaluation.validation_images:
             self._validation = Validation(data, evaluation, images, world)
@@ -67,10 +70,13 @@ class Evaluator:
         diffusion: Diffusion,
         *,
         should_stop: Callable[[], bool] | None = None,
+        last: bool = True,
     ) -> Scores:
         """Return the scores of `evaluation.images` generated images, and the validation loss.
 
-        `predict`: a network in evaluation mode.
+        `predict`: a network in evaluation mode. `last`: whether these scores count in the end. What
+        `evaluation.precision` changes is measured for the first and the last scores of a network,
+        and is taken to be the same between them.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
         are not finite, and `EvaluationStoppedError` if `should_stop()` was true before all images
@@ -101,17 +107,28 @@ class Evaluator:
                 return self.judge((batch for _, batch in batches), n, exact)
 
         # ---- distances, of images in float32 where the faster format changes them too much
-        scores = distances(given, None if given == float32 else first_exact)
-        if (shift := scores.get("precision_shift", 0.0)) > LIMIT:
+        known = self._checked is not None and self._checked() is predict
+        check = given != float32 and (last or not known)
+        if known and not check and self._shift > LIMIT:
+            given = float32
+        scores = distances(given, first_exact if check else None)
+        if check:
+            self._shift, self._checked = scores["precision_shift"], weakref.ref(predict)
+        if check and self._shift > LIMIT:
             if world.main:
                 print(
                     f"WARNING: evaluation.precision: {given.precision} shifts this distance by"
-                    f" {shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in float32",
+                    f" {self._shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in"
+                    " float32",
                     file=sys.stderr,
                     flush=True,
                 )
-            scores = distances(float32, None) | {"precision_shift": shift}
-        losses: Losses = {} if self._validation is None else self._validation(predict, diffusion)
+            scores = distances(float32, None)
+        if self._protocol != float32:
+            scores["precision_shift"] = self._shift
+        losses: Losses = {}
+        if self._validation is not None:
+            losses = self._validation(predict, diffusion, self._protocol.precision, LIMIT)
         return {**scores, **losses}
 
 

@@ -89,6 +89,22 @@ def backward(
 
 
 @triton.jit
+def _summed(
+    first, second, a, n, c, mask, C, runs,
+    GP: tl.constexpr, CGP: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Return both sums over the runs of an image, and what is added to its channels."""
+    x, y = tl.zeros((GP, CGP), tl.float32), tl.zeros((GP, CGP), tl.float32)
+    for s in range(0, runs):
+        x += tl.load(first + (n * runs + s) * C + c, mask=mask, other=0.0)
+        y += tl.load(second + (n * runs + s) * C + c, mask=mask, other=0.0)
+    added = tl.zeros((GP, CGP), tl.float32)
+    if ADDED:
+        added = tl.load(a + n * C + c, mask=mask, other=0.0)
+    return x, y, added
+
+
+@triton.jit
 def stats(
     first, second, a, weight, bias, of_forward, HW, C, G, CG, runs, eps,
     GP: tl.constexpr, CGP: tl.constexpr, ADDED: tl.constexpr,
@@ -97,13 +113,7 @@ def stats(
     n, N = tl.program_id(0), tl.num_programs(0)
     g, k = tl.arange(0, GP)[:, None], tl.arange(0, CGP)[None, :]
     c, mask = g * CG + k, (g < G) & (k < CG)
-    total, squares = tl.zeros((GP, CGP), tl.float32), tl.zeros((GP, CGP), tl.float32)
-    for s in range(0, runs):
-        total += tl.load(first + (n * runs + s) * C + c, mask=mask, other=0.0)
-        squares += tl.load(second + (n * runs + s) * C + c, mask=mask, other=0.0)
-    added = tl.zeros((GP, CGP), tl.float32)
-    if ADDED:
-        added = tl.load(a + n * C + c, mask=mask, other=0.0)
+    total, squares, added = _summed(first, second, a, n, c, mask, C, runs, GP, CGP, ADDED)
     count = HW * CG
     mean = tl.sum(total + HW * added, 1)[:, None] / count
     # of x - (mean - a), whose square is not much smaller than what is subtracted from it
@@ -130,13 +140,7 @@ def backward_stats(
     n, N = tl.program_id(0), tl.num_programs(0)
     g, k = tl.arange(0, GP)[:, None], tl.arange(0, CGP)[None, :]
     c, mask = g * CG + k, (g < G) & (k < CG)
-    z, zx = tl.zeros((GP, CGP), tl.float32), tl.zeros((GP, CGP), tl.float32)
-    for s in range(0, runs):
-        z += tl.load(first + (n * runs + s) * C + c, mask=mask, other=0.0)
-        zx += tl.load(second + (n * runs + s) * C + c, mask=mask, other=0.0)
-    added = tl.zeros((GP, CGP), tl.float32)
-    if ADDED:
-        added = tl.load(a + n * C + c, mask=mask, other=0.0)
+    z, zx, added = _summed(first, second, a, n, c, mask, C, runs, GP, CGP, ADDED)
     saved = of_forward + n * C + c
     scale = tl.load(saved, mask=mask, other=0.0)
     mean = tl.load(saved + 2 * N * C, mask=mask, other=0.0)

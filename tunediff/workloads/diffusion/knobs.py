@@ -166,9 +166,10 @@ class Evaluation(images.Evaluation):
     """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast.
-    Features, distances and the validation loss stay float32. Every evaluation also draws its first
-    128 images in float32, and records as `precision_shift` by what share the distance would be
-    another if all were; beyond 2 % they all are."""
+    Features and distances stay float32. The first and the last evaluation of a training also draw
+    their first 128 images in float32, and record as `precision_shift` by what share the distance
+    would be another if all were; beyond 2 % they all are. So does the validation loss, whose first
+    batch is compared."""
     validation_images: Annotated[Int, Ge(0), Le(100000), EvaluationProtocol()] = 256
     """Images, of the split that is not learned where there is one, whose ε-error is measured per
     log-SNR bin on fixed timesteps and noise: what no sampler and no weighting changes. 0: none."""

@@ -117,9 +117,11 @@ def add_evaluation(
     drawn and weighted."""
     if trial.evaluates:
         evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
+        predict = trial.captured(model)
 
         def judged() -> dict[str, object]:
-            scores = evaluator(model, process, should_stop=trial.should_stop)
+            last = trial.progress >= 1.0
+            scores = evaluator(predict, process, should_stop=trial.should_stop, last=last)
             trial.show("samples", evaluator.judge.last_images)
             return {**scores}
 

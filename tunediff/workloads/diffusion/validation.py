@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from tunediff.workloads.diffusion.knobs import Evaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
 
 log = logging.getLogger(__name__)
+Format = Literal["fp32", "tf32", "bf16"]
+FP32: Format = "fp32"
 
 
 class Losses(TypedDict, total=False):
@@ -62,12 +64,19 @@ class Validation:
         self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
 
-    def __call__(self, predict: Predict, diffusion: Diffusion) -> Losses:
+    def __call__(
+        self,
+        predict: Predict,
+        diffusion: Diffusion,
+        precision: Format = "fp32",
+        limit: float = 0.0,
+    ) -> Losses:
         """Return the errors of `predict`, a network in evaluation mode.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
         network's output implies, so that models of all paths and predictions are measured alike.
-        Raises `NonFiniteError` on all ranks at once.
+        `precision`: number format of the network, float32 after all if it changes the mean error of
+        the first batch by more than the share `limit`. Raises `NonFiniteError` on all ranks at once.
         """
         bins, edges = equal_bins(diffusion.log_snr, BINS)
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
@@ -81,21 +90,30 @@ class Validation:
         total = count * width
         errors = torch.zeros(total, dtype=torch.float64, device=device)
         _, size = shares(total, self._world.size, self._batch_size)
+
+        def errors_of(start: int, precision: Format) -> Tensor:
+            """Return the errors of a batch of items, float64."""
+            # The last batch is filled up with the last item: one size, as in sampling.
+            items = torch.arange(start, start + size).clamp(max=total - 1)
+            x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
+            t = timesteps[items].to(device)
+            noise = noises.initial(start, start + size)
+            x_t = diffusion.add_noise(x0, noise, t)
+            with evaluation_precision(device, precision):
+                output = predict(x_t, t).float()
+            predicted = diffusion.predict_noise(output, x_t, t)
+            return (predicted - noise).square().flatten(1).mean(1).double()
+
         with (
             Progress("validation loss", total // self._world.size, "passes") as progress,
             torch.no_grad(),
             evaluation_precision(device),
         ):
+            if precision != "fp32":  # all ranks look at the same batch
+                exact, faster = (errors_of(0, one).mean() for one in (FP32, precision))
+                precision = precision if (faster - exact).abs() <= limit * exact else FP32
             for start in range(self._world.rank * size, total, self._world.size * size):
-                # The last batch is filled up with the last item: one size, as in sampling.
-                items = torch.arange(start, start + size).clamp(max=total - 1)
-                x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
-                t = timesteps[items].to(device)
-                noise = noises.initial(start, start + size)
-                x_t = diffusion.add_noise(x0, noise, t)
-                predicted = diffusion.predict_noise(predict(x_t, t), x_t, t)
-                means = (predicted - noise).square().flatten(1).mean(1)
-                errors[start : start + size] = means[: total - start].double()
+                errors[start : start + size] = errors_of(start, precision)[: total - start]
                 progress.more(size)
         self._world.sum(errors)
         if not torch.isfinite(errors).all():
