@@ -12,6 +12,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
+- `bound`: of a search's baseline on a GPU, what binds its step.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`).
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.

@@ -172,8 +172,7 @@ class Console(Listener):
             if trial.number == 0 and not self.confirming:
                 for event_line in record.events(self.folder / "trials" / name):
                     if event_line["event"] == record.BOUND_EVENT:
-                        sentence = event_line["sentence"]
-                        self._say_of(name, sentence, "bound", sentence=sentence)
+                        self.say(f"{self.display_name(name)} {event_line['sentence']}")
         elif (key := (name, content.get("index", 0))) not in self._printed:
             self._printed.add(key)
             self._say_of(
