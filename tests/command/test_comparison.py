@@ -245,3 +245,16 @@ def test_what_a_run_leaves_is_what_it_names(program, capsys):
     folder = program / "ray_results" / "left" / "trials" / "t0000"
     assert trial.artifacts(folder) == [folder / "adapter"]
     assert trial_record.read_trial(folder).clock["kind"] == "process"
+
+
+def test_a_side_that_diverges_to_numbers_is_worse_and_the_output_says_on_how_many_seeds(program, capsys):
+    Path("train.py").write_text(
+        NOISY.replace("options.lr *", "far *").replace(
+            "value =", "far = 7.0 ** (3 + options.seed % 10) if options.lr > 1 and options.seed % 10 else 1.0\nvalue ="
+        )
+    )
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", "--objective", "loss", "--outcome", "final", "--no-check"]) == 11
+    printed = capsys.readouterr().out
+    assert "is worse than A" in printed
+    assert "seeds, to" in printed
+    assert "resolution" not in printed

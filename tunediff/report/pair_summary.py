@@ -35,7 +35,9 @@ def lines(folder: Path) -> list[str]:
         "one_sided", "fixed", "within")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
-    if values["rough"] and values["resolution"] is not None:
+    if words.diverged(result):
+        lines.pop("resolution", None)  # of noise that is that of the diverged runs
+    elif values["rough"] and values["resolution"] is not None:
         lines["resolution"] = f"{text.number(values['resolution'])} (a rough estimate)"
     return [text.block(lines), "", *words.sentences(result), *result.clocked.sentences]
 
