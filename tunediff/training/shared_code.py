@@ -110,6 +110,7 @@ class SharedCode:
     def close(self) -> None:
         """Let others be the first, if this trial has not become it."""
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may have it open too
             os.close(self._lock)
             self._lock = None
 
