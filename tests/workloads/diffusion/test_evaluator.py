@@ -178,7 +178,8 @@ def test_the_precision_is_checked_for_the_first_and_the_last_scores_of_a_network
     first, second, third = (after - before for before, after in itertools.pairwise(calls))
     assert scores[0] == scores[1] == scores[2]
     if error < LIMIT:
-        assert (first, second, third) == (1, 0, 1), "a batch of 128"
+        assert first == third > 0
+        assert second == 0
     else:
         assert 0 < second < first, "all are drawn in float32, without drawing them in bf16 first"
     other = Counting(error)
