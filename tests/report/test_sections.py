@@ -17,7 +17,7 @@ from tunediff.analysis import evidence, journals, noise, pareto, speed
 from tunediff.analysis.why import Why
 from tunediff.report import context, html, outputs, summary
 from tunediff.report.files import Files
-from tunediff.report.sections import curves, reproduce
+from tunediff.report.sections import reproduce, seeds
 from tunediff.report.sections import speed as speed_section
 from tunediff.report.sections.why import explain
 from tunediff.tuning import confirming
@@ -250,7 +250,7 @@ def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
     for number, point in enumerate(space.candidates):
         value = 2.0 + 0.2 * (point["seed"] - space.baseline.seed)
         write(tmp_path / "night", space, number, drawn=point, curve=((5.0, 1000, 3 * value), (20.0, 4000, value)))
-    figure = curves.of_means(evidence.read(analysis.read(tmp_path / "night")).compared, None)
+    figure = seeds.of_means(evidence.read(analysis.read(tmp_path / "night")).compared, None)
     bands = [area.get_paths()[0].vertices for axes in figure.axes for area in axes.collections]
     assert len(bands) == 2
     for band in bands:
@@ -268,7 +268,7 @@ def test_only_a_significantly_better_curve_is_called_winner(tmp_path, value, nam
         end = next(scatter) * (value if point["precision.amp"] == "bf16" else 2.0)
         write(tmp_path / "night", space, number, drawn=point, curve=((5.0, 1000, 3 * end), (20.0, 4000, end)))
     facts = evidence.read(analysis.read(tmp_path / "night"))
-    figure = curves.of_means(facts.compared, facts.compared.of(facts.best))
+    figure = seeds.of_means(facts.compared, facts.compared.of(facts.best))
     assert [words.get_text() for words in figure.legends[0].get_texts()] == names
 
 

@@ -18,7 +18,7 @@ from tunediff.core.progress import log_exceptions
 from tunediff.core.text import seconds
 from tunediff.report import study_figure, study_table
 from tunediff.report.context import Highlights, protocol
-from tunediff.report.sections import curves
+from tunediff.report.sections import curves, seeds
 from tunediff.report.style import add_title, png
 from tunediff.report.verdicts import (
     INTERVALS,
@@ -63,7 +63,7 @@ def write_all(results: Results) -> Written:
         means = f"{about}; " * bool(about) + f"{compared.seeds} seeds: mean ± sd{measured}"
         written |= _csv(results, "comparison.csv", compared.table())
         written |= _markdown(results, "comparison.md", results.folder.name, lines)
-        written |= _png(results, "comparison.png", lambda: curves.of_means(compared, best), means)
+        written |= _png(results, "comparison.png", lambda: seeds.of_means(compared, best), means)
     if results.space.study is not None:
         written |= study(results, study_table.table(results))
     return written

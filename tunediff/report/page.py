@@ -17,17 +17,17 @@ from tunediff.report import html
 from tunediff.report.context import ReportContext
 from tunediff.report.files import FOLDER, Build, Files
 from tunediff.report.html import PAGE, Html, el, join
-from tunediff.report.sections import curves, knobs, reproduce, speed, trials, why, won
+from tunediff.report.sections import curves, knobs, reproduce, seeds, speed, trials, why, won
 from tunediff.report.words import duration
 
 Section = Callable[[ReportContext, Files], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "Result", won.won),
-    ("seeds", "All configurations over their seeds", curves.seeds),
+    ("seeds", "All configurations over their seeds", seeds.seeds),
     ("study", "The study", trials.study),
     ("curves", "{label} against {seconds}: all trials", curves.curves),
-    ("longer", "With longer budgets", curves.longer),
+    ("longer", "With longer budgets", seeds.longer),
     ("why", "{why}", why.why),
     ("samples", "Samples", won.samples),
     ("importance", "Knob importance", knobs.importance),

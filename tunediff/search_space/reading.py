@@ -344,9 +344,8 @@ def _check_together(
     rules = {
         f"first: belongs to search:; {kind}: runs its points in order": file.first is not None
         and not drawn,
-        f"sampler: {file.sampler!r} is not allowed; it belongs to search:; {kind}: draws nothing": file.sampler
-        != "TPESampler"
-        and not drawn,
+        f"sampler: {file.sampler!r} is not allowed; {kind}: draws nothing": not drawn
+        and file.sampler != "TPESampler",
         f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start
         is not None
         and not drawn,

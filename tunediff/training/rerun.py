@@ -197,8 +197,10 @@ def warnings(
             memory.reset(world.device)
             warnings += _of_own_data(config, world, folder, budget)
         if counters:
-            warnings.append(f"after a resume {', '.join(sorted(counters))} of the framework begin anew, "
-                            "or differ otherwise: read them with care")  # fmt: skip
+            names = ", ".join(sorted(counters))
+            warnings.append(
+                f"after a resume the framework's {names} begin anew or differ otherwise"
+            )
         if (metric := cfg.of(config).objective.name) in random_keys:
             again = (
                 "differs when the same model is judged again: its randomness is part of every"
@@ -358,8 +360,8 @@ def _of_own_data(config: Systems, world: World, folder: Path, budget: Budget) ->
     if not world.any(whole != resumed):
         return []
     return [
-        "a resumed training does not go on as if it had not been interrupted: what train(trial) changes beside"
-        " trial.keep(…), such as environments and buffers, begins anew"
+        "a resumed training does not go on as if it had not been interrupted: what train(trial)"
+        " changes beside trial.keep(…), such as environments and buffers, begins anew"
     ]
 
 

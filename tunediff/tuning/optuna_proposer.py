@@ -58,8 +58,8 @@ class OptunaProposer:
         here: Mapping[str, Any] | None = None,
     ) -> None:
         """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler
-        from a seed, by default what the space names; `storage` keeps the study, by default likewise;
-        `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
+        from a seed, by default what the space names; `storage` keeps the study, by default
+        likewise; `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
         `environment.differences`.
         """
         self.space, self.experiment = space, experiment

@@ -1,4 +1,4 @@
-"""Draw the objective against the budget: of all trials, and means over several seeds.
+"""Draw the objective against the budget, of all trials.
 
 The figure of the runs that the verdict rests on belongs to the result; the sections show the
 others.
@@ -6,32 +6,27 @@ others.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from tunediff.analysis import Results, curve
-from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
-from tunediff.report.context import Highlights, ReportContext, marked
+from tunediff.report.context import Highlights, ReportContext
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, lead, note, table
-from tunediff.report.verdicts import comparison_table, conclusions
-from tunediff.report.words import duration, secs
+from tunediff.report.html import Html, join, lead
+from tunediff.report.sections import seeds
+from tunediff.report.words import secs
 
-# ---- trials
-HEIGHT_IN = 4.0
-"""With title and verdict it fits on the first screen."""
 Line = Sequence[tuple[float, float]]
 DOTTED = (0, (1.2, 1.6))
 REPEATS = "baseline on other seeds"
@@ -68,7 +63,7 @@ def of_verdict(context: ReportContext, files: Files) -> Html | None:
     results = context.results
     if (compared := _compared(context)) is not None:
         name = "comparison" if context.evidence.confirmation is None else "confirmed"
-        return _means(compared, _best_of(context, compared), files, name)
+        return seeds.means_figure(compared, seeds.best_of(context, compared), files, name)
     if not any(len(curve(trial, results.metric)) > 1 for trial in results.trials):
         return None
     return _all_trials(context, files, _ends(context))
@@ -78,15 +73,7 @@ def _compared(context: ReportContext) -> Comparison | None:
     """Return the comparison over several seeds whose curves show the verdict; None without one."""
     confirmation = context.evidence.confirmation
     compared = context.evidence.compared if confirmation is None else confirmation.compared
-    return compared if compared is not None and _has_curves(compared) else None
-
-
-def _best_of(context: ReportContext, compared: Comparison) -> Group | None:
-    """Return the configuration of a comparison that is marked as the winner."""
-    if (confirmation := context.evidence.confirmation) is not None:
-        return confirmation.winner
-    winner = context.highlights.winner
-    return compared.of(winner) if winner is not None else None
+    return compared if compared is not None and seeds.has_curves(compared) else None
 
 
 def _all_trials(context: ReportContext, files: Files, caption: str = "") -> Html | None:
@@ -131,7 +118,7 @@ def of_trials(results: Results, highlights: Highlights) -> Figure:
     """Draw the curves of all trials and mark where the best is as good as the baseline at its
     end."""
     lines = {trial.name: curve(trial, results.metric) for trial in results.trials}
-    figure, (axes,) = style.sheet(1, HEIGHT_IN)
+    figure, (axes,) = style.sheet(1, seeds.HEIGHT_IN)
     _background(axes, results, lines, highlights)
     pairs = [
         (lines[trial.name], color, role)
@@ -220,110 +207,3 @@ def _background(
     if inside := inside or [point for line in lines.values() for point in line]:
         axes.update_datalim(inside)
         axes.autoscale_view()
-
-
-# ---- seeds
-LINE_STYLES = ("-", "--", ":", "-.")
-"""Line style of each pass through the colours."""
-
-
-def seeds(context: ReportContext, files: Files) -> Html | None:
-    """Return the section that compares configurations over their seeds; None for one seed."""
-    if (compared := context.evidence.compared) is None:
-        return None
-    return _over_seeds(compared, _best_of(context, compared), files, "comparison")
-
-
-def longer(context: ReportContext, files: Files) -> Html | None:
-    """Return the section that compares the finalists with every longer budget; None without."""
-    parts = []
-    for compared in context.longer:
-        budget_s = compared.results.space.budget.per_trial_s
-        parts.append(el("h3", f"With {duration(budget_s)}"))
-        name = f"longer_{budget_s:.10g}s"
-        figure = _means(compared, None, files, name) if _has_curves(compared) else None
-        parts.append(_over_seeds(compared, None, files, name, figure))
-    return join(*parts) if parts else None
-
-
-def _has_curves(compared: Comparison) -> bool:
-    curves = (group.curve(compared.metric) for group in compared.groups)
-    return not compared.results.by_rate and any(len(levels) > 1 for levels in curves)
-
-
-def _means(compared: Comparison, best: Group | None, files: Files, name: str) -> Html | None:
-    return files.chart(
-        name,
-        lambda: of_means(compared, best),
-        f"objective against {compared.results.clock.seconds}, mean and standard deviation",
-        f"{'On new seeds: mean' if name == 'confirmed' else 'Mean over the seeds'}, and ± one standard deviation.",
-    )
-
-
-def _over_seeds(
-    compared: Comparison,
-    best: Group | None,
-    files: Files,
-    name: str,
-    figure: Html | None = None,
-) -> Html:
-    """Return the table of the configurations, below a figure; `name`: of the files."""
-    files.csv(name, compared.table())
-    header, *rows = comparison_table(compared)
-    sentences = conclusions(compared) or ["Nothing can be compared yet."]
-    return join(
-        lead(sentences[0]),
-        figure,
-        table(header, rows, marked(compared, best), words=2, stacks=True),
-        # The table has the other conclusions.
-        el("p", sentences[-1]) if compared.resolutions else None,
-        note(files.links(name)),
-    )
-
-
-def of_means(compared: Comparison, best: Group | None) -> Figure:
-    """Draw the objective against the budget: mean over the seeds and ± one standard deviation."""
-    results = compared.results
-    figure, (axes,) = style.sheet(1, HEIGHT_IN)
-    curves = [(group, group.curve(compared.metric)) for group in compared.groups]
-    drawn = [(group, levels) for group, levels in curves if levels]
-    others, lines = itertools.count(), dict[str, Line2D]()
-    for group, levels in drawn:
-        if not group.changed:
-            label = "baseline"
-            look: dict[str, Any] = {"color": BASELINE, "linewidth": 2.2, "zorder": 3}
-        elif group is best:
-            # Not «best»: that is the baseline, too, if no other is significantly better.
-            label = f"winner ({group.name})"
-            look = {"color": WINNER, "linewidth": 2.2, "zorder": 3}
-        else:
-            # All colours first, then again in the next style.
-            turn, color = divmod(next(others), len(colors.SERIES))
-            line_style = LINE_STYLES[turn % len(LINE_STYLES)]
-            look = {"color": colors.SERIES[color], "linewidth": 1.5, "linestyle": line_style}
-            label = group.name
-        xs, means = [level.seconds for level in levels], [level.mean for level in levels]
-        (lines[label],) = axes.plot(xs, means, marker="o", markersize=3.5, **look)
-        low, high = ([level.mean + sign * level.sd for level in levels] for sign in (-1, 1))
-        axes.fill_between(xs, low, high, color=look["color"], alpha=0.12, linewidth=0)
-    axes.set_xlabel(results.clock.seconds)
-    axes.set_xlim(left=0)
-    positive = (level.mean > level.sd for _, levels in drawn for level in levels)
-    style.objective_axis(axes, results, all(positive))
-    # The two that the verdict is about have their values at the ends of their lines.
-    marked = [(group, levels[-1]) for group, levels in drawn if group is best or not group.changed]
-    style.label_line_ends(
-        axes,
-        [
-            (
-                (level.seconds, level.mean),
-                WINNER if group.changed else BASELINE,
-                f"{'winner' if group.changed else 'baseline'} {number(level.mean)}",
-            )
-            for group, level in marked
-        ],
-    )
-    # Baseline and winner first, then in the order of the colours.
-    order = sorted(lines, key=lambda label: not label.startswith(("baseline", "winner (")))
-    style.legend(figure, {label: lines[label] for label in order})
-    return figure
