@@ -44,7 +44,9 @@ class Data:
 
     def check(self, config: Any) -> None:
         if self.name == "images" and self.path is None:
-            raise Refusal("data.path", "data.name = images needs a folder or .zip of images")
+            raise Refusal(
+                "data.path", "data.name = images needs a folder or .zip of images: data.path=FOLDER"
+            )
         if self.name == "digits" and (self.channels, self.horizontal_flip) != (1, False):
             name = "data.channels" if self.channels != 1 else "data.horizontal_flip"
             why = "digits are grey and a mirrored digit is not a digit"
