@@ -52,7 +52,7 @@ def test_what_is_better_is_kept_and_nothing_else(loop):
     code, lines, commits = loop(0, 10, 11, 12, 2, 0)
     assert (code, lines) == (0, ["start", "change 6", "change 1"])
     assert commits == ['Better: {"verdict": "made up"} '.rstrip()] * 2 + ["start"]
-    assert set(loop.asked()) == {"-m tunediff.compare mine.py@HEAD mine.py --budget 60s --json"}
+    assert set(loop.asked()) == {"-m tunediff.compare mine.py@HEAD mine.py --budget 60s --ledger --json"}
 
 
 @pytest.mark.parametrize("stopped", [1, 130])

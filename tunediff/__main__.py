@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": "judge a model",
     "sample": "draw images from a diffusion model",
     "compare": "tell whether one configuration is better than another",
+    "verify": "compute the verdict of somebody's comparison again",
     "profile": "show where the time of a training goes",
     "knobs": "list the knobs of a workload: type, bounds, default, help",
     "doctor": "check this machine",

@@ -23,7 +23,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.analysis import pairs
-from tunediff.analysis.pairs import EQUIVALENT
+from tunediff.analysis.pair_test import EQUIVALENT, NOT_SHOWN
 from tunediff.api import command_setup, compare_run, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
@@ -50,6 +50,7 @@ EXITS = {
     "better": cli.OK,
     "no significant difference": NO_DIFFERENCE,
     EQUIVALENT: NO_DIFFERENCE,
+    NOT_SHOWN: NO_DIFFERENCE,
     "worse": WORSE,
     "failed": FAILED_RUN,
 }
@@ -99,9 +100,12 @@ def concerns_commands(words: Sequence[str]) -> bool:
         return True
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--resume")
+    parser.add_argument("--reproduce", type=Path)
     cli.add_storage(parser)
     with contextlib.suppress(argparse.ArgumentError):
         found, _ = parser.parse_known_args(words)
+        if found.reproduce is not None:
+            return pairs.of_commands(found.reproduce)
         if found.resume is not None:
             return pairs.of_commands(Path(found.storage) / found.resume)
     return False

@@ -53,6 +53,43 @@ def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
 
 
+TIMED = """
+import argparse, random
+parser = argparse.ArgumentParser()
+parser.add_argument("--speed", type=float)
+parser.add_argument("--worse", type=float, default=0)
+parser.add_argument("--seed", type=int)
+options = parser.parse_args()
+random.seed(f"{options.seed} {options.speed}")
+print(f"train_time:{1000 / options.speed * (1 + 0.02 * random.random()):.0f}ms")
+print("loss:", 3.276 + 0.002 * random.random() + options.worse)
+"""
+BY_TIME = ("--better", "time", "--outcome", "final", "--time", r"train_time:(\d+)ms", "--objective", "loss", "--no-check",
+           "--json", "--quiet")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worse", "rule", "verdict", "code"),
+    [
+        ("0", ("--target", "loss<=3.28"), "better", 0),
+        ("0.01", ("--target", "loss<=3.28"), "quality not shown", 10),
+        ("0", ("--margin", "0.01"), "better", 0),
+        ("0", ("--within", "0.5%"), "better", 0),
+        ("0.5", ("--within", "0.5%"), "quality not shown", 10),
+    ],
+)
+def test_fewer_seconds_count_only_for_values_that_are_good_enough(program, capsys, worse, rule, verdict, code):
+    Path("train.py").write_text(TIMED)
+    run = f"{sys.executable} train.py --speed {{speed}} --worse {{worse}} --seed {{seed}}"
+    words = ["--run", run, "speed=1", "worse=0", "speed=2", f"worse={worse}", *rule, *BY_TIME, "--pairs", "6"]
+    assert compare.main(words) == code
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdict"] == verdict
+    assert (result["ratio"], result["quality_shown"]) == (pytest.approx(0.5, rel=0.02), verdict == "better")
+    assert result["a_quality"][0] == pytest.approx(3.277, abs=0.001)
+    assert (result["target"] is None) == (rule[0] != "--target") == (result["target_p"] is None)
+
+
 @pytest.fixture
 def repository(program):
     """A git repository around the training; call it with the words of a git command."""
@@ -129,7 +166,7 @@ def test_a_run_sees_the_gpus_that_were_asked_for(program, capfd):
 def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     Path("train.py").write_text(NOISY + "\nimport time\nwhile options.seed == 501: time.sleep(0.1)\n")
     words = [sys.executable, "-m", "tunediff.compare", "--run", RUN, "lr=1", "lr=100", "--name", "killed",
-             "--objective", "loss", "--outcome", "final", "--no-check"]  # fmt: skip
+             "--objective", "loss", "--outcome", "final", "--no-check", "--seed", "500"]  # fmt: skip
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     )

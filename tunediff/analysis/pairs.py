@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from pathlib import Path
@@ -11,19 +12,22 @@ from typing import Any
 import numpy as np
 
 from tunediff import config as cfg
-from tunediff.analysis.outcome import failed
-from tunediff.analysis.sequential import RULES, Look, Rules, look
-from tunediff.analysis.statistics import BETTER, LEVEL, ROUGH_FREEDOM, WORSE, quantile
+from tunediff.analysis.pair_test import PairTest, Runs
+from tunediff.analysis.sequential import Look, Rules
+from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile
 from tunediff.config import ConfigError, Metric, Values, recorded
-from tunediff.core import trial_record
+from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit, UnitName
 from tunediff.core.refusals import allow
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchBudget
 
 FILE = "compare.yaml"
+CODE = "code.json"
+"""File in its folder with the code of both sides and the first seed; see `judge.frozen_code`."""
+LEDGER = "ledger.json"
+"""File in its folder with its place in the ledger of the repository; see `judge.ledger`."""
 SIDES = recorded.SIDES
-EQUIVALENT = "equivalent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +41,40 @@ class Pairs:
     configs: tuple[Any, Any]
     budget_s: float
     """Budget of a run, in seconds of `budget_unit`."""
-    max_pairs: int
-    within: float | None
-    """The difference that does not matter, as a share of A's value where values fall; None: not
-    given."""
     compile_charged: bool
-    runs: list[tuple[TrialRecord | None, TrialRecord | None]]
-    """(A, B) of every pair that has begun."""
+    test: PairTest
+    """The runs, and how they are judged."""
     budget_unit: UnitName = "wall"
     setup_charged: bool = False
-    rules: Rules = RULES
+    samples: int | None = None
+    """Training samples of a run, which end it; None: its budget does."""
+    code: Values = dataclasses.field(default_factory=dict)
+    """The content of `CODE`; empty for a comparison of an earlier version."""
+    ledger: Values = dataclasses.field(default_factory=dict)
+    """The content of `LEDGER`; empty without one."""
+
+    @property
+    def runs(self) -> Runs:
+        """Return (A, B) of every pair that has begun."""
+        return self.test.runs
+
+    @property
+    def rules(self) -> Rules:
+        return self.test.rules
+
+    @property
+    def max_pairs(self) -> int:
+        return self.test.max_pairs
+
+    @property
+    def within(self) -> float | None:
+        """Return the difference that does not matter; see `PairTest.within`."""
+        return self.test.within
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Return whether smaller ones of the compared values or seconds are better."""
+        return self.test.lower_is_better or self.test.by_time
 
     @property
     def limits(self) -> SearchBudget:
@@ -57,84 +85,81 @@ class Pairs:
             compile_charged=self.compile_charged,
             setup_charged=self.setup_charged,
             unit=self.budget_unit,
+            samples=self.samples,
         )
 
     @property
     def clocked(self) -> ClockSummary:
         """Return which seconds counted in the runs so far."""
-        return ClockSummary.of((run.clock for run in self._begun), cfg.of(self.configs[0]).clock)
+        return ClockSummary.of(
+            (run.clock for run in self.test.begun), cfg.of(self.configs[0]).clock
+        )
 
     @property
     def clock(self) -> Unit:
         return self.clocked.unit(self.budget_unit)
 
     @property
+    def run_length(self) -> str:
+        """Return what ends a run, in words."""
+        if self.samples is not None:
+            return f"{self.samples:,} {self.unit}"
+        if not self.budget_s:
+            return "its own end"
+        return f"{text.seconds(self.budget_s)} of {self.clock.what}"
+
+    @property
     def metric(self) -> Metric:
-        """Return the deciding metric."""
-        return cfg.of(self.configs[0]).objective
+        """Return the metric of the values, which decides unless the seconds do."""
+        declared = cfg.of(self.configs[0]).objective
+        if declared.name == self.test.metric:
+            return declared
+        return Metric(self.test.metric, self.test.mode)
 
     @property
     def label(self) -> str:
         """Return its label, as the measurements give it."""
-        points = (point for run in self._begun for point in run.points)
+        points = (point for run in self.test.begun for point in run.points)
         return str(next((p["label"] for p in points if "label" in p), self.metric.label))
+
+    @property
+    def outcome_label(self) -> str:
+        """Return the label of what is compared: the metric, or the seconds."""
+        target = self.test.target
+        if not self.test.by_time:
+            return self.label
+        if target is None or self.test.counted == "end":
+            return "seconds of a run"
+        return f"seconds until {target.metric}{target.sign}{text.number(target.value)}"
 
     @property
     def unit(self) -> str:
         return cfg.of(self.configs[0]).unit
 
     @property
-    def lower_is_better(self) -> bool:
-        return self.metric.mode == "min"
-
-    @property
-    def _begun(self) -> list[TrialRecord]:
-        return [run for pair in self.runs for run in pair if run is not None]
-
-    @property
     def values(self) -> Any:
         """Return the value of every run that ended ok [2, pairs]; NaN: there is none."""
-        values = np.full((2, len(self.runs)), np.nan)
-        for column, pair in enumerate(self.runs):
-            for row, run in enumerate(pair):
-                value = run.value(self.metric.name) if run is not None else None
-                values[row, column] = np.nan if value is None else value
-        return values
+        return self.test.values
 
     @property
     def look(self) -> Look:
         """Return the sequential test of the pairs so far."""
-        values, margin, lower = self.values, self.within, self.lower_is_better
-        # Values that are not positive are compared by differences, see `look`
-        if margin is not None and lower and bool((values <= 0).any()):
-            margin *= abs(float(np.nanmean(values[0])))
-        return look(values, self.max_pairs, lower, ratios=lower, margin=margin, rules=self.rules)
+        return self.test.look
 
     @property
     def failure(self) -> TrialRecord | None:
         """Return the first run that ended without a result, which ends the comparison."""
-        return next(filter(failed, self._begun), None)
+        return self.test.failure
 
     @property
     def over(self) -> bool:
         """Return whether no further pair is needed."""
-        return self.failure is not None or self.look.over
+        return self.test.over
 
     @property
     def verdict(self) -> str | None:
-        """Return how B compares with A: `better`, `worse`, `equivalent` (the interval lies inside
-        the difference that does not matter), `no significant difference`, or `failed`.
-
-        None: the comparison is not over.
-        """
-        if self.failure is not None:
-            return "failed"
-        if not self.over:
-            return None
-        look = self.look
-        if (verdict := look.differences[0].verdict) in (BETTER, WORSE):
-            return verdict
-        return EQUIVALENT if look.state == "equal" else "no significant difference"
+        """Return how B compares with A, see `PairTest.verdict`; None: it is not over."""
+        return self.test.verdict
 
     @property
     def one_run_detects(self) -> float | None:
@@ -169,7 +194,7 @@ class Pairs:
     @property
     def trained_s(self) -> float:
         """Return the training seconds of all runs."""
-        return sum(run.points[-1].train_s for run in self._begun if run.points)
+        return sum(run.points[-1].train_s for run in self.test.begun if run.points)
 
     @property
     def setup_s(self) -> tuple[float | None, float | None]:
@@ -220,6 +245,11 @@ def margin(words: str | None, metric: Metric) -> float | None:
     return value / 100 if relative else value
 
 
+def _json(file: Path) -> Values:
+    """Return the content of a JSON file; {} where there is none."""
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
 def read(folder: Path) -> Pairs:
     """Read the comparison in a folder. Raises `ConfigError` if it is none."""
     if not (folder / FILE).is_file():
@@ -228,30 +258,24 @@ def read(folder: Path) -> Pairs:
         raise ConfigError(
             f"{folder.name}: no such comparison in {folder.parent}; there are: {names}"
         )
-    content, runs = (
-        cfg.read_yaml(folder / FILE),
-        {run.number: run for run in trial_record.read_trials(folder)},
-    )
-    first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
+    content = cfg.read_yaml(folder / FILE)
     if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - content.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
     files = [folder / side / recorded.CONFIG for side in SIDES]
     for file in files:
         recorded.own_file(file, file.parent)
+    configs = tuple(map(cfg.load, files))
+    metric = cfg.of(configs[0]).objective
     return Pairs(
         folder,
         (content["a"], content["b"]),
-        tuple(map(cfg.load, files)),
+        (configs[0], configs[1]),
         content["budget_s"],
-        content["pairs"],
-        content["within"],
         content["compile"] == "charged",
-        [(runs.get(number), runs.get(number + 1)) for number in first],
+        PairTest.read(folder, content, metric.name, metric.mode),
         content.get("unit", "wall"),
         content.get("setup") == "charged",
-        Rules(
-            content.get("level", LEVEL),
-            content.get("one_sided", False),
-            content.get("fixed", False),
-        ),
+        content.get("samples"),
+        _json(folder / CODE),
+        _json(folder / LEDGER),
     )

@@ -20,10 +20,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from tunediff.analysis.divergence import divergence
 from tunediff.analysis.statistics import (
@@ -44,6 +46,10 @@ FIRST = FIRST_VERDICT
 DRAWN = 2_400_000
 """Simulated rounds behind the bounds: 200,000 comparisons of twelve, whose error is accurate to 2 %
 of it."""
+
+
+LEAST_PATHS = 100
+"""Simulated comparisons that have to exceed the bounds for these to be known."""
 
 
 class Plan(NamedTuple):
@@ -118,10 +124,11 @@ def bounds(
 
     A rival that equals the baseline exceeds its bound at any look with probability `level`. The
     bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
-    error that is due until then. A look whose share is less than a path has no bound, and `fixed`
-    ones have one for the last look only, the quantile of Student's t.
+    error that is due until then. A look whose share is less than a path has no bound. `fixed` ones,
+    and those of a level that is too small to be simulated, have one for the last look only, the
+    quantile of Student's t.
     """
-    if fixed:
+    if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
         last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
         return (*[math.inf] * (max_rounds - 1), last)
     paths, rounds = max(DRAWN // max_rounds, DRAWN // 60), np.arange(1, max_rounds + 1)
@@ -139,6 +146,40 @@ def bounds(
     return tuple(limits)
 
 
+def _labels(blocks: Sequence[int], values: Values) -> NDArray[np.int_]:
+    """Return the block of each round; a round without one is in the last block."""
+    labels = np.zeros(values.shape[1], int)
+    for number in range(values.shape[1]):
+        labels[number] = blocks[min(number, len(blocks) - 1)] if blocks else 0
+    return labels
+
+
+def _within_blocks(z: Values, labels: NDArray[np.int_]) -> tuple[Values, int]:
+    """Return the rounds without what blocks add to the differences, and the degrees of freedom of
+    what is left.
+
+    Each block takes one (a two-way layout without interaction: H. Scheffé, The Analysis of
+    Variance, 1959, chapter 4). Blocks that leave less than two are not told apart.
+    """
+    numbers, freedom = np.unique(labels), z.shape[1] - len(np.unique(labels))
+    if len(numbers) < 2 or freedom < 2:
+        return z, z.shape[1] - 1
+    differences = z[1:] - z[0]
+    means = differences.mean(axis=1, keepdims=True)
+    for number in numbers:
+        inside = labels == number
+        differences[:, inside] += means - differences[:, inside].mean(axis=1, keepdims=True)
+    return np.vstack([z[:1], z[0] + differences]), freedom
+
+
+def _with_freedom(limit: float, before: int, freedom: int) -> float:
+    """Return the bound on Student's t of `freedom` that is as rarely exceeded as `limit` is with
+    `before` degrees of freedom."""
+    if freedom == before:
+        return limit
+    return -quantile(float(special.stdtr(before, -limit)), freedom)
+
+
 def look(
     values: Values,
     max_rounds: int,
@@ -146,21 +187,24 @@ def look(
     ratios: bool = True,
     margin: float | None = None,
     rules: Rules = RULES,
+    blocks: Sequence[int] = (),
 ) -> Look:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
     is missing.
 
     `max_rounds`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are
     allowed and all values are positive: noise and effects of distances and rates are proportional.
-    `margin`: a difference that does not matter, a ratio − 1 or in units. A rival that lacks a seed
-    before the last one is out.
+    `margin`: a difference that does not matter, a ratio − 1 or in units. `blocks`: for each round
+    the number of its block, between which the machine has drifted: noise is what is left within
+    them. A rival that lacks a seed before the last one is out.
     """
     # Complete rounds of the baseline and of the rivals that are still in
     scale = Scale.of(values, ratios)
-    counted = values[:, np.isfinite(values[0])][:, :max_rounds]
+    is_counted = np.isfinite(values[0])
+    counted = values[:, is_counted][:, :max_rounds]
     remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
-    complete = counted[remaining]
-    complete = complete[:, np.isfinite(complete).all(axis=0)]
+    is_complete = np.isfinite(counted[remaining]).all(axis=0)
+    complete = counted[remaining][:, is_complete]
     z = scale.to_model(complete)
     rounds, rivals = z.shape[1], len(z) - 1
     offsets = np.full(len(values), np.nan)
@@ -183,9 +227,11 @@ def look(
 
     # Intervals and verdicts. A side that diverges more often than the other is worse, and never
     # better, whatever its other runs show.
-    sds = paired_sds(z, value_step(values), scale.ratios)
+    labels = _labels(blocks, values)[is_counted][:max_rounds][is_complete]
+    within, freedom = _within_blocks(z, labels)
+    sds = paired_sds(within, value_step(values), scale.ratios) * math.sqrt((rounds - 1) / freedom)
     errors = sds / math.sqrt(rounds)
-    halves = limits[rounds - 1] * errors
+    halves = _with_freedom(limits[rounds - 1], rounds - 1, freedom) * errors
     gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
     counts = [divergence(complete[0], rival, lower_is_better) for rival in complete[1:]]
     fewer = np.array([count.baseline - count.rival for count in counts])

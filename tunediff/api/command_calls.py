@@ -12,6 +12,7 @@ from tunediff import config as cfg
 from tunediff.api import notebook
 from tunediff.api.calls import folder, options_of
 from tunediff.api.command_options import CommandCompareOptions, CommandSettings
+from tunediff.api.options import TargetOptions
 from tunediff.command.search import OF_COMMAND, OF_OBJECTIVE
 from tunediff.command.template import shown
 from tunediff.config import ConfigError
@@ -34,6 +35,8 @@ class CommandKeywords(CommandSettings):
     def check_unused(self) -> None:
         """Raise `ConfigError` for a setting of commands where there is no command."""
         for field in dataclasses.fields(CommandSettings):
+            if field.name in TargetOptions.__dataclass_fields__:
+                continue
             if (value := getattr(self, field.name)) != field.default:
                 raise ConfigError(f"{field.name}: {value!r} is not allowed without command=")
 

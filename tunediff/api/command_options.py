@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from tunediff.api.options import RunOptions, VerdictOptions
+from tunediff.analysis.targets import Counted
+from tunediff.api.options import ProofOptions, RunOptions, TargetOptions, VerdictOptions
 from tunediff.command.definition import CommandDefinition, Mode, OutcomeName
 from tunediff.config import ConfigError
-from tunediff.core.options import Options, option, words_option
+from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow
 from tunediff.search_space import duration_s
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandSettings(Options):
+class CommandSettings(TargetOptions):
     """How a command is run and judged: fields of `CommandDefinition`."""
 
     objective: str | None = option(
@@ -29,11 +30,8 @@ class CommandSettings(Options):
     reduce: str = option("last", "last (default), mean:K, min or max of its values")
     outcome: str = option(
         "budget",
-        "the value at the budget (default), the final one, or the time until --target",
+        "the value at the budget (default), the final one, or the time until --target (with it)",
         choices=get_args(OutcomeName),
-    )
-    target: str | None = option(
-        None, "for --outcome time: e.g. val_loss<=3.28", metavar="CONDITION"
     )
     clock_from: str | None = option(
         None, "the clock begins at a line that matches", metavar="PATTERN"
@@ -54,7 +52,9 @@ class CommandSettings(Options):
             )
         names = [field.name for field in dataclasses.fields(CommandSettings)]
         names.remove("grace")
-        return {name: getattr(self, name) for name in names} | {"grace_s": float(self.grace)}
+        settings = {name: getattr(self, name) for name in names} | {"grace_s": float(self.grace)}
+        # Where a run goes on to its own end, its target is a matter of the verdict
+        return settings if self.outcome == "time" else {**settings, "target": None}
 
     def definition(self, command: str | Sequence[str], where: str) -> CommandDefinition:
         """Return a command that has these settings. Raises `ConfigError`."""
@@ -65,7 +65,7 @@ class CommandSettings(Options):
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandCompareOptions(CommandSettings, VerdictOptions, RunOptions):
+class CommandCompareOptions(CommandSettings, VerdictOptions, ProofOptions, RunOptions):
     """What is asked of a comparison of commands."""
 
     words: Sequence[str] = words_option(
@@ -94,9 +94,21 @@ class CommandCompareOptions(CommandSettings, VerdictOptions, RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.target is not None and self.outcome == "budget":
+            self.outcome = "time"
+        if self.outcome == "time":
+            self.better = "time"
+        fits = self.better == "value" or self.outcome != "budget"
+        allowed = "a --target, or --outcome final: every run takes its budget"
+        allow(fits, "--better", self.better, allowed)
         for name in ("unit", "address"):
             allowed = "none: one command at a time runs on this machine, for seconds of wall-clock"
             allow(getattr(self, name) is None, f"--{name}", getattr(self, name), allowed)
+
+    @property
+    def counted(self) -> Counted:
+        """Return which seconds of a run count."""
+        return "end" if self.outcome == "final" else "first"
 
     @property
     def budget_s(self) -> float | None:

@@ -15,17 +15,19 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api.command_options import CommandCompareOptions
+from tunediff.api.compare_setup import freeze
 from tunediff.api.options import VerdictOptions
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.words import honesty
 from tunediff.command.workload import CommandSystems, common_type, make
-from tunediff.config import ConfigError, Values
+from tunediff.config import ConfigError, Metric, Values
 from tunediff.core import listeners, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.refusals import allow, check_name, check_new, writing
+from tunediff.judge.frozen_code import SideCode
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space.model import PAIR_SEED_OFFSET
@@ -67,6 +69,8 @@ class CommandCompareRequest:
     """Seconds of a run; None: it runs to its own end."""
     rules: Mapping[str, Any]
     """See `VerdictOptions.verdict_content`."""
+    seed: int | None = None
+    """Seed of the first pair; None: it follows from the code of both sides."""
 
     @property
     def max_pairs(self) -> int:
@@ -79,9 +83,10 @@ def resume(options: CommandCompareOptions) -> Path:
     listeners.check(options.track)
     new = CommandCompareOptions()
     given = any(
-        getattr(options, name) for name in ("words", "run", "at", "objective", "budget", "name")
+        getattr(options, name)
+        for name in ("words", "run", "at", "objective", "budget", "name", "reproduce")
     )
-    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
+    rules = ["seed", *(field.name for field in dataclasses.fields(VerdictOptions))]
     if given or any(getattr(options, name) != getattr(new, name) for name in rules):
         raise ConfigError("--resume: takes both sides and what is measured from the folder")
     folder = Path(options.storage).resolve() / str(options.resume)
@@ -97,13 +102,16 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     """Check what is asked for. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
+    options.check_proof()
     both = sides(options)
     budget_s = options.budget_s
     for side in both:
         template = side.definition.template
         template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
         side.definition.check_places(budget_s, "--run")
-    rules = options.verdict_content(cfg.of(both[0].configuration("plan", Path())).objective)
+    definition = both[0].definition
+    metric = Metric(definition.objective, definition.mode)
+    rules = options.verdict_content(metric, options.counted)
     most = rules["pairs"]
     fits = budget_s is None or 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
     allow(fits, "--budget", str(budget_s), f"at most {MOST_DAYS} days for {most} pairs, or --force")
@@ -113,7 +121,7 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     remote.pull(folder / pairs.FILE)
     check_name(name)
     check_new(folder)
-    return CommandCompareRequest(folder, both, budget_s, rules)
+    return CommandCompareRequest(folder, both, budget_s, rules, options.seed)
 
 
 # ---- two sides
@@ -249,18 +257,22 @@ def create(request: CommandCompareRequest) -> None:
     """Make the folder of a comparison: both commands, and worktrees of their revisions. Raises
     `ConfigError`."""
     folder = request.folder
-    new = folder.with_name(f".{folder.name}-{os.getpid()}")
+    new, configs, codes = folder.with_name(f".{folder.name}-{os.getpid()}"), [], []
     with writing("--storage", folder), contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, new, ignore_errors=True)
         for name, side in _named(request):
             (new / name).mkdir(parents=True)
-            runs_in = Path()
+            inside = runs_in = Path().absolute()
             if side.in_worktree:
                 undo.callback(worktrees.remove, new / name / worktrees.SOURCE)
                 inside = worktrees.add(new / name / worktrees.SOURCE, str(side.revision))
                 runs_in = folder / inside.relative_to(new.absolute())
             config = cfg.take_along(side.configuration(name, runs_in), new / name)
+            config = cfg.override(config, {"seed": request.seed or 0}, check=False)
             write_text(new / name / "config.yaml", cfg.dump(config, folder=new / name))
+            configs.append(config)
+            codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))
+        freeze(new, configs, codes, draws=request.seed is None)
         content = {
             "a": request.sides[0].name,
             "b": request.sides[1].name,

@@ -23,6 +23,9 @@ from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.core.refusals import writing
+from tunediff.judge import ledger, proof, reproduction
+from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
@@ -43,7 +46,11 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
     Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
     new = options.resume is None
+    if options.out is not None:
+        proof.check(options.out)
     folder = _create(options, lines) if new else _resume(options)
+    if new:
+        ledger.begin(folder, options)
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
@@ -58,6 +65,10 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
                 _run_shown(folder, options, lines, listeners)
         finally:
             command_time.charge()
+        ledger.end(folder)
+        if options.out is not None:
+            with writing("--out", options.out):
+                proof.write(folder, options.out)
     return folder
 
 
@@ -85,6 +96,9 @@ def _activity(folder: Path, options: AnyOptions) -> Activity:
 def _create(options: AnyOptions, lines: EventLines) -> Path:
     """Check a new comparison, print what it costs, make its folder and return that. Raises
     `ConfigError`."""
+    if options.reproduce is not None:
+        storage, name = Path(options.storage), options.name
+        return reproduction.create(options.reproduce, storage, name, lines.say)
     if isinstance(options, CommandCompareOptions):
         asked = command_setup.prepare(options)
         for line in command_setup.plan_lines(asked) if not lines.quiet else ():
@@ -186,15 +200,21 @@ def _run_workloads(
 
 
 def _say_budget(comparison: Pairs, say: Say) -> None:
-    budget = "its own end"
-    if comparison.budget_s:
-        budget = f"{text.seconds(comparison.budget_s)} {comparison.clock.what}"
-    say(f"at most {comparison.max_pairs} pairs × 2 × {budget}; results {comparison.folder}")
+    code = comparison.code
+    if code.get("drawn"):
+        digests = [code[side]["digest"][:12] for side in pairs.SIDES]
+        say(
+            f"seeds from {code['first_seed']} on: by the digests of A, {digests[0]}, and B, {digests[1]}"
+        )
+    say(
+        f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}; results {comparison.folder}"
+    )
 
 
 def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) -> rounds.Rounds[R]:
     """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
     folder, last_words = comparison.folder, [""]
+    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None)
 
     def tell(now: Pairs) -> None:
         if (
@@ -204,6 +224,7 @@ def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) 
             say(words, "pair", **_look_fields(now))
 
     def over() -> bool:
+        log_exceptions("how the machine is", watch.note, pairs.read(folder).look.rounds)
         now = pairs.read(folder)
         log_exceptions("how far it is", tell, now)
         return now.over

@@ -19,7 +19,8 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.api.options import RunOptions, VerdictOptions, check_files
+from tunediff.analysis.targets import Counted
+from tunediff.api.options import ProofOptions, RunOptions, VerdictOptions, check_files
 from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
@@ -29,6 +30,8 @@ from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, writing
 from tunediff.data.knobs import Data
+from tunediff.judge import frozen_code
+from tunediff.judge.frozen_code import SideCode
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
@@ -39,16 +42,31 @@ from tunediff.tuning.templates import kept
 
 CODE = (".py", ".yaml", ".yml", ".json", ".toml")
 """Endings of files that decide what a training imports."""
+NOT_RESUMED = (
+    "budget",
+    "samples",
+    "compile",
+    "setup",
+    "unit",
+    "name",
+    "dry_run",
+    "seed",
+    "reproduce",
+)
+"""Options of a new comparison besides its rules."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class CompareKeywords(VerdictOptions, RunOptions):
+class CompareKeywords(VerdictOptions, ProofOptions, RunOptions):
     """Options of the command `compare` that are keywords of `tunediff.run_comparison`."""
 
     budget: str | float | None = option(
         None, "training seconds of a run, e.g. 90s, 10m (default: 60s)", convert=duration_s
+    )
+    samples: int | None = option(
+        None, "training samples of a run in the place of a budget: equal steps", metavar="N"
     )
     compile: str | None = option(
         None,
@@ -89,6 +107,8 @@ class CompareRequest:
     """What was measured of A, if it is of a user's workload."""
     temporary: Path
     """Folder with other revisions of the files, which is removed before the runs."""
+    draws_seeds: bool
+    """Whether the first seed follows from the code of both sides: the user has named none."""
 
 
 def resume(options: CompareOptions) -> Path:
@@ -97,7 +117,7 @@ def resume(options: CompareOptions) -> Path:
     listeners.check(options.track)
     new = CompareOptions()
     names = [field.name for field in dataclasses.fields(VerdictOptions)]
-    names += ["budget", "compile", "setup", "unit", "name", "dry_run"]
+    names += NOT_RESUMED
     if options.words or any(getattr(options, name) != getattr(new, name) for name in names):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
@@ -119,7 +139,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    budget_s = duration_s(options.budget or "60s", "--budget")
+    options.check_proof()
+    budget_s = _budget_s(options)
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
@@ -132,7 +153,14 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             _side(words, Path(temporary) / side)
             for words, side in zip(side_words, pairs.SIDES, strict=True)
         ]
-        rules = options.verdict_content(cfg.of(sides[0]).objective)
+        named = any(word.startswith("seed=") for words in side_words for word in words)
+        named = named or any(config.seed != PAIR_SEED_OFFSET for config in sides)
+        if options.seed is not None:
+            allow(not named, "--seed", options.seed, "no seed= beside it")
+            seed = {"seed": options.seed}
+            sides = [cfg.override(config, seed, check=False) for config in sides]
+        counted: Counted = "first" if options.samples is None else "end"
+        rules = options.verdict_content(cfg.of(sides[0]).objective, counted)
         most = rules["pairs"]
         allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
         fits = 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
@@ -148,6 +176,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "a": " ".join(side_words[0]),
             "b": " ".join(side_words[1]),
             "budget_s": float(budget_s),
+            **({"samples": options.samples} if options.samples is not None else {}),
             **rules,
             "compile": options.compile or "charged",
             "setup": options.setup or "free",
@@ -157,9 +186,19 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         sides = [cfg.found_again(config) for config in sides]
         if measured or _are_known(sides, Path(temporary)):
             _refuse_equal(side_words, sides, most, device)
+        draws_seeds = options.seed is None and not named
         yield CompareRequest(
-            folder, side_words, sides, content, measured, Path(temporary).resolve()
+            folder, side_words, sides, content, measured, Path(temporary).resolve(), draws_seeds
         )
+
+
+def _budget_s(options: CompareOptions) -> float:
+    """Return the seconds of a run; 0 where its samples end it. Raises `ConfigError`."""
+    if options.samples is None:
+        return duration_s(options.budget or "60s", "--budget")
+    allow(options.samples > 0, "--samples", options.samples, "a whole number of at least 1")
+    allow(options.budget is None, "--budget", options.budget, "none with --samples")
+    return 0.0
 
 
 def _check_sides(
@@ -205,16 +244,29 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
 
 def create(request: CompareRequest) -> None:
     """Make the folder of a comparison, with both sides and what was asked. Raises `ConfigError`."""
-    folder = request.folder
+    folder, own_configs = request.folder, list[Any]()
     with writing("--storage", folder):
         new = folder.with_name(f".{folder.name}-{os.getpid()}")
         for config, side in zip(request.sides, pairs.SIDES, strict=True):
             (new / side).mkdir(parents=True)
-            own = cfg.take_along(config, new / side)
+            own_configs.append(cfg.take_along(config, new / side))
             _replace_links(new / side, request.temporary)
-            write_text(new / side / "config.yaml", cfg.dump(own, folder=new / side))
+            write_text(new / side / "config.yaml", cfg.dump(own_configs[-1], folder=new / side))
+        codes = [SideCode.of(new / side) for side in pairs.SIDES]
+        freeze(new, own_configs, codes, request.draws_seeds)
         write_text(new / pairs.FILE, cfg.to_yaml(dict(request.content)))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
+
+
+def freeze(new: Path, configs: Sequence[Any], codes: Sequence[SideCode], draws: bool) -> None:
+    """Write the code of both sides into the folder of a comparison, and give them their seeds."""
+    seed = configs[0].seed
+    if draws:
+        seed = frozen_code.drawn_seed([code.digest for code in codes])
+        for config, side in zip(configs, pairs.SIDES, strict=True):
+            seeded = cfg.override(config, {"seed": seed}, check=False)
+            write_text(new / side / "config.yaml", cfg.dump(seeded, folder=new / side))
+    frozen_code.write(new, codes, seed, draws)
 
 
 def _replace_links(folder: Path, temporary: Path) -> None:

@@ -132,8 +132,14 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
     """
     with called():
         call = CompareCall(**options)
-        if call.command is not None:
-            asked: compare_run.AnyOptions = command_calls.comparison(call, a, b)
+        asked: compare_run.AnyOptions
+        if call.reproduce is not None:
+            if pairs.of_commands(call.reproduce):
+                asked = options_of(call, CommandCompareOptions)
+            else:
+                asked = options_of(call, CompareOptions)
+        elif call.command is not None:
+            asked = command_calls.comparison(call, a, b)
         else:
             call.check_unused()
             storage = folder(call.storage)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from tunediff.analysis import pairs
+from tunediff.analysis.pair_test import Better
 from tunediff.analysis.statistics import LEVEL
+from tunediff.analysis.targets import Counted, Target, margin_of
 from tunediff.config import Metric, Systems, of
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, StorageOptions, option
 from tunediff.core.refusals import allow
 from tunediff.integrations.services import SERVICES
+from tunediff.judge import proof
+from tunediff.judge.ledger import Ledger
 
 MOST_PAIRS = 12
 """Default of the largest number of pairs."""
@@ -39,9 +44,27 @@ class RunOptions(MachineOptions, StorageOptions):
 
 
 @dataclasses.dataclass(kw_only=True)
-class VerdictOptions(Options):
+class TargetOptions(Options):
+    """A value that a metric is to reach."""
+
+    target: str | None = option(
+        None, "what a run is to reach, e.g. val_loss<=3.28; see --better time", metavar="CONDITION"
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class VerdictOptions(TargetOptions):
     """How a comparison comes to its verdict; fixed before its first run."""
 
+    better: str = option(
+        "value",
+        "what B must be better in: the metric's value (default), or time, with values that are"
+        " shown to meet --target, to be no worse by --margin, or equal --within",
+        choices=get_args(Better),
+    )
+    margin: str | None = option(
+        None, "for --better time: how much worse than A's the metric may be", metavar="X"
+    )
     pairs: int | None = option(None, f"pairs of runs at most, 3 to 100 (default: {MOST_PAIRS})")
     within: str | None = option(
         None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
@@ -53,20 +76,93 @@ class VerdictOptions(Options):
         False, "all of it for «better»: B is never called worse, and found sooner"
     )
     fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
+    ledger: bool = option(
+        False,
+        "spend from one error budget for all comparisons of this repository (.tunediff/ledger.jsonl):"
+        " --level is the share of kept changes that may be none",
+    )
+    confirm: bool = option(
+        False, "with --ledger: A is the version that was confirmed last, and B the head"
+    )
 
-    def verdict_content(self, metric: Metric) -> dict[str, Any]:
-        """Return what the file of a comparison says of it. Raises `ConfigError`."""
+    def verdict_content(self, metric: Metric, counted: Counted) -> dict[str, Any]:
+        """Return what the file of a comparison says of it. Raises `ConfigError`.
+
+        counted: which seconds of a run count, if they decide.
+        """
         most = MOST_PAIRS if self.pairs is None else self.pairs
         allowed = "a whole number from 3 to 100: two say nothing of their own noise"
         allow(3 <= most <= 100, "--pairs", most, allowed)
         allow(0.001 <= self.level <= 0.5, "--level", self.level, "0.001 to 0.5")
+        allow(self.ledger or not self.confirm, "--confirm", self.confirm, "with --ledger")
         return {
+            "objective": metric.name,
+            "mode": metric.mode,
             "pairs": most,
             "within": pairs.margin(self.within, metric),
-            "level": self.level,
+            "level": self._own_level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
+            **self._time_content(metric, counted),
         }
+
+    def _own_level(self) -> float:
+        """Return the level of this comparison; in a ledger «better» alone has what it spends."""
+        if not self.ledger:
+            return self.level
+        spent = Ledger.read().level(self.level)
+        return spent if self.one_sided else 2 * spent
+
+    def _time_content(self, metric: Metric, counted: Counted) -> dict[str, Any]:
+        by_time = self.better == "time"
+        for name in ("target", "margin"):
+            value = getattr(self, name)
+            allow(value is None or by_time, f"--{name}", value, "none without --better time")
+        if not by_time:
+            return {}
+        given = any(value is not None for value in (self.target, self.margin, self.within))
+        allowed = "a --target, a --margin or --within: what is fast need not be good"
+        allow(given, "--better", "time", allowed)
+        if self.target is not None:
+            target = Target.of(self.target, "--target")
+            allow(target.metric == metric.name, "--target", self.target, f"one of {metric.name}")
+            fits = target.lower_is_better == (metric.mode == "min")
+            sign = "<=" if metric.mode == "min" else ">="
+            allow(fits, "--target", self.target, f"{metric.name}{sign}…: its mode is {metric.mode}")
+        return {
+            "better": "time",
+            "target": self.target,
+            "margin": margin_of(self.margin, "--margin"),
+            "counted": counted,
+        }
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProofOptions(Options):
+    """How a comparison becomes a result that others can check."""
+
+    seed: int | None = option(
+        None, "seed of the first pair (default: it follows from the code of both)", metavar="N"
+    )
+    out: Path | None = option(
+        None,
+        "a new folder with all that others need to check the result, by tunediff verify",
+        metavar="FOLDER",
+        convert=lambda value, _: Path(value),
+    )
+    reproduce: Path | None = option(
+        None,
+        "run the comparison of such a folder on this machine",
+        metavar="FOLDER",
+        convert=lambda value, _: Path(value),
+    )
+
+    def check_proof(self) -> None:
+        """Raise `ConfigError` for values that are not allowed."""
+        if self.seed is not None:
+            allow(0 <= self.seed < 2**31 - 1000, "--seed", self.seed, "0 to 2,147,482,647")
+        if self.out is not None:
+            proof.check(self.out)
 
 
 def check_files(config: Systems, evaluates: bool) -> None:

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from tunediff.analysis.targets import TIME_TO_TARGET, Target
 from tunediff.command.clock import CommandClock
-from tunediff.command.metrics import NUMBER, MetricPattern, Reduction
+from tunediff.command.metrics import MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError
 from tunediff.core import machine
@@ -18,32 +19,6 @@ from tunediff.core import machine
 FILE = "tunediff_command.yaml"
 Mode = Literal["min", "max"]
 OutcomeName = Literal["budget", "final", "time"]
-TIME_TO_TARGET = "time_to_target_s"
-"""The objective of `outcome: time`."""
-_COMPARISON = re.compile(rf"\s*([\w./-]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A value that a metric is to reach: `val_loss<=3.28`."""
-
-    metric: str
-    sign: str
-    value: float
-
-    @classmethod
-    def of(cls, text: str, where: str) -> Target:
-        """Raises `ConfigError` for a text that is no such comparison."""
-        match = _COMPARISON.fullmatch(text)
-        if match is None or not math.isfinite(float(match[3])):
-            raise ConfigError(f"{where}: {text!r} is not allowed; allowed: such as val_loss<=3.28")
-        return cls(match[1], match[2], float(match[3]))
-
-    def met(self, value: float) -> bool:
-        """Return whether a value reaches it; NaN never does."""
-        if self.sign.startswith("<"):
-            return value <= self.value if self.sign == "<=" else value < self.value
-        return value >= self.value if self.sign == ">=" else value > self.value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff.analysis.targets import TIME_TO_TARGET, Target
 from tunediff.command.curve import Curve
-from tunediff.command.definition import TIME_TO_TARGET, CommandDefinition, Target
+from tunediff.command.definition import CommandDefinition
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
 from tunediff.command.process import LOG, CommandProcess
 from tunediff.core import machine

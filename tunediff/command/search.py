@@ -33,6 +33,8 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     settings = _taken(dict(objective), ("name", *OF_OBJECTIVE), f"{source}: objective")
     settings["objective"] = settings.pop("name")
     settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
+    if "target" in settings:
+        settings.setdefault("outcome", "time")
     if "grace" in rest:
         settings["grace_s"] = duration_s(rest.pop("grace"), f"{source}: grace")
     command = rest.pop("command")

@@ -16,8 +16,9 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from annotated_types import Ge, Lt
 
+from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.command.curve import POINTS
-from tunediff.command.definition import FILE, TIME_TO_TARGET, CommandDefinition
+from tunediff.command.definition import FILE, CommandDefinition
 from tunediff.command.words import honesty
 from tunediff.config import systems
 from tunediff.config.code import Code

@@ -7,6 +7,48 @@ from typing import Literal
 from tunediff.report.search_result import Configuration, Mode, Result
 
 
+class MachineResult(Result):
+    """The machine of a comparison, and how it was between the pairs; null and []: cannot be read."""
+
+    model: str | None
+    """what it is, and the first digits of a SHA-256 of its serial numbers"""
+    gpus: list[str] | None
+    serial_digest: str | None
+    driver: str | None
+    kernel: str | None
+    clock_mhz: list[float]
+    """least and largest reading before, between and after the pairs"""
+    temperature_c: list[float]
+    load: list[float]
+    throttled: bool | None
+    """whether the CPU counted throttling meanwhile, and the reasons that the driver of GPUs gave"""
+    gpu_throttle_reasons: list[str]
+    drift: float | None
+    """largest lasting change of the seconds of a reference (a product, a copy, a loader), as a share;
+    0: none"""
+    blocks: list[int]
+    """pairs between two drifts, which are blocks of the test"""
+
+
+class LedgerResult(Result):
+    """The place of a comparison in the ledger of its repository."""
+
+    number: int
+    """from 1"""
+    budget: float
+    """share of all kept changes that may be expected to be none, and the rule that keeps it"""
+    rule: str
+    level: float
+    """what this comparison spent: probability of a wrong «better»"""
+    kept: int
+    """changes that were better so far, and those since the head was confirmed last"""
+    kept_since_confirmed: int
+    confirmed: str | None
+    """the commit that was confirmed last, or the first one"""
+    recheck_due: bool
+    """whether the head is to be compared with it again: --ledger --confirm"""
+
+
 class ComparisonResult(Result):
     """What a comparison of two configurations has shown: `tunediff compare --json`."""
 
@@ -17,9 +59,19 @@ class ComparisonResult(Result):
     b: str
     changed: Configuration
     """knobs of B that differ from A"""
-    verdict: Literal["better", "worse", "equivalent", "no significant difference", "failed"] | None
-    """what B is compared with A; equivalent: the interval lies inside --within; null: not over
-    yet"""
+    verdict: (
+        Literal[
+            "better",
+            "worse",
+            "equivalent",
+            "no significant difference",
+            "quality not shown",
+            "failed",
+        ]
+        | None
+    )
+    """what B is compared with A; equivalent: the interval lies inside --within; quality not shown:
+    B takes less time, and its values are not shown to be good enough; null: not over yet"""
     failure: str | None
     """which run failed, and why"""
     metric: str
@@ -63,6 +115,18 @@ class ComparisonResult(Result):
     pairs: int
     """pairs that count, the most there could be, and runs that ended"""
     pairs_at_most: int
+    better_in: Literal["value", "time"]
+    """what is compared: the values of the objective, or seconds, which then are a_values and
+    b_values"""
+    target: str | None
+    """what B has to reach, and the one-sided p-value of a single t-test that its mean does"""
+    target_p: float | None
+    quality_shown: bool | None
+    """whether B's values are shown to be good enough for its time to count; null: nothing is to be
+    shown"""
+    a_quality: list[float]
+    """by time: the values of the objective, pair by pair"""
+    b_quality: list[float]
     runs: int
     disturbed_runs: int
     """runs during which others used the machine: their speed, and so their results, may be worse
@@ -73,6 +137,20 @@ class ComparisonResult(Result):
     b_setup_s: float | None
     training_s: float
     """of all runs"""
+    first_seed: int
+    """seed of the first pair, the next ones follow; seeds_drawn: whether it follows from the digests
+    of both versions, which nobody chose"""
+    seeds_drawn: bool
+    a_digest: str | None
+    """SHA-256 of the code and the configuration of A and of B, frozen before the first run; null: of
+    an earlier version"""
+    b_digest: str | None
+    seeds_without_effect: list[str]
+    """runs of one side that are equal to the last bit on different seeds"""
+    ledger: LedgerResult | None
+    """null: without --ledger"""
+    machine: MachineResult | None
+    """null: of an earlier version"""
     clock: str
     """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
     start_up_share: float | None

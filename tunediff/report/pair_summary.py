@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.analysis import disturbed, pairs
+from tunediff.analysis.pair_test import PairTest, without_effect
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.statistics import mean, sd
+from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.core import text
 from tunediff.report import pair_words as words
 from tunediff.report.html import PAGE
-from tunediff.report.pair_result import ComparisonResult
+from tunediff.report.pair_result import ComparisonResult, LedgerResult, MachineResult
 from tunediff.report.words import effects, plain
 from tunediff.tuning import sessions
 
@@ -32,7 +34,8 @@ def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
-        "one_sided", "fixed", "within")  # fmt: skip
+        "one_sided", "fixed", "within", "seeds_drawn", "a_digest", "b_digest",
+        "better_in", "target", "machine", "ledger")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
     if words.diverged(result):
@@ -42,47 +45,90 @@ def lines(folder: Path) -> list[str]:
     return [text.block(lines), "", *words.sentences(result), *result.clocked.sentences]
 
 
+def _outcome_name(test: PairTest) -> str:
+    """Return the name of what is compared, as files have it."""
+    if not test.by_time:
+        return test.metric
+    return TIME_TO_TARGET if test.counted == "first" else "train_s"
+
+
+def measured(test: PairTest) -> dict[str, Any]:
+    """Return the keys of a result that follow from the journals and the rules alone."""
+    look = test.look
+    # Values of A and of B over the pairs, without missing ones.
+    a, b = ([float(value) for value in side if value == value] for side in test.values)
+    return {
+        "verdict": test.verdict,
+        "a_value": mean(a),
+        "a_sd": sd(a),
+        "a_values": a,
+        "b_value": mean(b),
+        "b_sd": sd(b),
+        "b_values": b,
+        **effects(look.differences[0], look.ratios),
+        "resolution": look.differences[0].resolution,
+        "stopped": look.state,
+        "level": test.rules.level,
+        "one_sided": test.rules.one_sided,
+        "fixed": test.rules.fixed,
+        "within": test.within,
+        "pairs": look.rounds,
+        "pairs_at_most": test.max_pairs,
+        **_quality(test),
+    }
+
+
+def _ledger(pairs: Pairs) -> LedgerResult | None:
+    if not pairs.ledger:
+        return None
+    return LedgerResult(**{key: value for key, value in pairs.ledger.items() if key != "file"})
+
+
+def _quality(test: PairTest) -> dict[str, Any]:
+    """Return the keys about the values of a comparison by time."""
+    a, b = ([float(value) for value in side if value == value] for side in test.qualities)
+    target, gates = test.target, test.gates
+    return {
+        "better_in": test.better,
+        "target": f"{target.metric}{target.sign}{target.value:g}" if target is not None else None,
+        "target_p": test.target_p,
+        "quality_shown": all(gate.shown for gate in gates) if gates else None,
+        "a_quality": a if test.by_time else [],
+        "b_quality": b if test.by_time else [],
+    }
+
+
 def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> ComparisonResult:
     """Return the result of a comparison of two configurations.
 
     failure: which run failed, and why. wall_s: wall-clock in seconds. report: path of the page.
     """
-    look = pairs.look
-    ended = [run for pair in pairs.runs for run in pair if run is not None and run.finished]
-    # Values of A and of B over the pairs, without missing ones.
-    a, b = ([float(value) for value in side if value == value] for side in pairs.values)
+    ended = [run for run in pairs.test.begun if run.finished]
+    code = pairs.code
     return ComparisonResult(
         comparison=pairs.folder.name,
         a=pairs.names[0],
         b=pairs.names[1],
         changed=pairs.changed,
-        verdict=pairs.verdict,
         failure=failure,
-        metric=pairs.label,
-        objective=pairs.metric.name,
-        direction=pairs.metric.mode,
-        a_value=mean(a),
-        a_sd=sd(a),
-        a_values=a,
-        b_value=mean(b),
-        b_sd=sd(b),
-        b_values=b,
-        **effects(look.differences[0], look.ratios),
-        resolution=look.differences[0].resolution,
+        metric=pairs.outcome_label,
+        objective=_outcome_name(pairs.test),
+        direction="min" if pairs.test.by_time else pairs.metric.mode,
+        **measured(pairs.test),
         one_run_each_tells=pairs.one_run_detects,
         rough=pairs.noise_is_rough,
-        stopped=look.state,
-        level=pairs.rules.level,
-        one_sided=pairs.rules.one_sided,
-        fixed=pairs.rules.fixed,
-        within=pairs.within,
-        pairs=look.rounds,
-        pairs_at_most=pairs.max_pairs,
         runs=len(ended),
         disturbed_runs=sum(map(disturbed, ended)),
         a_setup_s=pairs.setup_s[0],
         b_setup_s=pairs.setup_s[1],
         training_s=pairs.trained_s,
+        first_seed=code.get("first_seed", pairs.configs[0].seed),
+        seeds_drawn=code.get("drawn", False),
+        a_digest=code["A"]["digest"] if code else None,
+        b_digest=code["B"]["digest"] if code else None,
+        seeds_without_effect=without_effect(pairs.test),
+        ledger=_ledger(pairs),
+        machine=MachineResult(**known) if (known := pairs.test.drift.machine) else None,
         clock=pairs.clocked.kind,
         start_up_share=pairs.clocked.start_up_share,
         wall_s=wall_s,

@@ -6,7 +6,8 @@ import numpy as np
 
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
-from tunediff.analysis.pairs import EQUIVALENT, SIDES, Pairs
+from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
+from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.analysis.sequential import RULES
 from tunediff.core import text
 from tunediff.core.clock import own_s
@@ -35,7 +36,9 @@ def sentences(pairs: Pairs) -> list[str]:
             f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
             f" {difference}."
         ]
-    if pairs.verdict == "no significant difference":
+    if pairs.verdict == NOT_SHOWN:
+        lines = [f"B ({b}) is faster than A ({a}){by}, and not shown to be good enough."]
+    if pairs.verdict == NO_DIFFERENCE:
         why = why_stopped(look, "pairs")
         lines = [
             f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
@@ -47,7 +50,15 @@ def sentences(pairs: Pairs) -> list[str]:
         single = f"only differences above {_size(pairs, least)} are significant"
         ahead = f"With one run each, {single}; {ahead}"
     runs = [run for pair in pairs.runs for run in pair if run is not None]
-    others = [disturbed_of(runs, "run"), _setup(pairs), _rules(pairs)]
+    others = [
+        _quality(pairs),
+        disturbed_of(runs, "run"),
+        _setup(pairs),
+        _rules(pairs),
+        pairs.test.drift.sentence,
+        _ledger(pairs),
+        *without_effect(pairs.test),
+    ]
     return list(filter(None, [*lines, ahead, *others]))
 
 
@@ -72,6 +83,33 @@ def diverged(pairs: Pairs) -> str:
     return f"{' and '.join(parts)}: {than}."
 
 
+def _quality(pairs: Pairs) -> str:
+    """Return what is shown of the values that allow the seconds to count; '' where nothing is."""
+    parts = []
+    for gate in pairs.test.gates:
+        p = "" if gate.p is None else f" (p = {gate.p:.2g} by one t-test of these pairs)"
+        parts.append(f"that {gate.statement} is {'' if gate.shown else 'not '}shown{p}")
+    return f"Quality: {'; '.join(parts)}." if parts else ""
+
+
+def _ledger(pairs: Pairs) -> str:
+    """Return the place of the comparison in its ledger, and what is due; '' without one."""
+    if not (ledger := pairs.ledger):
+        return ""
+    place = (
+        f"Comparison {ledger['number']} of the ledger, at a level of {ledger['level']:.2g}:"
+        f" {pluralize(ledger['kept'], 'change')} kept so far, of which {ledger['budget']:.0%} may be"
+        " none."
+    )
+    if not ledger["recheck_due"]:
+        return place
+    kept, commit = ledger["kept_since_confirmed"], str(ledger["confirmed"])[:12]
+    return (
+        f"{place} {kept} were kept since {commit} was confirmed: compare the head with it, with"
+        " --ledger --confirm."
+    )
+
+
 def _rules(pairs: Pairs) -> str:
     """Return a sentence on rules that are not the usual ones."""
     rules = pairs.rules
@@ -87,6 +125,8 @@ def _setup(pairs: Pairs) -> str:
     a_s, b_s = pairs.setup_s
     devices = max(config.devices for config in pairs.configs)
     shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
+    if not pairs.budget_s:
+        return ""
     if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
         return ""
     spent = f"B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
@@ -99,7 +139,10 @@ def _setup(pairs: Pairs) -> str:
 def failure(pairs: Pairs, run: TrialRecord) -> str:
     """Return which side failed, and why."""
     side = run.drawn["side"]
-    return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {run.status}: {run.reason}"
+    why, target = f"{run.status}: {run.reason}", pairs.test.target
+    if pairs.test.missed(run) and target is not None:
+        why = f"{target.metric}{target.sign}{target.value:g} was not reached"
+    return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {why}"
 
 
 def so_far(pairs: Pairs) -> str:
@@ -114,8 +157,8 @@ def _difference(pairs: Pairs) -> str:
     """Return the effect of B relative to A with its interval."""
     effect = interval(pairs.look.differences[0], pairs.look.ratios)
     if effect in ("", OPEN):
-        return f"the difference in {pairs.label} is {effect or 'unknown'}"
-    return f"{pairs.label} {effect} {'times' if pairs.look.ratios else 'compared with'} A's"
+        return f"the difference in {pairs.outcome_label} is {effect or 'unknown'}"
+    return f"{pairs.outcome_label} {effect} {'times' if pairs.look.ratios else 'compared with'} A's"
 
 
 def _size(pairs: Pairs, value: float) -> str:

@@ -6,13 +6,14 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff import config as cfg
 from tunediff.analysis import curve, shown
 from tunediff.analysis.pairs import Pairs
-from tunediff.core import environment, text
+from tunediff.core import environment
 from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.report import page, pair_words, style
 from tunediff.report.files import FOLDER, Files
@@ -53,21 +54,22 @@ def _notes(pairs: Pairs) -> list[str]:
 def _about(pairs: Pairs) -> str:
     run = next((run for pair in pairs.runs for run in pair if run is not None), None)
     machine = environment.hardware(run.environment) if run is not None else ""
-    budget = (
-        f"{text.seconds(pairs.budget_s)} of {pairs.clock.what}" if pairs.budget_s else "its end"
-    )
-    about = f"{budget} per run, judged by {pairs.label}"
+    about = f"{pairs.run_length} per run, judged by {pairs.label}"
+    if pairs.test.by_time:
+        about = f"{about}, and its time"
     return f"{about}; {machine}" if machine else about
 
 
 def frame(pairs: Pairs) -> pd.DataFrame:
     """Return one row per pair: seed, value, samples per second and status of both runs."""
-    rows = []
+    rows, outcomes = [], pairs.values
     for number, pair in enumerate(pairs.runs, 1):
         row: dict[str, Any] = {"pair": number}
-        for side, run in zip("ab", pair, strict=True):
+        for side, run, outcome in zip("ab", pair, outcomes[:, number - 1], strict=True):
             last = run.points[-1] if run is not None and run.points else None
+            seconds = {"seconds": None if np.isnan(outcome) else outcome}
             cells = {
+                **(seconds if pairs.test.by_time else {}),
                 "seed": run.config["seed"] if run is not None else None,
                 pairs.metric.name: run.value(pairs.metric.name) if run is not None else None,
                 "setup_s": last.before_first_batch_s if last is not None else None,
@@ -92,6 +94,7 @@ def comment(pairs: Pairs) -> str:
 def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     """Return the table with one row per pair; the first line holds the headings."""
     quantities = {
+        **({"seconds": pairs.outcome_label} if pairs.test.by_time else {}),
         pairs.metric.name: pairs.label,
         f"{pairs.unit}_per_s": f"{pairs.unit}/s",
         "setup_s": "setup (s)",
@@ -100,15 +103,17 @@ def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     lines = [["pair", a, b, "ahead", *rest]]
     filled = values_of_pairs.astype(object).where(values_of_pairs.notna(), None)
     for row in filled.to_dict("records"):
-        values, rates, setups = ([row[f"{side}_{name}"] for side in "ab"] for name in quantities)
+        values, *others = ([row[f"{side}_{name}"] for side in "ab"] for name in quantities)
         ahead = ""
         if None not in values:
-            b_is_ahead = (values[1] < values[0]) == (pairs.metric.mode == "min")
+            b_is_ahead = (values[1] < values[0]) == pairs.lower_is_better
             ahead = "–" if values[0] == values[1] else "AB"[b_is_ahead]
         # A run without a value shows how it ended.
         ends = [row[f"{side}_status"] or "" for side in "ab"]
         cells = [rounded(v) if v is not None else end for v, end in zip(values, ends, strict=True)]
-        lines.append([str(row["pair"]), *cells, ahead, *map(rounded, [*rates, *setups])])
+        lines.append(
+            [str(row["pair"]), *cells, ahead, *(rounded(value) for two in others for value in two)]
+        )
     return lines
 
 

@@ -1,0 +1,170 @@
+"""How often the judge of a change is wrong, and what it finds: targets, a machine that drifts, a chain of decisions.
+
+`python -m benchmarks.believe.judge [FILE.csv]`: 3,000 comparisons of at most twelve pairs a row, half an hour on one
+core. Levels and looks alone are in `equal.py`. Shares of 2.5 % are right to 0.3 %.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.believe.noise import REFERENCE, Numbers
+from tunediff.analysis import drift
+from tunediff.analysis.online_fdr import level_of
+from tunediff.analysis.sequential import Rules, look
+from tunediff.analysis.statistics import BETTER, WORSE
+from tunediff.analysis.targets import Target, target_gate
+
+MOST = 12
+TIME_SD, LOSS_SD = 0.005, 0.0013
+"""Of the logarithm of a run's seconds, and of a run's loss: those of a speedrun."""
+TARGET = Target("loss", "<=", 3.28)
+DRIFT = 0.1
+CHAIN, GAINS = 100, 10
+"""Proposals of a chain, and how many of them are gains."""
+RULES = [
+    Rules(level, one_sided) for level, one_sided in itertools.product((0.05, 0.01), (False, True))
+]
+
+
+def settings(rules: Rules) -> dict[str, Any]:
+    """Return the rules as columns."""
+    return {"level": rules.level, "one_sided": rules.one_sided}
+
+
+# ---- by time to a target
+def of_target(
+    rules: Rules, gain: float, room: float, times: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return how often B is called better: it takes `gain` of the time less, and its mean is `room` sd of a run below
+    the target."""
+    better = rounds = 0
+    for _ in range(times):
+        seconds = np.exp(TIME_SD * rng.standard_normal((2, MOST)))
+        seconds[1] *= 1 - gain
+        losses = TARGET.value + LOSS_SD * (rng.standard_normal(MOST) - room)
+        for many in range(3, MOST + 1):
+            test = look(seconds[:, :many], MOST, rules=rules)
+            verdict = test.differences[0].verdict
+            shown = target_gate(losses[:many], TARGET, MOST, rules).shown
+            if test.over and (verdict != BETTER or shown or many == MOST):
+                break
+        better += verdict == BETTER and shown
+        rounds += many
+    return {"part": "target", **settings(rules), "gain": gain, "room": room, "times": times, "better": better / times,
+            "rounds": rounds / times}  # fmt: skip
+
+
+# ---- on a machine that drifts
+def drifting(
+    rng: np.random.Generator, gain: float, favours: float
+) -> tuple[Numbers, list[dict[str, Any]]]:
+    """Return the seconds of both sides on a machine that becomes 10 % slower in the middle of a pair, and its readings.
+
+    favours: by how much less of the drift B suffers than A, as a share of it.
+    """
+    seconds = np.exp(TIME_SD * rng.standard_normal((2, MOST)))
+    seconds[1] *= 1 - gain
+    middle, order = MOST // 2, np.arange(MOST) % 2
+    for pair in range(MOST):
+        for side in (0, 1):
+            is_second = side != order[pair]
+            if pair > middle or (pair == middle and is_second):
+                seconds[side, pair] *= 1 + DRIFT * (1 - favours * side)
+    reading = {"copy_s": 1.0, "loader_s": 1.0}
+    readings = [
+        {
+            **reading,
+            "pairs": pairs,
+            "product_s": (1 + DRIFT * (pairs > middle)) * np.exp(0.003 * rng.standard_normal()),
+        }
+        for pairs in range(MOST + 1)
+    ]
+    return seconds, readings
+
+
+def of_drift(
+    rules: Rules,
+    gain: float,
+    favours: float,
+    with_blocks: bool,
+    times: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Return what comparisons by seconds say on a machine that drifts."""
+    better = worse = rounds = 0
+    for _ in range(times):
+        seconds, readings = drifting(rng, gain, favours)
+        for many in range(3, MOST + 1):
+            blocks = drift.of(readings[: many + 1]).blocks if with_blocks else []
+            test = look(seconds[:, :many], MOST, rules=rules, blocks=blocks)
+            if test.over:
+                break
+        better += test.differences[0].verdict == BETTER
+        worse += test.differences[0].verdict == WORSE
+        rounds += many
+    return {"part": "drift", **settings(rules), "gain": gain, "favours": favours, "blocks": with_blocks,
+            "times": times, "better": better / times, "worse": worse / times, "rounds": rounds / times}  # fmt: skip
+
+
+# ---- a chain
+def of_chain(
+    name: str,
+    level: Callable[[list[bool]], float],
+    gain: float,
+    pairs: int,
+    chains: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Return what is kept of a hundred proposals with ten gains of `gain` sd of a run, one-sided at levels that follow
+    from what was kept before."""
+    found = none = 0
+    shares = list[float]()
+    for _ in range(chains):
+        gains, kept = rng.permutation([gain] * GAINS + [0.0] * (CHAIN - GAINS)), list[bool]()
+        for one in gains:
+            rules = Rules(level(kept), one_sided=True)
+            values = np.exp(0.15 * (rng.standard_normal((2, pairs)) - [[0], [one]]))
+            for many in range(3, pairs + 1):
+                if (test := look(values[:, :many], pairs, rules=rules)).over:
+                    break
+            kept.append(test.differences[0].verdict == BETTER)
+        true = sum(better for better, one in zip(kept, gains, strict=True) if one)
+        found, none = found + true, none + sum(kept) - true
+        shares.append((sum(kept) - true) / max(1, sum(kept)))
+    return {"part": "chain", "rule": name, "gain": gain, "pairs": pairs, "times": chains, "found": found / chains,
+            "none": none / chains, "false_share": float(np.mean(shares))}  # fmt: skip
+
+
+def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Return all rows."""
+    for rules in RULES:
+        for gain, room in ((0.0, 3.0), (0.02, 0.0), (0.01, 2.0), (0.02, 2.0)):
+            yield of_target(rules, gain, room, times, np.random.default_rng(seed))
+    for rules in RULES:
+        for gain, favours, with_blocks in itertools.product((0.0, 0.02), (0.0, 0.2), (False, True)):
+            if not (gain and favours):
+                yield of_drift(
+                    rules, gain, favours, with_blocks, times, np.random.default_rng(seed)
+                )
+    for gain, pairs in ((2.0, 12), (2.0, 20), (1.0, 20)):
+        for name, level in (
+            ("5 % each", lambda kept: 0.05),
+            ("LORD++", lambda kept: level_of(kept, 0.05)),
+        ):
+            yield of_chain(name, level, gain, pairs, times // CHAIN, np.random.default_rng(seed))
+
+
+if __name__ == "__main__":
+    file = sys.argv[1] if len(sys.argv) > 1 else REFERENCE / "believe" / "judge.csv"
+    found = list[dict[str, Any]]()
+    for row in rows(3000, seed=0):
+        found.append(row)
+        print(row, flush=True)
+        pd.DataFrame(found).to_csv(file, index=False)

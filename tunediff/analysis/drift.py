@@ -1,0 +1,113 @@
+"""Find where the machine of a comparison has drifted, by the readings between its pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = "machine.jsonl"
+"""File in the folder of a comparison with a line for each reading; `judge.machine_watch` writes it."""
+PARTS = {"product_s": 0.05, "copy_s": 0.3, "loader_s": 0.05}
+"""Seconds of the parts of the reference, and the change of each from which the machine counts as
+another one: copies depend on who else uses the memory."""
+FACTS = ("model", "gpus", "serial_digest", "driver", "kernel")
+
+
+class Drift(NamedTuple):
+    """What the readings of a comparison show."""
+
+    readings: list[dict[str, Any]]
+    blocks: list[int]
+    """For each pair the number of its block, from 0."""
+    largest: float | None
+    """The largest drift, as a share of the reference before it; 0: none; None: not known."""
+
+    @property
+    def machine(self) -> dict[str, Any] | None:
+        """Return what the machine is and how it was; None where there is no reading."""
+        if not self.readings:
+            return None
+        facts: dict[str, Any] = next((one["facts"] for one in self.readings if "facts" in one), {})
+        counts = [
+            count for one in self.readings if (count := one.get("throttle_count")) is not None
+        ]
+        cards = [card for one in self.readings for card in one.get("gpus", ())]
+        reasons = {card["throttle_reasons"] for card in cards} - {None, "0x0000000000000000"}
+        sizes = [self.blocks.count(number) for number in sorted(set(self.blocks))]
+        return {
+            **{name: facts.get(name) for name in FACTS},
+            "clock_mhz": self._ends("clock_mhz"),
+            "temperature_c": self._ends("temperature_c"),
+            "load": self._ends("load"),
+            "throttled": counts[-1] > counts[0] if counts else None,
+            "gpu_throttle_reasons": sorted(reasons),
+            "drift": self.largest,
+            "blocks": sizes,
+        }
+
+    def _ends(self, name: str) -> list[float]:
+        """Return the least and the largest reading of a quantity; [] where it was never read."""
+        read = [value for one in self.readings if (value := one.get(name)) is not None]
+        return [min(read), max(read)] if read else []
+
+    @property
+    def sentence(self) -> str:
+        """Return that the machine drifted, and what follows; '' where it did not."""
+        if not self.largest:
+            return ""
+        change = "slower" if self.largest > 0 else "faster"
+        sizes = " and ".join(str(self.blocks.count(number)) for number in sorted(set(self.blocks)))
+        return (
+            f"The machine drifted: its reference became {abs(self.largest):.0%} {change}; the pairs"
+            f" before and after are blocks ({sizes} pairs)."
+        )
+
+
+NO_READINGS = Drift([], [], None)
+
+
+def read(folder: Path) -> Drift:
+    """Return the drift of the machine of a comparison."""
+    readings = []
+    if (folder / FILE).is_file():
+        for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+            try:
+                readings.append(json.loads(line))
+            except ValueError:  # a kill cut the last line
+                continue
+    return of(readings)
+
+
+def of(readings: Sequence[dict[str, Any]]) -> Drift:
+    """Return the blocks of pairs between which a reference changed by more than its share in `PARTS`.
+
+    Two readings in a row must show it: one alone is a passing load. A pair during which it changed
+    belongs to the block before: its difference, which the drift has disturbed, widens the noise.
+    """
+    blocks, block, since, drifts = list[int](), 0, list[dict[str, Any]](), list[float]()
+    for number, reading in enumerate(readings):
+        blocks += [block] * (reading["pairs"] - len(blocks))
+        following = readings[number : number + 2]
+        changes = [_change(since, one) for one in following] if since else []
+        if len(changes) > 1 and changes[0] * changes[1] > 0:
+            drifts.append(changes[0])
+            block, since = block + bool(blocks), []
+        since.append(reading)
+    largest = max(drifts, key=abs, default=0.0) if readings else None
+    return Drift(list(readings), blocks, largest)
+
+
+def _change(before: Sequence[dict[str, Any]], now: dict[str, Any]) -> float:
+    """Return the relative change of that part of the reference which has changed most for its
+    share; 0 if none has by more than that."""
+    logarithms = {
+        part: math.log(now[part] / statistics.median(reading[part] for reading in before))
+        for part in PARTS
+    }
+    most = max(PARTS, key=lambda part: abs(logarithms[part]) / PARTS[part])
+    change = math.expm1(logarithms[most])
+    return change if abs(change) > PARTS[most] else 0.0

@@ -1,0 +1,250 @@
+"""Judge pairs of runs by what their journals say, and by nothing else.
+
+`tunediff compare` reads its verdict here, and `tunediff verify` computes it again from a folder of
+somebody else's: neither the configurations nor the code of the two sides is needed, so that no
+foreign code runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunediff.analysis import drift
+from tunediff.analysis.drift import NO_READINGS, Drift
+from tunediff.analysis.outcome import failed
+from tunediff.analysis.sequential import Look, Rules, look
+from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
+from tunediff.analysis.targets import (
+    Counted,
+    Gate,
+    Target,
+    ended_at_target,
+    equal_gate,
+    margin_gate,
+    seconds_of,
+    target_gate,
+)
+from tunediff.core import trial_record
+from tunediff.core.trial_record import TrialRecord
+
+EQUIVALENT = "equivalent"
+NO_DIFFERENCE = "no significant difference"
+NOT_SHOWN = "quality not shown"
+FAILED = "failed"
+Mode = Literal["min", "max"]
+Better = Literal["value", "time"]
+Runs = list[tuple[TrialRecord | None, TrialRecord | None]]
+"""(A, B) of every pair that has begun."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PairTest:
+    """The runs of a comparison and the rules by which they are judged."""
+
+    runs: Runs
+    metric: str
+    """Name of the deciding metric in points."""
+    mode: Mode
+    max_pairs: int
+    within: float | None
+    """The difference that does not matter, as a share of A's value where values fall; None: not
+    given."""
+    rules: Rules
+    better: Better = "value"
+    """What is compared: the metric, or the seconds, for which the metric has to be good enough."""
+    target: Target | None = None
+    margin: float | None = None
+    """How much worse than A's the metric of B may be, in its units."""
+    counted: Counted = "end"
+    """Which seconds of a run count."""
+    drift: Drift = NO_READINGS
+    """How the machine was between the pairs, whose blocks it makes."""
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any], metric: str, mode: Mode) -> PairTest:
+        """Return the test of the comparison in a folder, whose file has this content; `metric` and
+        `mode` are for files of earlier versions, which do not name them."""
+        rules = Rules(
+            content.get("level", LEVEL),
+            content.get("one_sided", False),
+            content.get("fixed", False),
+        )
+        target = content.get("target")
+        return cls(
+            read_runs(folder),
+            content.get("objective", metric),
+            content.get("mode", mode),
+            content["pairs"],
+            content["within"],
+            rules,
+            content.get("better", "value"),
+            Target.of(target, "target") if target is not None else None,
+            content.get("margin"),
+            content.get("counted", "end"),
+            drift.read(folder),
+        )
+
+    @property
+    def begun(self) -> list[TrialRecord]:
+        """Return all runs that have begun."""
+        return [run for pair in self.runs for run in pair if run is not None]
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Return whether smaller values of the metric are better."""
+        return self.mode == "min"
+
+    @property
+    def by_time(self) -> bool:
+        return self.better == "time"
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Return what is compared of every run that ended ok [2, pairs]: its value, or its seconds;
+        NaN: there is none."""
+        if self.by_time:
+            return self._of_runs(lambda run: seconds_of(run, self.target, self.counted))
+        return self.qualities
+
+    @property
+    def qualities(self) -> NDArray[np.float64]:
+        """Return the metric of every run that ended ok [2, pairs]; NaN: there is none."""
+        return self._of_runs(lambda run: run.value(self.metric))
+
+    def _of_runs(self, read: Callable[[TrialRecord], float | None]) -> NDArray[np.float64]:
+        values = np.full((2, len(self.runs)), np.nan)
+        for column, pair in enumerate(self.runs):
+            for row, run in enumerate(pair):
+                value = read(run) if run is not None else None
+                values[row, column] = np.nan if value is None else value
+        return values
+
+    @property
+    def look(self) -> Look:
+        """Return the sequential test of the pairs so far."""
+        values, lower = self.values, self.lower_is_better or self.by_time
+        margin = None if self.by_time else self.within
+        # Values that are not positive are compared by differences, see `look`
+        if margin is not None and lower and bool((values <= 0).any()):
+            margin *= abs(float(np.nanmean(values[0])))
+        return look(
+            values,
+            self.max_pairs,
+            lower,
+            ratios=lower,
+            margin=margin,
+            rules=self.rules,
+            blocks=self.drift.blocks,
+        )
+
+    @property
+    def gates(self) -> list[Gate]:
+        """Return what has to be shown of B's values for its seconds to count; see `targets`."""
+        if not self.by_time:
+            return []
+        values = self.qualities
+        a, b = values[:, np.isfinite(values).all(axis=0)]
+        gates = []
+        if self.target is not None and not all(map(ended_at_target, self.begun)):
+            gates.append(target_gate(b, self.target, self.max_pairs, self.rules))
+        if self.margin is not None:
+            lower = self.lower_is_better
+            gates.append(margin_gate(a, b, self.margin, lower, self.max_pairs, self.rules))
+        if self.within is not None:
+            within = self.within * abs(float(a.mean())) if self.lower_is_better else self.within
+            gates.append(equal_gate(a, b, within, self.max_pairs, self.rules))
+        return gates
+
+    @property
+    def target_p(self) -> float | None:
+        """Return the one-sided p-value of a single test that the mean of B meets the target."""
+        if self.target is None:
+            return None
+        b = self.qualities[1]
+        return target_gate(b[np.isfinite(b)], self.target, self.max_pairs, self.rules).p
+
+    @property
+    def failure(self) -> TrialRecord | None:
+        """Return the first run that ended without a result, which ends the comparison: it failed,
+        or has not met the target."""
+        return next((run for run in self.begun if failed(run) or self.missed(run)), None)
+
+    def missed(self, run: TrialRecord) -> bool:
+        """Return whether a run ended ok and did not meet the target, whose seconds count."""
+        if not self.by_time or self.counted != "first" or run.status != "ok":
+            return False
+        return seconds_of(run, self.target, self.counted) is None
+
+    @property
+    def over(self) -> bool:
+        """Return whether no further pair is needed."""
+        if self.failure is not None:
+            return True
+        look = self.look
+        if look.differences[0].verdict == BETTER and look.rounds < self.max_pairs:
+            return look.over and all(gate.shown for gate in self.gates)
+        return look.over
+
+    @property
+    def verdict(self) -> str | None:
+        """Return how B compares with A: `better`, `worse`, `equivalent` (the interval lies inside
+        the difference that does not matter), `no significant difference`, `quality not shown` (its
+        seconds are fewer, and its values are not shown to be good enough), or `failed`.
+
+        None: the comparison is not over.
+        """
+        if self.failure is not None:
+            return FAILED
+        if not self.over:
+            return None
+        look = self.look
+        verdict = look.differences[0].verdict
+        if verdict == BETTER and not all(gate.shown for gate in self.gates):
+            return NOT_SHOWN
+        if verdict in (BETTER, WORSE):
+            return verdict
+        return EQUIVALENT if look.state == "equal" else NO_DIFFERENCE
+
+
+FEW_DIGITS = 8
+"""Significant digits up to which values may repeat themselves by chance, such as an accuracy."""
+
+
+def without_effect(test: PairTest) -> list[str]:
+    """Return sentences on runs of one side that are equal to the last bit on different seeds.
+
+    Runs whose values have few digits are named only if all of them are equal.
+    """
+    sentences = []
+    for side in zip(*test.runs, strict=True):
+        ended = [run for run in side if run is not None and run.status == "ok" and run.points]
+        curves = [[point.get(test.metric) for point in run.points] for run in ended]
+        all_equal = len(curves) > 2 and all(curve == curves[0] for curve in curves)
+        for number, (run, curve) in enumerate(zip(ended, curves, strict=True)):
+            earlier = curves.index(curve)
+            first, is_telling = ended[earlier], all_equal or _has_many_digits(curve)
+            if earlier < number and first.seed != run.seed and is_telling:
+                sentences.append(
+                    f"{run.drawn['side']}: seeds {first.seed} and {run.seed} gave the same"
+                    " values to the last bit: has the seed an effect?"
+                )
+                break
+    return sentences
+
+
+def _has_many_digits(curve: list[float | None]) -> bool:
+    digits = repr(curve[-1]).strip("-0.").replace(".", "")
+    return curve[-1] is not None and len(digits) > FEW_DIGITS
+
+
+def read_runs(folder: Path) -> Runs:
+    """Return the runs in the folder of a comparison, pair by pair; runs no code of theirs."""
+    runs = {run.number: run for run in trial_record.read_trials(folder)}
+    first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
+    return [(runs.get(number), runs.get(number + 1)) for number in first]

@@ -1,0 +1,157 @@
+"""Freeze the code of both sides of a comparison: what it is, its digests, and the seeds that follow.
+
+The first seed is a function of both digests, so that nobody chooses it: neither side, nor a script
+that proposes changes, can look for seeds on which it is ahead without changing the code, which is
+seen. A reader computes digests and seed again from the files (`tunediff verify`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.analysis.pairs import CODE
+from tunediff.command import definition, worktrees
+from tunediff.config import copies, recorded
+from tunediff.config.code import FOLDER
+from tunediff.core.errors import ConfigError
+from tunediff.core.files import write_text
+from tunediff.core.git import git
+
+FIRST_SEED, SEEDS = 10_000, 990_000
+"""The least seed that is drawn, above those of searches, and how many there are."""
+MOST_FILES = 5_000
+"""Files of a command's folder at most that are read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SideCode:
+    """The code of one side, as it was before its first run."""
+
+    configuration: Mapping[str, Any]
+    """Its configuration without the seed; `command`: the command and how it is judged."""
+    files: Mapping[str, str]
+    """SHA-256 of each file of it, by its path in the folder of the side: `workload/…` of a
+    training, `source/…` of a command."""
+    commit: str | None = None
+    """The commit that was checked out, or on which the working copy is."""
+    working_copy: bool = False
+    """Whether it runs in the working copy, which can be edited meanwhile."""
+
+    @property
+    def digest(self) -> str:
+        """Return 64 hex digits that are equal exactly for equal code and configurations."""
+        content = json.dumps([self.configuration, self.files], sort_keys=True, default=str)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @classmethod
+    def of(cls, side: Path, runs_in: Path | None = None, working_copy: bool = False) -> SideCode:
+        """Return the code in the folder of a side; `runs_in`: the working folder of a command."""
+        configuration = cfg.read_yaml(side / recorded.CONFIG)
+        configuration.pop("seed", None)
+        files: dict[str, str] = {}
+        for path in _regular_files(side / FOLDER):
+            name = f"{FOLDER}/{path.relative_to(side / FOLDER).as_posix()}"
+            if path.name == definition.FILE:
+                command = cfg.read_yaml(path)
+                configuration["command"] = {k: v for k, v in command.items() if k != "folder"}
+            else:
+                files[name] = sha256(path)
+        if runs_in is None:
+            return cls(configuration, files)
+        names = listed(runs_in, results=side.parents[1])
+        sources = {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}
+        return cls(configuration, files | sources, _commit(runs_in), working_copy)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Return what its file says of it."""
+        return {**dataclasses.asdict(self), "digest": self.digest}
+
+
+def drawn_seed(digests: Sequence[str]) -> int:
+    """Return the first seed of the comparison of two versions."""
+    drawn = hashlib.sha256("\n".join(digests).encode()).digest()
+    return FIRST_SEED + int.from_bytes(drawn[:8], "big") % SEEDS
+
+
+def write(folder: Path, sides: Sequence[SideCode], seed: int, drawn: bool) -> None:
+    """Write what both sides are into the folder of a comparison."""
+    content: dict[str, Any] = {
+        side: code.content for side, code in zip(recorded.SIDES, sides, strict=True)
+    }
+    write_text(
+        folder / CODE, json.dumps({**content, "first_seed": seed, "drawn": drawn}, indent=1) + "\n"
+    )
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the content of the file of a comparison; {} for one of an earlier version.
+
+    Raises `ConfigError` for a file that is damaged.
+    """
+    file = folder / CODE
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{file}: is damaged: {error}") from None
+
+
+def side_of(content: Mapping[str, Any], side: str) -> SideCode:
+    """Return a side of what `read` returns."""
+    names = [field.name for field in dataclasses.fields(SideCode)]
+    return SideCode(**{name: content[side][name] for name in names})
+
+
+# ---- files
+def listed(folder: Path, results: Path) -> list[str]:
+    """Return the files in the working folder of a command that are its code, relative to it.
+
+    In a git repository those that git knows or would add; else Python files. What is in `results`,
+    a folder below, is none.
+    """
+    words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
+    try:
+        names = git(folder, *words, where="git").decode().split("\0")
+    except ConfigError:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
+    names = [name for name in names if name and not name.startswith(("ray_results/", "."))]
+    results, folder = results.resolve(), folder.resolve()
+    below = f"{results.relative_to(folder).as_posix()}/" if folder in results.parents else "/"
+    names = [name for name in names if not name.startswith(below)]
+    found = [name for name in names if _is_regular(folder / name)]
+    return sorted(found)[:MOST_FILES]
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _regular_files(folder: Path) -> list[Path]:
+    skipped = (copies.MANIFEST,)
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else []
+    return [
+        path
+        for path in paths
+        if _is_regular(path) and path.name not in skipped and "__pycache__" not in path.parts
+    ]
+
+
+def _is_regular(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _commit(folder: Path) -> str | None:
+    try:
+        return git(folder, "rev-parse", "HEAD", where="git").decode().strip()
+    except ConfigError:
+        return None

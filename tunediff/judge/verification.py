@@ -1,0 +1,210 @@
+"""Check the folder of somebody's result: compute its verdict again from its journals alone.
+
+No code of the folder runs: journals, rules and digests are data. What is compared is each number
+that follows from the journals, the digest of each file, and that the seeds are those that follow
+from the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunediff import config as cfg
+from tunediff.analysis import pairs
+from tunediff.analysis.pair_test import PairTest
+from tunediff.analysis.pooling import PooledEffect, pool
+from tunediff.config import recorded
+from tunediff.core.errors import ConfigError
+from tunediff.judge import frozen_code, proof
+from tunediff.report.pair_summary import measured
+from tunediff.report.words import EFFECTS
+
+TOLERANCE = 1e-9
+"""Relative difference of a number on another machine that is rounding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedFolder:
+    """What the check of one folder has found."""
+
+    folder: Path
+    test: PairTest
+    content: Mapping[str, Any]
+    """Its file, `pairs.FILE`."""
+    code: Mapping[str, Any]
+    faults: list[str]
+    """What is not as the folder says; empty: verified."""
+    notes: list[str]
+    """What a reader should know, and is no fault."""
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Return the digests of both versions; empty where they are not known."""
+        return tuple(self.code[side]["digest"] for side in recorded.SIDES) if self.code else ()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the result of the check, for `verify --json`."""
+        return {
+            "folder": str(self.folder),
+            "a": self.content["a"],
+            "b": self.content["b"],
+            "verified": not self.faults,
+            "faults": self.faults,
+            "notes": self.notes,
+            **measured(self.test),
+        }
+
+
+def check(folder: Path) -> CheckedFolder:
+    """Check a folder that `compare --out` has written. Raises `ConfigError` for another one."""
+    for name in (proof.FILE, proof.RESULT, pairs.FILE):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"{folder}: has no {name}; allowed: a folder that tunediff compare --out has written"
+            )
+    said, result = _json(folder / proof.FILE), _json(folder / proof.RESULT)
+    content, code = cfg.read_yaml(folder / pairs.FILE), frozen_code.read(folder)
+    cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
+    for key in ("objective", "mode", "pairs", "within"):
+        if key not in content:
+            raise ConfigError(f"{folder / pairs.FILE}: is damaged: {key} is missing")
+    test = PairTest.read(folder, content, content["objective"], content["mode"])
+    faults = [
+        *_changed_files(folder, said.get("files", {})),
+        *_other_numbers(measured(test), result),
+        *_other_code(folder, code, test),
+    ]
+    notes = [
+        f"{side}: its files changed while it ran; the copy is of the end"
+        for side in said.get("changed_meanwhile", ())
+    ]
+    return CheckedFolder(folder, test, content, code, faults, notes)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{file}: is damaged: {error}") from None
+
+
+def _changed_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield each file that is missing, changed or new since the folder was written."""
+    found = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != proof.FILE
+    }
+    for name, digest in files.items():
+        if name not in found:
+            yield f"{name}: is missing"
+        elif frozen_code.sha256(found[name]) != digest:
+            yield f"{name}: has been changed"
+    journals = (name for name in found.keys() - files.keys() if name.startswith("trials/"))
+    yield from (f"{name}: was not there" for name in sorted(journals))
+
+
+def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each key of the result that the journals contradict."""
+    for key, value in computed.items():
+        if not _equal(value, said.get(key)):
+            yield f"{key}: {said.get(key)} in {proof.RESULT}, {value} by the journals"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    return bool(one == other)
+
+
+def _other_code(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterator[str]:
+    """Yield what contradicts the digests of the code: files, digests, and seeds."""
+    if not code:
+        return
+    for side in recorded.SIDES:
+        frozen = frozen_code.side_of(code, side)
+        if frozen.digest != code[side]["digest"]:
+            yield f"{side}: its digest is not that of its files and its configuration"
+        for name, digest in frozen.files.items():
+            copy = folder / side / name  # a large file is named and not copied
+            if copy.is_file() and frozen_code.sha256(copy) != digest:
+                yield f"{side}/{name}: is not the file that ran"
+    first = code["first_seed"]
+    digests = [code[side]["digest"] for side in recorded.SIDES]
+    if code["drawn"] and first != frozen_code.drawn_seed(digests):
+        yield f"first_seed: {first} does not follow from the digests of the code"
+    if code["drawn"]:
+        for number, pair in enumerate(test.runs):
+            for run in pair:
+                if run is not None and run.seed != first + number:
+                    yield f"{run.name}: its seed is {run.seed}, not {first + number}"
+
+
+# ---- several machines
+def pooled(folders: list[CheckedFolder]) -> PooledEffect:
+    """Return the mean effect over the machines of several folders, of logarithms for ratios.
+
+    Raises `ConfigError` for folders that do not compare the same versions, or have too few pairs.
+    """
+    first = folders[0]
+    effects, errors = [], []
+    for checked in folders:
+        for key in ("objective", "mode", "budget_s"):
+            if checked.content[key] != first.content[key]:
+                raise ConfigError(
+                    f"{checked.folder}: {key}: {checked.content[key]!r} is not allowed; allowed:"
+                    f" {first.content[key]!r}, as {first.folder} has it"
+                )
+        if checked.digests != first.digests:
+            raise ConfigError(
+                f"{checked.folder}: compares other versions than {first.folder}; allowed: the same"
+            )
+        differences = _differences(checked.test)
+        if len(differences) < 3 or (deviation := float(differences.std(ddof=1))) == 0:
+            raise ConfigError(
+                f"{checked.folder}: {len(differences)} pairs; allowed: at least 3 that differ"
+            )
+        effects.append(float(differences.mean()))
+        errors.append(deviation / math.sqrt(len(differences)))
+    return pool(effects, errors, first.test.rules.level)
+
+
+def _differences(test: PairTest) -> Any:
+    """Return B less A of every pair, of logarithms where values are compared by ratios."""
+    values = test.values[:, np.isfinite(test.values).all(axis=0)]
+    values = np.log(values) if test.look.ratios else values
+    return values[1] - values[0]
+
+
+def pooled_values(folders: list[CheckedFolder]) -> dict[str, Any]:
+    """Return the mean effect over several machines, for `verify --json`."""
+    ratios = {checked.test.look.ratios for checked in folders}
+    if len(ratios) > 1:
+        raise ConfigError(
+            "pooling: some results are ratios and some differences; allowed: one kind"
+        )
+    effect, as_ratio = pooled(folders), ratios.pop()
+    ends = [effect.mean, effect.low, effect.high]
+    is_lower, is_higher = effect.high < 0, effect.low > 0
+    ahead, behind = is_higher, is_lower
+    if folders[0].test.lower_is_better:
+        ahead, behind = behind, ahead
+    shown = [math.exp(end) for end in ends] if as_ratio else ends
+    values = dict(zip(EFFECTS[:3] if as_ratio else EFFECTS[3:], shown, strict=True))
+    return {
+        "machines": len(folders),
+        "verdict": "better" if ahead else "worse" if behind else "no significant difference",
+        **{name: values.get(name) for name in EFFECTS},
+        "between_sd": effect.between_sd,
+        "heterogeneity": effect.heterogeneity,
+    }

@@ -1,0 +1,67 @@
+"""Check somebody's result: compute its verdict again from its journals: `tunediff verify FOLDER`.
+
+FOLDER is what `tunediff compare … --out FOLDER` has written. No code in it runs: the numbers of its
+result, the digest of each file and the seeds are computed again. Several folders, of the same
+comparison on several machines, are pooled by random effects: is B better on machines like these?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunediff import cli
+from tunediff.core import text
+from tunediff.core.errors import ConfigError
+from tunediff.core.options import JsonOptions, words_option
+from tunediff.judge import verification
+from tunediff.report.words import EFFECTS, plain
+
+
+@dataclasses.dataclass(kw_only=True)
+class VerifyOptions(JsonOptions):
+    """What is checked."""
+
+    words: Sequence[str] = words_option("folders that compare --out has written", "FOLDER")
+
+
+@cli.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """Verify; see `--help`."""
+    parser = cli.parser("verify", __doc__ or "")
+    parser.epilog = "Exit codes: 0 verified, 1 something is not as the folder says, 2 bad input."
+    options = cli.parse(parser, VerifyOptions, argv)
+    if not options.words:
+        raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
+    folders = [verification.check(Path(word)) for word in options.words]
+    verified = not any(checked.faults for checked in folders)
+    pooled = verification.pooled_values(folders) if verified and len(folders) > 1 else None
+    if options.json:
+        cli.print_json({"folders": [checked.values for checked in folders], "pooled": pooled})
+    else:
+        for checked in folders:
+            print("\n".join(_lines(checked)))
+        if pooled is not None:
+            print(f"\npooled over {pooled['machines']} machines\n{text.block(plain(pooled))}")
+    return cli.OK if verified else cli.FAILED
+
+
+def _lines(checked: verification.CheckedFolder) -> list[str]:
+    values: dict[str, Any] = checked.values
+    shown = {key: values[key] for key in ("a", "b", "verdict", *EFFECTS, "pairs")}
+    state = "verified: the journals give this result"
+    if checked.faults:
+        state = "NOT verified"
+    return [
+        f"{checked.folder}: {state}",
+        text.block(plain(shown)),
+        *(f"  {fault}" for fault in checked.faults),
+        *(f"  note: {note}" for note in checked.notes),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
