@@ -246,7 +246,7 @@ REFUSED = {
     "no word": ["--run", RUN, "lr", "lr=2"],
     "pairs": ["--run", RUN, "lr=1", "lr=2", "--pairs", "2"],
     "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],
-    "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss<1"],
+    "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss"],
     "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
     "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
     "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
