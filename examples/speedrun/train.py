@@ -3,8 +3,8 @@ fewest seconds. Plain NumPy on one core, so that a run takes seconds and anybody
 
     python train.py --seed 0 --change momentum
 
-prints the accuracy and the CPU seconds of the training so far (`train_time:0.52s`) after each epoch. `--change` is one of
-three published improvements:
+prints the accuracy and the CPU seconds of the training so far (`train_time:0.52s`) after each epoch. `--change` is one
+of three published improvements:
 
 - `momentum`: Nesterov's momentum of 0.9 (Y. Nesterov 1983; I. Sutskever et al., ICML 2013).
 - `he`: initial weights with a variance of 2/inputs (K. He et al., ICCV 2015) in the place of 1/(100 inputs).
@@ -45,7 +45,12 @@ def initial(inputs, outputs):
     return (scale * rng.standard_normal((inputs, outputs))).astype(np.float32)
 
 
-weights = [initial(64, HIDDEN), np.zeros(HIDDEN, np.float32), initial(HIDDEN, 10), np.zeros(10, np.float32)]
+weights = [
+    initial(64, HIDDEN),
+    np.zeros(HIDDEN, np.float32),
+    initial(HIDDEN, 10),
+    np.zeros(10, np.float32),
+]
 speeds = [np.zeros_like(weight) for weight in weights]
 momentum = 0.9 if change == "momentum" else 0.0
 trained_s = 0.0
@@ -55,7 +60,9 @@ for epoch in range(EPOCHS):
     order = rng.permutation(len(x))
     for first in range(0, len(x) - BATCH + 1, BATCH):
         batch = order[first : first + BATCH]
-        w1, b1, w2, b2 = (weight + momentum * speed for weight, speed in zip(weights, speeds, strict=True))
+        w1, b1, w2, b2 = (
+            weight + momentum * speed for weight, speed in zip(weights, speeds, strict=True)
+        )
         hidden = np.maximum(x[batch] @ w1 + b1, 0)
         logits = hidden @ w2 + b2
         exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -67,6 +74,8 @@ for epoch in range(EPOCHS):
             speed -= RATE * gradient
             weight += speed
     trained_s += time.process_time() - begun
-    predicted = (np.maximum(x_test @ weights[0] + weights[1], 0) @ weights[2] + weights[3]).argmax(axis=1)
+    predicted = (np.maximum(x_test @ weights[0] + weights[1], 0) @ weights[2] + weights[3]).argmax(
+        axis=1
+    )
     print(f"epoch {epoch + 1} train_time:{trained_s:.4f}s", flush=True)
     print(f"accuracy: {(predicted == y_test).mean():.4f}", flush=True)

@@ -90,6 +90,31 @@ def test_fewer_seconds_count_only_for_values_that_are_good_enough(program, capsy
     assert (result["target"] is None) == (rule[0] != "--target") == (result["target_p"] is None)
 
 
+FALLING = """
+import argparse, random
+parser = argparse.ArgumentParser()
+parser.add_argument("--speed", type=float)
+parser.add_argument("--seed", type=int)
+options = parser.parse_args()
+random.seed(f"{options.seed} {options.speed}")
+for epoch in range(1, 21):
+    print(f"train_time:{epoch / options.speed * (1 + 0.02 * random.random()):.3f}s")
+    print("loss:", 2 / epoch + 0.001 * random.random())
+"""
+
+
+def test_seconds_until_a_target_are_compared_after_a_check_that_needs_only_a_value(program, capsys):
+    Path("train.py").write_text(FALLING)
+    words = ["--run", f"{sys.executable} train.py --speed {{speed}} --seed {{seed}}", "speed=1", "speed=2",
+             "--objective", "loss", "--time", r"train_time:([\d.]+)s", "--quiet", "--json"]  # fmt: skip
+    assert compare.main([*words, "--target", "loss<=0.25"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["metric"], result["ratio"]) == ("seconds until loss<=0.25", pytest.approx(0.5, rel=0.05))
+    assert result["a_values"][0] == pytest.approx(9, rel=0.05), "2/9 is the first value below"
+    assert result["quality_shown"] is None, "each run ended where it met the target"
+    assert compare.main([*words, "--target", "loss<=0.05"]) == 12
+
+
 @pytest.fixture
 def repository(program):
     """A git repository around the training; call it with the words of a git command."""

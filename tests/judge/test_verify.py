@@ -131,6 +131,8 @@ def test_another_machine_runs_it_again_and_both_are_pooled(proof, capsys, tmp_pa
     assert compare.main(["--reproduce", str(proof), "--name", "y", "--out", "mine", "--quiet"]) == 11
     again = pairs.read(elsewhere / "ray_results/y")
     assert [run.seed for run in again.runs[0]] == [run.seed for run in pairs.read(proof).runs[0]]
+    assert compare.main(["--reproduce", str(proof), "--pairs", "5"]) == 2
+    assert "--pairs: 5 is not allowed; allowed: what --reproduce finds in its folder" in capsys.readouterr().err
     code, output = verified(capsys, proof, elsewhere / "mine")
     assert (code, len(output["folders"])) == (0, 2)
     one, pooled = output["folders"][0], output["pooled"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from tunediff.analysis.pairs import Pairs
 from tunediff.api import command_setup, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions, Say
+from tunediff.api.options import VerdictOptions
 from tunediff.command import comparison as command_runs
 from tunediff.config import Values
 from tunediff.core import remote_lock, text
@@ -23,7 +25,7 @@ from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.core.refusals import writing
+from tunediff.core.refusals import allow, writing
 from tunediff.judge import ledger, proof, reproduction
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
@@ -97,6 +99,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
     """Check a new comparison, print what it costs, make its folder and return that. Raises
     `ConfigError`."""
     if options.reproduce is not None:
+        _check_only_reproduces(options)
         storage, name = Path(options.storage), options.name
         return reproduction.create(options.reproduce, storage, name, lines.say)
     if isinstance(options, CommandCompareOptions):
@@ -116,6 +119,17 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
             lines.say(line)
         compare_setup.create(request)
     return request.folder
+
+
+def _check_only_reproduces(options: AnyOptions) -> None:
+    """Refuse options that would make another comparison than that of the folder. Raises
+    `ConfigError`."""
+    new = type(options)()
+    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
+    for name in ("words", "run", "at", "budget", "samples", "seed", "compile", "setup", *rules):
+        value = getattr(options, name, None)
+        fits = value in ([], getattr(new, name, None))
+        allow(fits, f"--{name.replace('_', '-')}", value, "what --reproduce finds in its folder")
 
 
 def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: Listeners) -> None:

@@ -278,7 +278,7 @@ def _end(
         latest = "".join(f"\n  {line}" for line in process.latest)
         last = f"; its last lines:{latest}" if latest else ""
         status, reason = "error", f"no value of {definition.objective} in {where}{last}"
-    elif definition.outcome == "time" and not reader.target_met:
+    elif definition.outcome == "time" and not (reader.target_met or reader.run.ends_at_first):
         status, reason = "error", f"the target {definition.target} was not reached"
     elif not math.isfinite(reader.value):
         status, reason = "nan", f"{definition.objective} is {reader.value}"
