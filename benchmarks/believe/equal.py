@@ -158,10 +158,6 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
         ((1, 1, 1), first),
     ):
         yield of_noise("normal", sds, 2.0, times, np.random.default_rng(seed), level)
-    for level, one_sided, fixed, gain in itertools.product(
-        (0.01, 0.05), (False, True), (False, True), (0.0, 1.0, 2.0)
-    ):
-        yield of_rules(Rules(level, one_sided, fixed), gain, times, np.random.default_rng(seed))
     for items in ITEMS:
         yield of_items(items, times, np.random.default_rng(seed))
     for confirmations in (1, 2, 4, 8):

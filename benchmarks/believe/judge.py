@@ -1,11 +1,12 @@
-"""How often the judge of a change is wrong, and what it finds: targets, a machine that drifts, a chain of decisions.
+"""How often the judge of a change is wrong, and what it finds: levels, targets, a machine that drifts, a chain of decisions.
 
 `python -m benchmarks.believe.judge [FILE.csv]`: 3,000 comparisons of at most twelve pairs a row, half an hour on one
-core. Levels and looks alone are in `equal.py`. Shares of 2.5 % are right to 0.3 %.
+core. Noise of other kinds is in `equal.py`. Shares of 2.5 % are right to 0.3 %.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.believe.equal import of_rules
 from benchmarks.believe.noise import REFERENCE, Numbers
 from tunediff.analysis import drift
 from tunediff.analysis.online_fdr import level_of
@@ -144,6 +146,10 @@ def of_chain(
 
 def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     """Return all rows."""
+    for rules, fixed, gain in itertools.product(RULES, (False, True), (0.0, 1.0, 2.0)):
+        yield of_rules(
+            dataclasses.replace(rules, fixed=fixed), gain, times, np.random.default_rng(seed)
+        )
     for rules in RULES:
         for gain, room in ((0.0, 3.0), (0.02, 0.0), (0.01, 2.0), (0.02, 2.0)):
             yield of_target(rules, gain, room, times, np.random.default_rng(seed))
