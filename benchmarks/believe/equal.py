@@ -6,7 +6,6 @@ of a gain of two standard deviations of a run. Shares of 2.5 % are right to 0.3 
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator

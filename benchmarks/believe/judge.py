@@ -1,4 +1,4 @@
-"""How often the judge of a change is wrong, and what it finds: levels, targets, a machine that drifts, a chain of decisions.
+"""How often the judge of a change is wrong, and what it finds: levels, targets, a machine that drifts, a chain.
 
 `python -m benchmarks.believe.judge [FILE.csv]`: 3,000 comparisons of at most twelve pairs a row, half an hour on one
 core. Noise of other kinds is in `equal.py`. Shares of 2.5 % are right to 0.3 %.
