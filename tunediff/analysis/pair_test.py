@@ -37,6 +37,9 @@ EQUIVALENT = "equivalent"
 NO_DIFFERENCE = "no significant difference"
 NOT_SHOWN = "quality not shown"
 FAILED = "failed"
+JUDGE, HOLDOUT = "judge.py", "holdout.py"
+"""Files in the folder of a comparison: copies of what judges its runs, and of what judges them again
+when it is over; see `judge.locked_judge`."""
 Mode = Literal["min", "max"]
 Better = Literal["value", "time"]
 Runs = list[tuple[TrialRecord | None, TrialRecord | None]]
@@ -65,6 +68,8 @@ class PairTest:
     """Which seconds of a run count."""
     drift: Drift = NO_READINGS
     """How the machine was between the pairs, whose blocks it makes."""
+    objective: str = ""
+    """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any], metric: str, mode: Mode) -> PairTest:
@@ -75,10 +80,10 @@ class PairTest:
             content.get("one_sided", False),
             content.get("fixed", False),
         )
-        target = content.get("target")
+        target, objective = content.get("target"), content.get("objective", metric)
         return cls(
             read_runs(folder),
-            content.get("objective", metric),
+            objective if content.get("judge") is None else f"final_{objective}",
             content.get("mode", mode),
             content["pairs"],
             content["within"],
@@ -88,6 +93,7 @@ class PairTest:
             content.get("margin"),
             content.get("counted", "end"),
             drift.read(folder),
+            objective,
         )
 
     @property

@@ -27,6 +27,8 @@ CODE = "code.json"
 """File in its folder with the code of both sides and the first seed; see `judge.frozen_code`."""
 LEDGER = "ledger.json"
 """File in its folder with its place in the ledger of the repository; see `judge.ledger`."""
+HOLDOUT_VALUES = "holdout.json"
+"""File in its folder with the values of the second judge, by side."""
 SIDES = recorded.SIDES
 
 
@@ -52,6 +54,10 @@ class Pairs:
     """The content of `CODE`; empty for a comparison of an earlier version."""
     ledger: Values = dataclasses.field(default_factory=dict)
     """The content of `LEDGER`; empty without one."""
+    judges: tuple[str | None, str | None] = (None, None)
+    """SHA-256 of what judges the runs, and of what judges them again at the end; None: nothing."""
+    holdout: Values = dataclasses.field(default_factory=dict)
+    """The content of `HOLDOUT_VALUES`; empty before the end."""
 
     @property
     def runs(self) -> Runs:
@@ -278,4 +284,6 @@ def read(folder: Path) -> Pairs:
         content.get("samples"),
         _json(folder / CODE),
         _json(folder / LEDGER),
+        (content.get("judge"), content.get("holdout")),
+        _json(folder / HOLDOUT_VALUES),
     )

@@ -26,7 +26,7 @@ from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import allow, writing
-from tunediff.judge import ledger, proof, reproduction
+from tunediff.judge import ledger, locked_judge, proof, reproduction
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
@@ -52,6 +52,7 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
         proof.check(options.out)
     folder = _create(options, lines) if new else _resume(options)
     if new:
+        options.lock_judges(folder)
         ledger.begin(folder, options)
     with (
         experiment.resumable("compare", folder, options),
@@ -68,6 +69,7 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
         finally:
             command_time.charge()
         ledger.end(folder)
+        locked_judge.show_holdout(folder)
         if options.out is not None:
             with writing("--out", options.out):
                 proof.write(folder, options.out)
@@ -201,6 +203,7 @@ def _run_workloads(
             TrialSpec.of,
             folder,
             role="side",
+            keeps=comparison.judges[0] is not None or comparison.judges[1] is not None,
             budget=comparison.limits,
             metric=comparison.metric.name,
             mode=comparison.metric.mode,
@@ -245,7 +248,11 @@ def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) 
 
     sides = zip(comparison.configs, pairs.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
-    return rounds.Rounds(candidates, comparison.max_pairs, make, over)
+    if comparison.judges[0] is None:
+        return rounds.Rounds(candidates, comparison.max_pairs, make, over)
+    judged = locked_judge.JudgedRounds(candidates, comparison.max_pairs, make, over)
+    judged.comparison = comparison
+    return judged
 
 
 def _look_fields(now: Pairs) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import Better
+from tunediff.analysis.pair_test import HOLDOUT, JUDGE, Better
 from tunediff.analysis.statistics import LEVEL
 from tunediff.analysis.targets import Counted, Target, margin_of
 from tunediff.config import Metric, Systems, of
@@ -15,7 +15,8 @@ from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, StorageOptions, option
 from tunediff.core.refusals import allow
 from tunediff.integrations.services import SERVICES
-from tunediff.judge import proof
+from tunediff.judge import locked_judge, proof
+from tunediff.judge.frozen_code import sha256
 from tunediff.judge.ledger import Ledger
 
 MOST_PAIRS = 12
@@ -76,6 +77,18 @@ class VerdictOptions(TargetOptions):
         False, "all of it for «better»: B is never called worse, and found sooner"
     )
     fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
+    judge: Path | None = option(
+        None,
+        "a Python file that gets the folder of a run and prints the metric: neither side can change it",
+        metavar="FILE",
+        convert=lambda value, _: Path(value),
+    )
+    holdout: Path | None = option(
+        None,
+        "a second one, whose values are shown with the verdict and decide nothing",
+        metavar="FILE",
+        convert=lambda value, _: Path(value),
+    )
     ledger: bool = option(
         False,
         "spend from one error budget for all comparisons of this repository (.tunediff/ledger.jsonl):"
@@ -103,8 +116,23 @@ class VerdictOptions(TargetOptions):
             "level": self._own_level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
+            **self._judge_content(),
             **self._time_content(metric, counted),
         }
+
+    def _judge_content(self) -> dict[str, Any]:
+        """Return the digests of both judges, where there are any."""
+        content = {}
+        for name in ("judge", "holdout"):
+            if (file := getattr(self, name)) is not None:
+                allow(file.is_file(), f"--{name}", file, "a Python file")
+                content[name] = sha256(file)
+        return content
+
+    def lock_judges(self, folder: Path) -> None:
+        """Copy both judges into the folder of a new comparison."""
+        locked_judge.lock(self.judge, JUDGE, folder)
+        locked_judge.lock(self.holdout, HOLDOUT, folder)
 
     def _own_level(self) -> float:
         """Return the level of this comparison; in a ledger «better» alone has what it spends."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import drift, pairs
+from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.analysis.pairs import Pairs
 from tunediff.command import process, worktrees
 from tunediff.command.workload import CommandWorkload
@@ -26,13 +27,18 @@ from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.trial_record import JOURNAL
-from tunediff.judge import frozen_code
+from tunediff.judge import frozen_code, locked_judge
 from tunediff.judge.frozen_code import SideCode, sha256
 from tunediff.report import pair_summary
 from tunediff.tuning import sessions
 from tunediff.tuning.local import OUTPUT
 
 FILE, RESULT, COMMENT = "proof.json", "result.json", "result.md"
+FILES = (
+    pairs.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, drift.FILE, OUTPUT,
+    sessions.SESSIONS,
+)  # fmt: skip
+"""Files of a comparison besides its sides and its runs, of which some may not be there."""
 MOST_BYTES = 10 * 2**20
 """Files above this size are named, with their digest, and not copied."""
 
@@ -47,14 +53,14 @@ def write(folder: Path, out: Path) -> None:
     """Write into `out` what proves the comparison in `folder`. Raises `OSError`, `ConfigError`."""
     comparison = pairs.read(folder)
     out.mkdir(parents=True, exist_ok=True)
-    for name in (pairs.FILE, pairs.CODE, pairs.LEDGER, drift.FILE, OUTPUT, sessions.SESSIONS):
+    for name in FILES:
         _copy(folder / name, out / name)
     for side in recorded.SIDES:
         _copy(folder / side / recorded.CONFIG, out / side / recorded.CONFIG)
         if (folder / side / FOLDER).is_dir():
             shutil.copytree(folder / side / FOLDER, out / side / FOLDER, ignore=_links_and_caches)
     for trial in sorted((folder / "trials").glob("t*")):
-        for name in (JOURNAL, process.LOG):
+        for name in (JOURNAL, process.LOG, locked_judge.LOG):
             _copy(trial / name, out / "trials" / trial.name / name)
     changed = _copy_sources(comparison, out)
 

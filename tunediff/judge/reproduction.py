@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.command import definition, worktrees
 from tunediff.config import recorded
 from tunediff.config.code import FOLDER
@@ -33,7 +34,7 @@ def create(source: Path, storage: Path, name: str | None, say: Callable[[str], o
     check_new(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     with writing("--storage", folder):
-        for path in (pairs.FILE, pairs.CODE):
+        for path in (pairs.FILE, pairs.CODE, JUDGE, HOLDOUT):
             _copy(source / path, new / path)
         for side in recorded.SIDES:
             shutil.copytree(source / side, new / side)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import PairTest
+from tunediff.analysis.pair_test import HOLDOUT, JUDGE, PairTest
 from tunediff.analysis.pooling import PooledEffect, pool
 from tunediff.config import recorded
 from tunediff.core.errors import ConfigError
@@ -81,6 +81,7 @@ def check(folder: Path) -> CheckedFolder:
         *_changed_files(folder, said.get("files", {})),
         *_other_numbers(measured(test), result),
         *_other_code(folder, code, test),
+        *_other_judges(folder, content),
     ]
     notes = [
         f"{side}: its files changed while it ran; the copy is of the end"
@@ -148,6 +149,14 @@ def _other_code(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterat
             for run in pair:
                 if run is not None and run.seed != first + number:
                     yield f"{run.name}: its seed is {run.seed}, not {first + number}"
+
+
+def _other_judges(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each judge that is not the one that was locked."""
+    for key, name in (("judge", JUDGE), ("holdout", HOLDOUT)):
+        digest = content.get(key)
+        if digest is not None and frozen_code.sha256(folder / name) != digest:
+            yield f"{name}: is not the {key} that was locked"
 
 
 # ---- several machines

@@ -147,6 +147,11 @@ class ComparisonResult(Result):
     b_digest: str | None
     seeds_without_effect: list[str]
     """runs of one side that are equal to the last bit on different seeds"""
+    judge_digest: str | None
+    """SHA-256 of the file that judged the runs; null: they judged themselves"""
+    holdout_a_values: list[float]
+    """what a second judge says of the runs, shown when it is over: it decided nothing"""
+    holdout_b_values: list[float]
     ledger: LedgerResult | None
     """null: without --ledger"""
     machine: MachineResult | None

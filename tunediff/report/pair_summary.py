@@ -35,7 +35,7 @@ def lines(folder: Path) -> list[str]:
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
         "one_sided", "fixed", "within", "seeds_drawn", "a_digest", "b_digest",
-        "better_in", "target", "machine", "ledger")  # fmt: skip
+        "better_in", "target", "machine", "ledger", "judge_digest")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
     if words.diverged(result):
@@ -127,6 +127,9 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         a_digest=code["A"]["digest"] if code else None,
         b_digest=code["B"]["digest"] if code else None,
         seeds_without_effect=without_effect(pairs.test),
+        judge_digest=pairs.judges[0],
+        holdout_a_values=pairs.holdout.get("A", []),
+        holdout_b_values=pairs.holdout.get("B", []),
         ledger=_ledger(pairs),
         machine=MachineResult(**known) if (known := pairs.test.drift.machine) else None,
         clock=pairs.clocked.kind,

@@ -9,6 +9,7 @@ from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
 from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.analysis.sequential import RULES
+from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.clock import own_s
 from tunediff.core.text import pluralize
@@ -57,6 +58,7 @@ def sentences(pairs: Pairs) -> list[str]:
         _rules(pairs),
         pairs.test.drift.sentence,
         _ledger(pairs),
+        _holdout(pairs),
         *without_effect(pairs.test),
     ]
     return list(filter(None, [*lines, ahead, *others]))
@@ -90,6 +92,17 @@ def _quality(pairs: Pairs) -> str:
         p = "" if gate.p is None else f" (p = {gate.p:.2g} by one t-test of these pairs)"
         parts.append(f"that {gate.statement} is {'' if gate.shown else 'not '}shown{p}")
     return f"Quality: {'; '.join(parts)}." if parts else ""
+
+
+def _holdout(pairs: Pairs) -> str:
+    """Return what the second judge says; '' without one."""
+    a, b = (mean(pairs.holdout.get(side, [])) for side in SIDES)
+    if a is None or b is None:
+        return ""
+    return (
+        f"The second judge, which decided nothing: {pairs.test.objective} {text.number(a)} for A,"
+        f" {text.number(b)} for B."
+    )
 
 
 def _ledger(pairs: Pairs) -> str:

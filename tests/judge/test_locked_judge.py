@@ -1,0 +1,64 @@
+"""A judge that neither side can change: it reads what a run left in its folder."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.judge.test_verify import program, verified  # noqa: F401
+from tunediff import compare
+
+BOASTS = """
+import argparse, pathlib, random
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--seed", type=int)
+parser.add_argument("--out")
+options = parser.parse_args()
+random.seed(f"{options.seed} {options.lr}")
+pathlib.Path(options.out, "model").write_text(str(options.lr * (1 + 0.02 * random.random())))
+print("loss:", 0.1 if options.lr > 1 else 0.9)
+"""
+JUDGE = "import pathlib, sys\nprint('loss:', pathlib.Path(sys.argv[1], 'model').read_text())\n"
+WORDS = ["--run", f"{sys.executable} train.py --lr {{lr}} --seed {{seed}} --out {{folder}}", "lr=1", "lr=2",
+         "--objective", "loss", "--outcome", "final", "--no-check", "--quiet", "--json"]  # fmt: skip
+
+
+@pytest.fixture
+def boasting(program):  # noqa: F811
+    """B is twice as bad, and says that it is better; the judges are outside of what runs."""
+    Path("train.py").write_text(BOASTS)
+    judge, holdout = program.parent / f"{program.name}-judge.py", program.parent / f"{program.name}-holdout.py"
+    judge.write_text(JUDGE)
+    holdout.write_text(JUDGE.replace("'loss:', ", "'loss:', 10 * float(").replace("read_text())", "read_text()))"))
+    return judge, holdout
+
+
+def test_the_judge_decides_and_the_second_one_is_shown_at_the_end(boasting, capsys):
+    judge, holdout = map(str, boasting)
+    assert compare.main([*WORDS, "--name", "own"]) == 0, "by what it prints of itself"
+    capsys.readouterr()
+    assert compare.main([*WORDS, "--name", "judged", "--judge", judge, "--holdout", holdout, "--out", "proof"]) == 11
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio"] == pytest.approx(2, rel=0.03)
+    assert result["holdout_a_values"] == pytest.approx([10 * value for value in result["a_values"]])
+    boasting[0].write_text("print('loss: 0')")
+    code, output = verified(capsys, "proof")
+    assert (code, output["folders"][0]["verdict"]) == (0, "worse")
+    Path("proof/judge.py").chmod(0o644)
+    Path("proof/judge.py").write_text("print('loss: 0')")
+    assert "judge.py: is not the judge that was locked" in verified(capsys, "proof")[1]["folders"][0]["faults"]
+
+
+def test_a_run_that_the_judge_cannot_judge_has_failed(boasting, capsys):
+    for source, why in (
+        ("raise SystemExit('no model')", "judge.py: exit code 1: no model"),
+        ("print(1)", "no value of loss"),
+    ):
+        boasting[0].write_text(source)
+        name = f"x{len(source)}"
+        assert compare.main([*WORDS, "--name", name, "--judge", str(boasting[0])]) == 12
+        assert why in json.loads(capsys.readouterr().out)["failure"]
+    assert compare.main([*WORDS, "--judge", "none.py"]) == 2
+    assert "--judge: 'none.py' is not allowed; allowed: a Python file" in capsys.readouterr().err
