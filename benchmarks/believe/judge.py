@@ -144,6 +144,11 @@ def of_chain(
             "none": none / chains, "false_share": float(np.mean(shares))}  # fmt: skip
 
 
+def lord(kept: list[bool]) -> float:
+    """Return the level of the next comparison, down to the next of twenty a decade: bounds are simulated once each."""
+    return float(10 ** (np.floor(20 * np.log10(level_of(kept, 0.05))) / 20))
+
+
 def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     """Return all rows."""
     for rules, fixed, gain in itertools.product(RULES, (False, True), (0.0, 1.0, 2.0)):
@@ -162,7 +167,7 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     for gain, pairs in ((2.0, 12), (2.0, 20), (1.0, 20)):
         for name, level in (
             ("5 % each", lambda kept: 0.05),
-            ("LORD++", lambda kept: level_of(kept, 0.05)),
+            ("LORD++", lord),
         ):
             yield of_chain(name, level, gain, pairs, times // CHAIN, np.random.default_rng(seed))
 

@@ -172,3 +172,15 @@ def test_out_is_a_new_folder(program, capsys):
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--out", "proof"]) == 2
     assert "--out: 'proof' is not allowed; allowed: a new folder" in capsys.readouterr().err
     assert not os.path.exists("ray_results")
+
+
+REFERENCE = Path(__file__).parents[2] / "ray_results" / "reference" / "speedrun-digits"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"), [("momentum", "better"), ("he", "better"), ("smoothing", "no significant difference")]
+)
+def test_the_kept_speedrun_is_verified_in_any_clone(capsys, change, verdict):
+    code, output = verified(capsys, REFERENCE / change)
+    assert (code, output["folders"][0]["faults"]) == (0, [])
+    assert output["folders"][0]["verdict"] == verdict

@@ -205,7 +205,7 @@ def _run_workloads(
             role="side",
             keeps=comparison.judges[0] is not None or comparison.judges[1] is not None,
             budget=comparison.limits,
-            metric=comparison.metric.name,
+            metric=comparison.test.objective,
             mode=comparison.metric.mode,
         )
         stack.enter_context(
