@@ -72,6 +72,9 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         plan["pairs_at_most"],
         plan["evaluation_s_at_most"],
     )
+    if not plan["budget_s"]:
+        runs = f"runs: at most {most} pairs × 2 of equally many samples, as long as they take"
+        return [runs, *load_warning(plan), *plan["data"]]
     run = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
     evaluation, unknown = "evaluation is not known", ", and evaluation"
     if total_s is not None:
