@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE = "machine.jsonl"
-"""File in the folder of a comparison with a line for each reading; `judge.machine_watch` writes it."""
+"""File of a comparison with a line for each reading; `judge.machine_watch` writes it."""
 PARTS = {"product_s": 0.05, "copy_s": 0.3, "loader_s": 0.05}
 """Seconds of the parts of the reference, and the change of each from which the machine counts as
 another one: copies depend on who else uses the memory."""
@@ -83,7 +83,7 @@ def read(folder: Path) -> Drift:
 
 
 def of(readings: Sequence[dict[str, Any]]) -> Drift:
-    """Return the blocks of pairs between which a reference changed by more than its share in `PARTS`.
+    """Return the blocks of pairs between which a reference changed by more than `PARTS` allows.
 
     Two readings in a row must show it: one alone is a passing load. A pair during which it changed
     belongs to the block before: its difference, which the drift has disturbed, widens the noise.

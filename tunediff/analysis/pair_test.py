@@ -22,7 +22,7 @@ from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
 from tunediff.analysis.targets import (
     Counted,
-    Gate,
+    QualityGate,
     Target,
     ended_at_target,
     equal_gate,
@@ -38,8 +38,8 @@ NO_DIFFERENCE = "no significant difference"
 NOT_SHOWN = "quality not shown"
 FAILED = "failed"
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
-"""Files in the folder of a comparison: copies of what judges its runs, and of what judges them again
-when it is over; see `judge.locked_judge`."""
+"""Files of a comparison: copies of what judges its runs, and of what judges them again when it is
+over; see `judge.locked_judge`."""
 Mode = Literal["min", "max"]
 Better = Literal["value", "time"]
 Runs = list[tuple[TrialRecord | None, TrialRecord | None]]
@@ -150,7 +150,7 @@ class PairTest:
         )
 
     @property
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[QualityGate]:
         """Return what has to be shown of B's values for its seconds to count; see `targets`."""
         if not self.by_time:
             return []

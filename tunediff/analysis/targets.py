@@ -75,7 +75,7 @@ class Target:
         return seconds_to(curve, sign * self.value)
 
 
-class Gate(NamedTuple):
+class QualityGate(NamedTuple):
     """Whether the values of B are shown to be good enough for its seconds to count."""
 
     shown: bool
@@ -85,7 +85,9 @@ class Gate(NamedTuple):
     """What is to be shown, in words."""
 
 
-def target_gate(b: NDArray[np.float64], target: Target, max_pairs: int, rules: Rules) -> Gate:
+def target_gate(
+    b: NDArray[np.float64], target: Target, max_pairs: int, rules: Rules
+) -> QualityGate:
     """Test whether the mean of B's values meets a target: a one-sample t-test after every pair."""
     worse = b - target.value if target.lower_is_better else target.value - b
     return _gate(worse, 0.0, f"the mean of B meets {target.metric}{target.sign}{target.value:g}",
@@ -95,7 +97,7 @@ def target_gate(b: NDArray[np.float64], target: Target, max_pairs: int, rules: R
 def margin_gate(
     a: NDArray[np.float64], b: NDArray[np.float64], margin: float, lower: bool, max_pairs: int,
     rules: Rules,
-) -> Gate:  # fmt: skip
+) -> QualityGate:  # fmt: skip
     """Test whether B is worse than A by less than a margin, pair by pair."""
     worse = b - a if lower else a - b
     return _gate(worse, margin, f"B is not worse than A by {margin:g}", max_pairs, rules)
@@ -103,38 +105,38 @@ def margin_gate(
 
 def equal_gate(
     a: NDArray[np.float64], b: NDArray[np.float64], within: float, max_pairs: int, rules: Rules
-) -> Gate:
+) -> QualityGate:
     """Test whether B differs from A by less than a bound either way: two one-sided tests (D. J.
     Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680)."""
     words = f"B equals A within {within:g}"
     above, below = (_gate(sign * (b - a), within, words, max_pairs, rules) for sign in (1, -1))
     p_values = [gate.p for gate in (above, below) if gate.p is not None]
-    return Gate(above.shown and below.shown, max(p_values, default=None), words)
+    return QualityGate(above.shown and below.shown, max(p_values, default=None), words)
 
 
 def _gate(
     worse: NDArray[np.float64], margin: float, statement: str, max_pairs: int, rules: Rules
-) -> Gate:
+) -> QualityGate:
     """Test whether the mean of `worse` is below a margin, with the error of the looks so far."""
     n = len(worse)
     if n < 2:
-        return Gate(False, None, statement)
+        return QualityGate(False, None, statement)
     level = rules.level if rules.one_sided else rules.level / 2
     limit = bounds(level, max_pairs, EARLY.power, one_sided=True, fixed=rules.fixed)[n - 1]
     error, room = float(worse.std(ddof=1)) / math.sqrt(n), margin - float(worse.mean())
     if error == 0:  # values that repeat exactly
-        return Gate(room >= 0 and math.isfinite(limit), None, statement)
+        return QualityGate(room >= 0 and math.isfinite(limit), None, statement)
     p = float(special.stdtr(n - 1, -room / error))
-    return Gate(room > limit * error, p, statement)
+    return QualityGate(room > limit * error, p, statement)
 
 
 def ended_at_target(run: TrialRecord) -> bool:
-    """Return whether a run was ended where it met its target, which shows that it is good enough."""
+    """Return whether a run was ended where it met its target: it is good enough."""
     return bool(run.points) and run.points[-1].get(TIME_TO_TARGET) is not None
 
 
 def seconds_of(run: TrialRecord, target: Target | None, counted: Counted) -> float | None:
-    """Return the seconds of a run that count; None: it has not met its target, or did not end ok."""
+    """Return the seconds of a run that count; None: it did not end ok, or missed its target."""
     if run.status != "ok" or not run.points:
         return None
     if counted == "first" and target is not None:

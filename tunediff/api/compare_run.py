@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from tunediff.analysis.pairs import Pairs
 from tunediff.api import command_setup, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions, Say
-from tunediff.api.options import VerdictOptions
+from tunediff.api.options import check_only_reproduces
 from tunediff.command import comparison as command_runs
 from tunediff.config import Values
 from tunediff.core import remote_lock, text
@@ -25,7 +24,7 @@ from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.core.refusals import allow, writing
+from tunediff.core.refusals import writing
 from tunediff.judge import ledger, locked_judge, proof, reproduction
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
@@ -101,7 +100,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
     """Check a new comparison, print what it costs, make its folder and return that. Raises
     `ConfigError`."""
     if options.reproduce is not None:
-        _check_only_reproduces(options)
+        check_only_reproduces(options)
         storage, name = Path(options.storage), options.name
         return reproduction.create(options.reproduce, storage, name, lines.say)
     if isinstance(options, CommandCompareOptions):
@@ -121,17 +120,6 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
             lines.say(line)
         compare_setup.create(request)
     return request.folder
-
-
-def _check_only_reproduces(options: AnyOptions) -> None:
-    """Refuse options that would make another comparison than that of the folder. Raises
-    `ConfigError`."""
-    new = type(options)()
-    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
-    for name in ("words", "run", "at", "budget", "samples", "seed", "compile", "setup", *rules):
-        value = getattr(options, name, None)
-        fits = value in ([], getattr(new, name, None))
-        allow(fits, f"--{name.replace('_', '-')}", value, "what --reproduce finds in its folder")
 
 
 def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: Listeners) -> None:
@@ -221,11 +209,10 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
     if code.get("drawn"):
         digests = [code[side]["digest"][:12] for side in pairs.SIDES]
         say(
-            f"seeds from {code['first_seed']} on: by the digests of A, {digests[0]}, and B, {digests[1]}"
+            f"seeds from {code['first_seed']} on: by the digests of A and B, {' and '.join(digests)}"
         )
-    say(
-        f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}; results {comparison.folder}"
-    )
+    runs = f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}"
+    say(f"{runs}; results {comparison.folder}")
 
 
 def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) -> rounds.Rounds[R]:

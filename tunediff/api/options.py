@@ -79,7 +79,7 @@ class VerdictOptions(TargetOptions):
     fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
     judge: Path | None = option(
         None,
-        "a Python file that gets the folder of a run and prints the metric: neither side can change it",
+        "a Python file that gets the folder of a run and prints the metric, locked for both sides",
         metavar="FILE",
         convert=lambda value, _: Path(value),
     )
@@ -91,8 +91,8 @@ class VerdictOptions(TargetOptions):
     )
     ledger: bool = option(
         False,
-        "spend from one error budget for all comparisons of this repository (.tunediff/ledger.jsonl):"
-        " --level is the share of kept changes that may be none",
+        "spend from one error budget for all comparisons of this repository"
+        " (.tunediff/ledger.jsonl): --level is the share of kept changes that may be none",
     )
     confirm: bool = option(
         False, "with --ledger: A is the version that was confirmed last, and B the head"
@@ -191,6 +191,17 @@ class ProofOptions(Options):
             allow(0 <= self.seed < 2**31 - 1000, "--seed", self.seed, "0 to 2,147,482,647")
         if self.out is not None:
             proof.check(self.out)
+
+
+def check_only_reproduces(options: ProofOptions) -> None:
+    """Refuse options that would make another comparison than that of the folder. Raises
+    `ConfigError`."""
+    new = type(options)()
+    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
+    for name in ("words", "run", "at", "budget", "samples", "seed", "compile", "setup", *rules):
+        value = getattr(options, name, None)
+        fits = value in ([], getattr(new, name, None))
+        allow(fits, f"--{name.replace('_', '-')}", value, "what --reproduce finds in its folder")
 
 
 def check_files(config: Systems, evaluates: bool) -> None:

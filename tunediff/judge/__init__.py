@@ -1,1 +1,1 @@
-"""Make a comparison a result that others can check: its code, its seeds, its folder, its verdict."""
+"""Make a comparison a result that others can check: code, seeds, folder, verdict."""

@@ -1,4 +1,4 @@
-"""Freeze the code of both sides of a comparison: what it is, its digests, and the seeds that follow.
+"""Freeze the code of both sides of a comparison: files, digests, and the seeds that follow.
 
 The first seed is a function of both digests, so that nobody chooses it: neither side, nor a script
 that proposes changes, can look for seeds on which it is ahead without changing the code, which is

@@ -139,7 +139,7 @@ def reference(seconds: float) -> dict[str, float]:
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
-    """Return memory that begins at a multiple of its size: where it begins changes a copy by 20 %."""
+    """Return memory that begins at a multiple of its size, which changes a copy by 20 %."""
     memory = np.zeros(2 * size, dtype=np.uint8)
     begin = -memory.ctypes.data % size
     return memory[begin : begin + size]

@@ -104,7 +104,7 @@ def _links_and_caches(folder: str, names: list[str]) -> list[str]:
 
 # ---- sources of commands
 def _copy_sources(comparison: Pairs, out: Path) -> list[str]:
-    """Copy the files of both commands; return the sides whose files have changed since the start."""
+    """Copy the files of both commands; return the sides whose files have changed meanwhile."""
     changed = []
     for side, config in zip(recorded.SIDES, comparison.configs, strict=True):
         command = cfg.of(config)

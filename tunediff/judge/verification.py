@@ -68,7 +68,7 @@ def check(folder: Path) -> CheckedFolder:
     for name in (proof.FILE, proof.RESULT, pairs.FILE):
         if not (folder / name).is_file():
             raise ConfigError(
-                f"{folder}: has no {name}; allowed: a folder that tunediff compare --out has written"
+                f"{folder}: has no {name}; allowed: what tunediff compare --out has written"
             )
     said, result = _json(folder / proof.FILE), _json(folder / proof.RESULT)
     content, code = cfg.read_yaml(folder / pairs.FILE), frozen_code.read(folder)

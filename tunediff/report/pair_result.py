@@ -8,7 +8,7 @@ from tunediff.report.search_result import Configuration, Mode, Result
 
 
 class MachineResult(Result):
-    """The machine of a comparison, and how it was between the pairs; null and []: cannot be read."""
+    """The machine of a comparison, and how it was between the pairs; null, []: not known."""
 
     model: str | None
     """what it is, and the first digits of a SHA-256 of its serial numbers"""
@@ -24,8 +24,8 @@ class MachineResult(Result):
     """whether the CPU counted throttling meanwhile, and the reasons that the driver of GPUs gave"""
     gpu_throttle_reasons: list[str]
     drift: float | None
-    """largest lasting change of the seconds of a reference (a product, a copy, a loader), as a share;
-    0: none"""
+    """largest lasting change of the seconds of a reference (product, copy, loader), as a share; 0:
+    none"""
     blocks: list[int]
     """pairs between two drifts, which are blocks of the test"""
 
@@ -138,12 +138,12 @@ class ComparisonResult(Result):
     training_s: float
     """of all runs"""
     first_seed: int
-    """seed of the first pair, the next ones follow; seeds_drawn: whether it follows from the digests
-    of both versions, which nobody chose"""
+    """seed of the first pair, the next ones follow; seeds_drawn: whether it follows from the
+    digests of both versions, which nobody chose"""
     seeds_drawn: bool
     a_digest: str | None
-    """SHA-256 of the code and the configuration of A and of B, frozen before the first run; null: of
-    an earlier version"""
+    """SHA-256 of the code and the configuration of A and of B, frozen before the first run; null:
+    of an earlier version"""
     b_digest: str | None
     seeds_without_effect: list[str]
     """runs of one side that are equal to the last bit on different seeds"""

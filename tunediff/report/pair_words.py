@@ -111,8 +111,8 @@ def _ledger(pairs: Pairs) -> str:
         return ""
     place = (
         f"Comparison {ledger['number']} of the ledger, at a level of {ledger['level']:.2g}:"
-        f" {pluralize(ledger['kept'], 'change')} kept so far, of which {ledger['budget']:.0%} may be"
-        " none."
+        f" {pluralize(ledger['kept'], 'change')} kept so far, of which {ledger['budget']:.0%} may"
+        " be none."
     )
     if not ledger["recheck_due"]:
         return place
