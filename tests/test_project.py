@@ -19,6 +19,8 @@ PACKAGES = (
     "compare", "evaluate", "export", "knobs", "profile", "sample", "search", "train", "verify", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""
+KERNEL = {"core", "config", "search_space", "analysis", "distributed", "data", "training", "tuning"}
+"""What trains, decides and starts runs; the other packages stand on it, and it finds them by name at most."""
 UPWARD = {
     "tunediff.api.search_results -> export",
     "tunediff.core.journal -> config",
@@ -78,6 +80,12 @@ def circles():
 
 def test_packages_import_only_those_before_them():
     assert set(upward()) <= UPWARD
+
+
+def test_the_kernel_imports_nothing_that_hangs_on_it():
+    found = {(module, name) for module in NAMES if package_of(module) in KERNEL for name in imports(module)}
+    ours = {(module, name) for module, name in found if name.startswith("tunediff.")}
+    assert {f"{module} -> {name}" for module, name in ours if package_of(name) not in KERNEL} == set()
 
 
 def test_no_modules_import_each_other():

@@ -121,6 +121,14 @@ def spawning_run(one, earlier):
     return run
 
 
+def last_to_end(processes):
+    """Seconds until all of these processes have ended, and the last."""
+    begin, ended = time.monotonic(), []
+    left = psutil.wait_procs(processes, WAIT_S, lambda one: ended.append((time.monotonic() - begin, one)))[1]
+    assert not [one.cmdline() for one in left if one.is_running()]
+    return max(ended, key=lambda one: one[0])
+
+
 @pytest.mark.parametrize(
     "killed", [["run", "template", "worker", "ray::TrainController", "ray::Slot", "ray::ResourceTrainable", "search"], ["raylet"]],
     ids=lambda killed: killed[-1],
@@ -143,13 +151,12 @@ def test_nothing_survives_its_parent(search, tmp_path, killed):
         below = {child for one in above for child in (one, *one.children(recursive=True))}
         if who == "search":
             below |= {victim, *of_search(process)}
+        names = {child: " ".join(child.cmdline())[:60] for child in below}
         victim.kill()
-        begin = time.monotonic()
         if who == "search":
             process.wait()
-        left = psutil.wait_procs(list(below), timeout=WAIT_S)[1]
-        assert not [child.cmdline() for child in left if child.is_running()]
-        seconds = f"{len(below)} processes gone after {time.monotonic() - begin:.1f} s"
+        last_s, last = last_to_end(below)
+        seconds = f"{len(below)} processes gone after {last_s:.1f} s, the last `{names[last]}`"
         print(who, seconds)
         TABLE.append([f"{who} dies", "kill -9", seconds, "nothing", "nothing"])
 

@@ -145,7 +145,7 @@ def values(folder: Path) -> dict[str, Any]:
         workload.unit: last.samples,
         "steps": last.steps,
         **{f"{part}_s": spent for part, spent in trial.end.seconds.items() if part != "train"},
-        "weights": folder / "weights.safetensors",
+        "weights": folder / WEIGHTS,
         **{path.name: path for path in sorted(folder.glob("*.png"))},
         "journal": folder / record.JOURNAL,
     }
@@ -164,7 +164,7 @@ def as_json(folder: Path) -> dict[str, Any]:
         "unit": workload.unit,
         "steps": last.steps,
         **{f"{part}_s": trial.end.seconds.get(part) for part in parts},
-        "weights": folder / "weights.safetensors",
+        "weights": folder / WEIGHTS,
         "pictures": sorted(map(str, folder.glob("*.png"))),
         "journal": folder / record.JOURNAL,
     }

@@ -146,8 +146,7 @@ def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connec
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
     """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its
     reason."""
-    from tunediff.profiling import trace
-
+    trace = importlib.import_module("tunediff.profiling.trace")  # stands on this package
     memory.reset(world.device)
     try:
         trace.write_operations(job.config, world, job.folder, job.profile_steps)
