@@ -27,7 +27,7 @@ def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monke
     """Such as one that finds no memory left on the GPU: a line, no pages."""
     monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
     connection = mock.Mock()
-    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}))
+    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}, False))
     connection.send.assert_called_once_with({})
     said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
     assert capfd.readouterr() == ("", said)
@@ -149,7 +149,7 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize(("workers", "expected_s"), [(1, 12.0), (3, 4.0)])
 def test_workers_divide_an_evaluation_among_them(monkeypatch, workers, expected_s):
     """It is timed in one process."""
-    monkeypatch.setattr(judging, "seconds_of", lambda evaluate: 12.0)
+    monkeypatch.setattr(judging, "seconds_of", lambda *_: 12.0)
     session = mock.Mock(config=mock.Mock(parallel=mock.Mock(processes=workers)))
     program = judging.Rehearse(evaluates=True)
     assert program.begin(session) is False

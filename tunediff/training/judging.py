@@ -72,9 +72,9 @@ def judged(
 
 
 # ---- the cost of an evaluation, before a search
-ENOUGH_S = 20.0
+ENOUGH_S, SHORTLY_S = 20.0, 2.0
 """An evaluation that takes longer is not finished: its progress tells how long all of it would
-take."""
+take. The latter where runs follow at once, whose own evaluations tell it better."""
 MOST_FILES = 20_000
 """Most files that a dry run decodes to describe the data; a search reads them all."""
 
@@ -86,13 +86,13 @@ class _LongEvaluationError(BaseException):
         self.left_s = left_s
 
 
-def seconds_of(evaluate: Callable[[], object]) -> float:
-    """Call a function and return its seconds, beyond `ENOUGH_S` as estimated from the progress that
+def seconds_of(evaluate: Callable[[], object], enough_s: float = ENOUGH_S) -> float:
+    """Call a function and return its seconds, beyond `enough_s` as estimated from the progress that
     it reports."""
     began, left_s = time.monotonic(), 0.0
 
     def end_early(work: progress.Progress) -> None:
-        if time.monotonic() - began > ENOUGH_S and 0 < work.done < work.total:
+        if time.monotonic() - began > enough_s and 0 < work.done < work.total:
             raise _LongEvaluationError(work.left_s)
 
     with progress.subscribe(end_early):
@@ -109,13 +109,20 @@ class Rehearse(Program):
     """Make all that a training makes before its first batch, time an evaluation if that is wanted,
     train nothing."""
 
-    def __init__(self, evaluates: bool, on_ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        evaluates: bool,
+        on_ready: Callable[[], None] = lambda: None,
+        enough_s: float = ENOUGH_S,
+    ) -> None:
         self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
+        self._enough_s = enough_s
 
     def begin(self, run: TrainingRun) -> bool:
         self._on_ready()
         if self.evaluates:
-            self.seconds = seconds_of(lambda: evaluate(run)) / run.config.parallel.processes
+            seconds = seconds_of(lambda: evaluate(run), self._enough_s)
+            self.seconds = seconds / run.config.parallel.processes
         return False
 
 
@@ -133,12 +140,14 @@ def measured(
     prepare: bool,
     finals: Mapping[str, Values] | None = None,
     tell: Callable[[Measured], None] = lambda _: None,
+    enough_s: float = ENOUGH_S,
 ) -> Measured:
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
     `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
     evaluations to time, by the field of `Measured` that takes their seconds. `tell` gets what is
-    known before something is timed. Raises what the data or the set-up of the training raise.
+    known before something is timed; `enough_s`: as of `seconds_of`. Raises what
+    the data or the set-up of the training raise.
     """
     data, result = getattr(config.knobs, "data", None), Measured(data=[])
     if isinstance(data, Data):
@@ -152,7 +161,7 @@ def measured(
             return result
     before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
-        program = Rehearse(evaluates, lambda: tell(result))
+        program = Rehearse(evaluates, lambda: tell(result), enough_s)
         seconds = evaluation_s(cfg.override(config, protocol), world, program)
         if not evaluates:
             return result
@@ -162,16 +171,21 @@ def measured(
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
 
 
-def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:
+def answer(
+    connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values], bool]
+) -> None:
     """Send what `measured` returns, or why the data cannot be used; the function of a template's
-    run. `content`: the configuration, and the arguments."""
-    pickled, evaluates, prepare, finals = content
+    run. `content`: the configuration, the arguments, and whether runs follow at once."""
+    pickled, evaluates, prepare, finals, runs_follow = content
+    enough_s = SHORTLY_S if runs_follow else ENOUGH_S
     prepared.begin()
     result: Mapping[str, Any] = {}
     try:
         with progress.EventLines().work():
             config = pickle.loads(pickled)
-            result = measured(config, alone(), evaluates, prepare, finals, tell=connection.send)
+            result = measured(
+                config, alone(), evaluates, prepare, finals, connection.send, enough_s
+            )
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:

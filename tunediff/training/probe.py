@@ -63,7 +63,8 @@ def before_search(
         else:
             new = Template("tunediff.training.prepared:prepare", options)
             template = stack.enter_context(new)
-        content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
+        asked = (evaluates, prepare, dict(finals or {}), prepared is not None)
+        content = (pickle.dumps(config), *asked)
         try:
             run = template.start("tunediff.training.judging:answer", content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:
