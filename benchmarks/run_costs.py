@@ -38,17 +38,8 @@ BUDGET_S, TURNS, SLOTS, EVERY_S = 6, 3, 8, 0.01
 # ---- seconds of a comparison
 def of_comparison(storage: Path) -> dict[str, Any]:
     """Run three pairs; seconds to the first training step, and between runs."""
-    words = [
-        "digits",
-        "optimizer.lr=3e-3",
-        "--budget",
-        "2s",
-        "--pairs",
-        "3",
-        "--fixed",
-        "--name",
-        "c",
-    ]
+    sides = ["digits", "evaluation.points=1", "digits", "evaluation.points=1", "optimizer.lr=3e-3"]
+    words = [*sides, "--budget", "2s", "--pairs", "3", "--fixed", "--name", "c"]
     command = [
         sys.executable,
         "-m",
