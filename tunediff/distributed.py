@@ -150,7 +150,6 @@ def described_in_environment(world: World) -> Iterator[None]:
     try:
         yield
     finally:
-        # What else the training sets is for its worker to put back, and to report.
         for name in names:
             os.environ.pop(name, None)
         os.environ.update(before)

@@ -84,7 +84,7 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     try:
         template = templates.ready(workload)
         level = _PACKAGE.getEffectiveLevel()
-        run = template.start(f"{__name__}:start", (*settings, level), streams=(1, 2))
+        run = template.start(f"{__name__}:start", (*settings, level), streams=_streams())
         with _passed_on(template, signals):
             last = _last_message(run, lines)
     except BaseException as error:
@@ -97,6 +97,18 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     if isinstance(last, _Raised):
         raise last.error from _RunError(last.trace)
     return last.value
+
+
+def _streams() -> list[int]:
+    """Return the descriptors of stdout and stderr; a program may have closed them."""
+    streams = []
+    for stream in (1, 2):
+        try:
+            os.fstat(stream)
+            streams.append(stream)
+        except OSError:
+            streams.append(_NOWHERE.fileno())
+    return streams
 
 
 def _threads_of_program() -> int | None:
