@@ -156,26 +156,16 @@ def described_in_environment(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def share_of_cores() -> Iterator[None]:
-    """Let torch compute with `machine.threads` threads inside: by itself it knows of no quota and
-    no other rank."""
+def from_environment() -> Iterator[World]:
+    """Yield the world that torchrun describes in the environment; without torchrun, that of one
+    process. Inside, torch has its share of the cores: by itself it knows of no quota."""
     before = torch.get_num_threads()
     torch.set_num_threads(machine.threads() or before)
     try:
-        yield
+        with world_of_environment() as world:
+            yield world
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def from_environment() -> Iterator[World]:
-    """Yield the world that torchrun describes in the environment; without torchrun, that of one
-    process.
-
-    Its threads are those of `share_of_cores`.
-    """
-    with share_of_cores(), world_of_environment() as world:
-        yield world
 
 
 @contextlib.contextmanager
