@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from tunediff import config as cfg
+from tunediff.core import machine
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
@@ -191,6 +192,7 @@ def main() -> int:
         "--part", choices=("engine", "bare"), help="measure this alone, in this process"
     )
     args = parser.parse_args()
+    machine.limit_spinning()  # as the commands do, before torch is imported
     if args.part is not None:
         print({"engine": in_the_engine, "bare": in_a_bare_loop}[args.part]())
         return 0
