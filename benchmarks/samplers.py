@@ -70,7 +70,7 @@ def patch(watch: Stopwatch) -> None:
     kinds: list[type] = [
         *timesteps.KINDS.values(),
         weighting.StaticWeighting,
-        weighting.Uncertainty,
+        weighting.UncertaintyWeighting,
         DiffusionLoss,
     ]
     for kind in kinds:

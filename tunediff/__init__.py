@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol", "EvaluationStoppedError", "File",
-    "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search", "Training", "Trial",
-    "TunediffError", "load_model", "open_search", "open_study", "run_comparison", "run_profile", "run_search",
+    "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol",
+    "EvaluationStoppedError", "File",
+    "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search",
+    "Training", "Trial",
+    "TunediffError", "load_model", "open_search", "open_study", "run_comparison", "run_profile",
+    "run_search",
     "run_training",
 ]  # fmt: skip
 _LAZY = {

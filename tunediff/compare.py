@@ -37,14 +37,15 @@ from tunediff.report import pair_plan, pair_summary
 OF_COMMANDS = """\
 Is one command, value or revision better than another at equal seconds, here?
 
-  tunediff compare --run 'python train.py --lr {lr} --seed {seed}' lr=3e-4 lr=1e-3 --objective val_loss
+  tunediff compare --run 'python train.py --lr {lr} --seed {seed}' lr=3e-4 lr=1e-3 \\
+    --objective val_loss
 
 A and B differ in one thing: two commands (--run twice), two revisions of the repository (--at
 twice; . is the working copy), or name=value of a parameter given twice. Both run on each of several
 seeds, one run at a time, until the difference is larger than the noise, or no number of pairs that
-is allowed would tell it: B is wrongly called better, or worse, in at most 2.5 % of comparisons each.
-The value is read from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31), and
-nothing in the command has to change."""
+is allowed would tell it: B is wrongly called better, or worse, in at most 2.5 % of comparisons
+each. The value is read from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31),
+and nothing in the command has to change."""
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
     "better": cli.OK,

@@ -22,7 +22,8 @@ from tunediff.config.knobs import refuse
 from tunediff.core import machine
 
 COLLECTIVE_S = 1800.0
-"""Seconds that ranks wait for each other in a collective: one of them may judge a model meanwhile."""
+"""Seconds that ranks wait for each other in a collective: one of them may judge a model
+meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)

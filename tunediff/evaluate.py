@@ -47,7 +47,8 @@ NUMBERS = "evaluation.json"
 MOST_SEEDS = 100
 DEFAULTS = {"images": IMAGES, "seeds": 1, "metrics": ",".join(KINDS)}
 PROTOCOL = (
-    *DEFAULTS, *drawing.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path", "batch_size",
+    *DEFAULTS, *drawing.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path",
+    "batch_size",
 )  # fmt: skip
 """Options that a model's own evaluation does not follow."""
 
@@ -242,11 +243,14 @@ def _evaluate(
         # ---- result
         if world.main:
             result = {
-                "model": model.name, "weights": str(model.weights.absolute()), "weights_sha256": digest,
+                "model": model.name, "weights": str(model.weights.absolute()),
+                "weights_sha256": digest,
                 "ema_half_life": model.half_life, "fingerprint": cfg.fingerprint(model.config),
                 **_protocol(config, real_data, images, extractor, seconds, world),
                 "metrics": {
-                    name: _over_seeds(name_of(name, extractor.label), [metrics[name] for metrics in values])
+                    name: _over_seeds(
+                        name_of(name, extractor.label), [metrics[name] for metrics in values]
+                    )
                     for name in values[0]
                 },
                 "kept": None if image_folder is None else str(image_folder.absolute()),

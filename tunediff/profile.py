@@ -23,14 +23,14 @@ VIEWERS = {"trace": "ui.perfetto.dev", "memory_snapshot": "pytorch.org/memory_vi
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandOptions(PrintingOptions, ProfileOptions):
+class ProfileCommandOptions(PrintingOptions, ProfileOptions):
     """The options of the command."""
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
-    options = cli.parse(cli.parser("profile", __doc__ or ""), CommandOptions, argv)
+    options = cli.parse(cli.parser("profile", __doc__ or ""), ProfileCommandOptions, argv)
     command = text.original_command("profile", argv)
     result = profile_run.run(options, command, EventLines.of(options))
     if options.json:

@@ -134,7 +134,8 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
             if world.main:
                 path = args.out if images is None else _write(images, args, model, sampler["name"])
                 lines = {
-                    "images": args.images, "sampler": drawing.format_sampler(sampler), "seed": args.seed,
+                    "images": args.images, "sampler": drawing.format_sampler(sampler),
+                    "seed": args.seed,
                     "seconds": seconds, "images_per_s": args.images / seconds, "path": path,
                 }  # fmt: skip
                 cli.result(lines, args.json, lines | {"sampler": sampler, "path": path.absolute()})

@@ -20,7 +20,7 @@ from tunediff.report import plan
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandOptions(PrintingOptions, SearchOptions):
+class SearchCommandOptions(PrintingOptions, SearchOptions):
     """The options of the command."""
 
     only_check: bool = option(
@@ -29,9 +29,9 @@ class CommandOptions(PrintingOptions, SearchOptions):
     open: bool = option(False, "open the report in a browser when the search has ended")
 
 
-def arguments(argv: Sequence[str] | None) -> CommandOptions:
+def arguments(argv: Sequence[str] | None) -> SearchCommandOptions:
     """Parse the command line."""
-    return cli.parse(cli.parser("search", __doc__ or ""), CommandOptions, argv)
+    return cli.parse(cli.parser("search", __doc__ or ""), SearchCommandOptions, argv)
 
 
 @cli.guarded

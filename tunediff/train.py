@@ -24,14 +24,14 @@ from tunediff.core.progress import EventLines
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandOptions(PrintingOptions, TrainOptions):
+class TrainCommandOptions(PrintingOptions, TrainOptions):
     """The options of the command."""
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
-    options = cli.parse(cli.parser("train", __doc__ or ""), CommandOptions, argv)
+    options = cli.parse(cli.parser("train", __doc__ or ""), TrainCommandOptions, argv)
     request = train_setup.prepare(
         options, lambda processes: text.original_command("train", argv, processes)
     )

@@ -193,7 +193,7 @@ def test_a_search_in_the_background_is_the_command_in_a_process_of_its_own(tmp_p
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
         one.wait()
     assert started[0][1:3] == ["-m", "tunediff.search"]
-    assert search.arguments(started[0][3:]) == search.CommandOptions(
+    assert search.arguments(started[0][3:]) == search.SearchCommandOptions(
         words=["digits"], name="night", storage=tmp_path, budget=3
     )
     assert (one.folder.exists(), one.running) == (False, False)

@@ -164,7 +164,7 @@ def test_fingerprints_are_equal_for_equal_configurations():
 
 
 @dataclass(frozen=True)
-class OtherEvaluation(systems.Evaluation):
+class OtherEvaluation(systems.EvaluationSection):
     """How it is judged here."""
 
     votes: Annotated[int, Ge(1)] = 3
@@ -190,7 +190,7 @@ def test_a_section_of_the_systems_may_be_extended():
 
 
 @dataclass(frozen=True)
-class Marked(systems.Evaluation):
+class Marked(systems.EvaluationSection):
     points: Annotated[int, Ge(1), Fixed()] = 2
     weights: Annotated[str | None, File(), EvaluationProtocol()] = None
     """Where they lie."""

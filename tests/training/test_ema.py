@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tunediff.training import knobs
-from tunediff.training.ema import Ema
+from tunediff.training.ema import ExponentialAverage
 
 
 def network(value: float) -> nn.Sequential:
@@ -19,7 +19,7 @@ def values(net: nn.Module) -> set[float]:
 
 
 def test_decay_is_a_half_life_relative_to_progress() -> None:
-    ema = Ema(knobs.Ema(half_life=0.05, max_decay=0.9999), network(0.0))
+    ema = ExponentialAverage(knobs.Ema(half_life=0.05, max_decay=0.9999), network(0.0))
     assert ema.decay(progress=0.5, delta=0.025) == pytest.approx(0.5)
     assert ema.decay(progress=0.5, delta=0.05) == pytest.approx(0.25)
     assert ema.decay(progress=1.0, delta=0.025) == pytest.approx(0.5**0.5)
@@ -28,7 +28,7 @@ def test_decay_is_a_half_life_relative_to_progress() -> None:
 
 
 def test_average() -> None:
-    ema = Ema(knobs.Ema(half_life=0.05), network(1.0))
+    ema = ExponentialAverage(knobs.Ema(half_life=0.05), network(1.0))
     ema.update(network(9.0), progress=0.0, delta=0.0)
     assert values(ema.model) == {9.0}
     ema.update(network(1.0), progress=0.5, delta=0.025)
@@ -38,7 +38,7 @@ def test_average() -> None:
 
 
 def test_a_weight_has_lost_half_its_share_after_a_half_life_of_small_steps() -> None:
-    ema = Ema(knobs.Ema(half_life=0.1, max_decay=0.99999), network(1.0))
+    ema = ExponentialAverage(knobs.Ema(half_life=0.1, max_decay=0.99999), network(1.0))
     for _ in range(1000):
         ema.update(network(0.0), progress=0.5, delta=0.1 * 0.5 / 1000)
     assert values(ema.model).pop() == pytest.approx(0.5, rel=1e-4)
@@ -46,7 +46,7 @@ def test_a_weight_has_lost_half_its_share_after_a_half_life_of_small_steps() -> 
 
 def test_the_average_is_a_frozen_float32_network_of_its_own() -> None:
     source = network(1.0).bfloat16().train()
-    ema = Ema(knobs.Ema(), source)
+    ema = ExponentialAverage(knobs.Ema(), source)
     assert not ema.model.training
     assert source.training
     assert all(p.dtype == torch.float32 and not p.requires_grad for p in ema.model.parameters())
@@ -61,7 +61,7 @@ def test_the_average_is_a_frozen_float32_network_of_its_own() -> None:
 
 def test_buffers_are_copied() -> None:
     source = network(1.0).train()
-    ema = Ema(knobs.Ema(), source)
+    ema = ExponentialAverage(knobs.Ema(), source)
     source(torch.randn(8, 2))
     ema.update(source, progress=0.5, delta=1e-6)
     for name, buffer in source.named_buffers():
@@ -70,7 +70,7 @@ def test_buffers_are_copied() -> None:
 
 
 def test_state() -> None:
-    ema, other = Ema(knobs.Ema(), network(1.0)), Ema(knobs.Ema(), network(7.0))
+    ema, other = ExponentialAverage(knobs.Ema(), network(1.0)), ExponentialAverage(knobs.Ema(), network(7.0))
     other.load_state_dict(ema.state_dict())
     assert values(other.model) == {1.0}
     other.update(network(5.0), progress=0.5, delta=0.025)  # loading must not have cut its list of parameters off

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.helpers import digits
 from tunediff import config as cfg
-from tunediff.training.muon import Muon, groups_of, matrix_count
+from tunediff.training.muon import MuonAdamW, groups_of, matrix_count
 from tunediff.workloads.classification.train import network as classifier
 from tunediff.workloads.diffusion.unet import network as unet
 
@@ -17,7 +17,7 @@ SHAPES = [(8, 8), (16, 16, 3, 3), (64, 32), (32, 64), (96, 32), (16, 4, 1, 1), (
 
 def stepped(parameters, matrices=1, steps=1, lr=0.1, **options):
     """The parameters after steps with fixed gradients."""
-    optimizer = Muon([{"params": parameters, "matrices": matrices}], lr=lr, weight_decay=0.0, **options)
+    optimizer = MuonAdamW([{"params": parameters, "matrices": matrices}], lr=lr, weight_decay=0.0, **options)
     torch.manual_seed(1)
     for _ in range(steps):
         for parameter in parameters:
@@ -41,7 +41,7 @@ def test_muon_steps_are_torchs_on_matrices():
     torch.manual_seed(0)
     start = torch.randn(24, 60)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    mine = Muon([{"params": [ours], "matrices": 1}], 0.9, lr=0.02, weight_decay=0.1)
+    mine = MuonAdamW([{"params": [ours], "matrices": 1}], 0.9, lr=0.02, weight_decay=0.1)
     other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     for _ in range(5):
         ours.grad = torch.randn(24, 60)
@@ -59,7 +59,7 @@ def test_muon_steps_are_timms_on_convolutions(memory_format):
     start = torch.randn(16, 8, 3, 3)
     ours = nn.Parameter(start.clone().to(memory_format=memory_format))
     theirs = nn.Parameter(start.clone())
-    mine = Muon([{"params": [ours], "matrices": 1}], 0.95, lr=0.02, weight_decay=0.1)
+    mine = MuonAdamW([{"params": [ours], "matrices": 1}], 0.95, lr=0.02, weight_decay=0.1)
     other = timm.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, conv_mode="flatten",
                       ns_coefficients="original", adjust_lr_fn="match_rms_adamw")  # fmt: skip
     for _ in range(5):
@@ -83,7 +83,7 @@ def test_muon_leaves_the_rest_to_adamw_step_for_step():
     torch.manual_seed(0)
     start = torch.randn(7)
     ours, theirs, matrix = nn.Parameter(start.clone()), nn.Parameter(start.clone()), zeros((4, 4))
-    mine = Muon([{"params": [matrix], "matrices": 1}, {"params": [ours]}], lr=0.01, weight_decay=0.1, fused=True)
+    mine = MuonAdamW([{"params": [matrix], "matrices": 1}, {"params": [ours]}], lr=0.01, weight_decay=0.1, fused=True)
     other = torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.1, fused=True)
     for _ in range(4):
         ours.grad, matrix.grad = torch.randn(7), torch.randn(4, 4)
@@ -97,7 +97,7 @@ def test_muon_makes_no_step_of_infinite_gradients_under_loss_scaling():
     """The fused AdamW takes part in loss scaling by itself, which would leave the matrices without it."""
     matrix, bias = zeros((4, 4)), zeros((4,))
     groups = [{"params": [matrix], "matrices": 1}, {"params": [bias]}]
-    optimizer, scaler = Muon(groups, lr=0.1, fused=True), torch.amp.GradScaler("cpu")
+    optimizer, scaler = MuonAdamW(groups, lr=0.1, fused=True), torch.amp.GradScaler("cpu")
     scaler.scale(torch.zeros(())).item()
     matrix.grad, bias.grad = torch.full((4, 4), torch.inf), torch.ones(4)
     scaler.unscale_(optimizer)
@@ -110,7 +110,7 @@ def test_muon_state_restores_exactly():
     """After a restore the next steps are bit for bit those that would have come."""
     first, bias = zeros((8, 8)), zeros((8,))
     groups = [{"params": [first], "matrices": 1}, {"params": [bias]}]
-    optimizer = Muon(groups, lr=0.1)
+    optimizer = MuonAdamW(groups, lr=0.1)
 
     def step(optimizer, matrix, bias, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -119,7 +119,7 @@ def test_muon_state_restores_exactly():
 
     step(optimizer, first, bias, 0)
     again = [nn.Parameter(first.detach().clone()), nn.Parameter(bias.detach().clone())]
-    restored = Muon([{"params": again[:1], "matrices": 1}, {"params": again[1:]}], lr=0.1)
+    restored = MuonAdamW([{"params": again[:1], "matrices": 1}, {"params": again[1:]}], lr=0.1)
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     step(optimizer, first, bias, 1)
     step(restored, *again, 1)

@@ -18,7 +18,7 @@ from tunediff import config as cfg
 from tunediff import evaluate, export, models, sample
 from tunediff.config import ConfigError
 from tunediff.training import knobs, weights
-from tunediff.training.ema import Ema
+from tunediff.training.ema import ExponentialAverage
 from tunediff.training.power_average import (
     FOLDER,
     HALF_LIVES,
@@ -46,7 +46,7 @@ def averaged(found):
         net, optimizer = begin(trial)
         plain = net.module if hasattr(net, "module") else net
         powers = PowerAverages(plain)
-        kept = [Ema(knobs.Ema(half_life=half_life, max_decay=0.9999999), plain) for half_life in WANTED]
+        kept = [ExponentialAverage(knobs.Ema(half_life=half_life, max_decay=0.9999999), plain) for half_life in WANTED]
         trial.write_at_points(FOLDER, powers.parameters_by_name)
         for batch in trial.batches((INPUTS, TARGETS)):
             trial.step(loss_of(net, batch), optimizer)

@@ -38,7 +38,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.training import hardware, knobs, state, trial
 from tunediff.training import optimizer as optimizers
-from tunediff.training.ema import Ema
+from tunediff.training.ema import ExponentialAverage
 from tunediff.training.engine import Engine
 from tunediff.training.power_average import PowerAverages
 from tunediff.training.run_trial import run_trial
@@ -188,7 +188,7 @@ def adversaries(trial):
     parts = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 1)})
     net = trial.prepare(parts)
     a, b = (torch.optim.AdamW(net[name].parameters(), 0.05) for name in ("a", "b"))
-    average, powers = Ema(knobs.Ema(), parts), PowerAverages(parts)
+    average, powers = ExponentialAverage(knobs.Ema(), parts), PowerAverages(parts)
     trial.keep(net=net, a=a, b=b, average=average, powers=powers)
     trial.evaluate_with(lambda: {"error": net["b"](net["a"](INPUTS)).mean().item()})
     for inputs, _ in trial.batches((INPUTS, TARGETS)):

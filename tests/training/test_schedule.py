@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tunediff.training import optimizer as optimizers
-from tunediff.workloads.classification.knobs import Sgd
+from tunediff.workloads.classification.knobs import ClassifierSgd
 
 STEPS = 40
 
@@ -22,7 +22,7 @@ def torchs(schedule, **how):
 
 
 def ours(**values):
-    return [optimizers.learning_rate(Sgd(lr=0.1, **values), 128, step / STEPS) for step in range(STEPS + 1)]
+    return [optimizers.learning_rate(ClassifierSgd(lr=0.1, **values), 128, step / STEPS) for step in range(STEPS + 1)]
 
 
 def test_cosine_is_torchs():

@@ -17,9 +17,9 @@ from scipy import special
 
 Values = NDArray[np.float64]
 FACTOR = 100.0
-"""How many times as large as the median of a side, the smaller of both, a diverged value is. The learning rate finders
-of fastai and Lightning end at a loss of four times the best one; a value that counts in a verdict
-has to be worse than any noise."""
+"""How many times as large as the median of a side, the smaller of both, a diverged value is. The
+learning rate finders of fastai and Lightning end at a loss of four times the best one; a value that
+counts in a verdict has to be worse than any noise."""
 SOUND = 0.05
 """Share of seeds on which a configuration may diverge that is no worse than one that does not."""
 SHARE = 0.2

@@ -2,17 +2,17 @@
 rates.
 
 A test after every pair of runs that stops when p falls below 5 % is wrong far more often than in 5
-% of all cases. Here the error is spent over the looks, α·(rounds / max_rounds)^power until each (K. K. G.
-Lan, D. L. DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74 (1987),
-149–154): little on the first, whose estimate of the noise is worth little. A round is a block: all
-configurations on one seed, which decides initial weights, order of the data and everything drawn.
-Configurations may differ in noise, so each rival is judged by the noise of its own differences from
-the baseline, a paired t-test, at an equal share of the error (Bonferroni): how the differences of
-two rivals correlate depends on the noise of all three, and no correlation makes a false winner more
-likely than the sum of the shares. Student's t with few degrees of freedom does not depend on the
-noise if there is no difference: the bounds are simulated from it. No kept library does that:
-methods that are valid without an end (confidence sequences, e-values) are for bounded values or
-need more runs (`benchmarks/believe`).
+% of all cases. Here the error is spent over the looks, α·(rounds / max_rounds)^power until each
+(K. K. G. Lan, D. L. DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74
+(1987), 149–154): little on the first, whose estimate of the noise is worth little. A round is a
+block: all configurations on one seed, which decides initial weights, order of the data and
+everything drawn. Configurations may differ in noise, so each rival is judged by the noise of its
+own differences from the baseline, a paired t-test, at an equal share of the error (Bonferroni): how
+the differences of two rivals correlate depends on the noise of all three, and no correlation makes
+a false winner more likely than the sum of the shares. Student's t with few degrees of freedom does
+not depend on the noise if there is no difference: the bounds are simulated from it. No kept library
+does that: methods that are valid without an end (confidence sequences, e-values) are for bounded
+values or need more runs (`benchmarks/believe`).
 """
 
 from __future__ import annotations

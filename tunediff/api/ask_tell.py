@@ -178,7 +178,8 @@ class AskTellStudy:
             return trial
 
     def tell(
-        self, trial: AskedTrial, value: float | None = None, *, status: str | None = None, reason: str = "",
+        self, trial: AskedTrial, value: float | None = None, *, status: str | None = None,
+        reason: str = "",
         time_s: float | None = None, **measured: float,
     ) -> None:  # fmt: skip
         """End a trial.
@@ -320,7 +321,8 @@ class AskTellStudy:
 
 
 def open_study(
-    workload: Any = None, *knobs: Knobs, name: str | None = None, storage: str | Path = text.STORAGE,
+    workload: Any = None, *knobs: Knobs, name: str | None = None,
+    storage: str | Path = text.STORAGE,
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
 ) -> AskTellStudy:  # fmt: skip
@@ -355,7 +357,8 @@ def open_study(
             raise ConfigError(f"name: {name!r} exists in {place}; {goes_on}")
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(
-            words=[*named, *words(knobs)], name=None if exists else name, resume=name if exists else None,
+            words=[*named, *words(knobs)], name=None if exists else name,
+            resume=name if exists else None,
             storage=place, trials=trials, budget=budget, unit=unit, total=total,
             confirm=None if exists else 0, seed=seed, warm_start=warm_start,
         )  # fmt: skip

@@ -54,7 +54,8 @@ class CommandSearchKeywords(CommandKeywords):
 
 
 def comparison(call: Any, a: Any, b: Any) -> CommandCompareOptions:
-    """Return the options of a comparison of commands; `call`: its keywords. Raises `ConfigError`."""
+    """Return the options of a comparison of commands; `call`: its keywords. Raises
+    `ConfigError`."""
     commands = call.command if isinstance(call.command, tuple) else (call.command,)
     for name in ("compile", "setup"):
         if (value := getattr(call, name)) is not None:

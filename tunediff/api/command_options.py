@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from tunediff.analysis.targets import Counted
-from tunediff.api.options import ProofOptions, RunOptions, TargetOptions, VerdictOptions
+from tunediff.api.options import JobOptions, ProofOptions, TargetOptions, VerdictOptions
 from tunediff.command.definition import CommandDefinition, Mode, OutcomeName
 from tunediff.config import ConfigError
 from tunediff.core.options import option, words_option
@@ -65,7 +65,7 @@ class CommandSettings(TargetOptions):
 
 
 @dataclasses.dataclass(kw_only=True)
-class CommandCompareOptions(CommandSettings, VerdictOptions, ProofOptions, RunOptions):
+class CommandCompareOptions(CommandSettings, VerdictOptions, ProofOptions, JobOptions):
     """What is asked of a comparison of commands."""
 
     words: Sequence[str] = words_option(

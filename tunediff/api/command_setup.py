@@ -134,7 +134,8 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
     if not commands or len(twice) != 1 or max(counts.values()) > 2:
         given = ", ".join(f"{count} × {name}" for name, count in counts.items())
         raise ConfigError(
-            f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run, two"
+            f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run,"
+            " two"
             " --at, or name=value given twice (lr=3e-4 lr=1e-3)"
         )
 

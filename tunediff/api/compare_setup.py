@@ -20,7 +20,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.targets import Counted
-from tunediff.api.options import ProofOptions, RunOptions, VerdictOptions, check_files
+from tunediff.api.options import JobOptions, ProofOptions, VerdictOptions, check_files
 from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
@@ -59,7 +59,7 @@ Say = Callable[..., None]
 
 
 @dataclasses.dataclass(kw_only=True)
-class CompareKeywords(VerdictOptions, ProofOptions, RunOptions):
+class CompareKeywords(VerdictOptions, ProofOptions, JobOptions):
     """Options of the command `compare` that are keywords of `tunediff.run_comparison`."""
 
     budget: str | float | None = option(

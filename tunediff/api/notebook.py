@@ -127,7 +127,8 @@ class _ModuleText:
         if value.__module__ != self._scope.get("__name__"):
             self._imports.append(f"from {value.__module__} import {top} as {name}")
             return
-        # The workload may hold what an earlier run of the cell has made: the last definition counts.
+        # The workload may hold what an earlier run of the cell has made: the last definition
+        # counts.
         source = self._definitions.get(defined, "")
         if value.__qualname__ == defined and source and not source.startswith(("import ", "from ")):
             if defined == name or defined not in self._added:

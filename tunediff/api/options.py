@@ -28,7 +28,7 @@ TRACK_HELP = "the service that shows runs: wandb, mlflow, … (docs/how-to/track
 
 
 @dataclasses.dataclass(kw_only=True)
-class RunOptions(MachineOptions, StorageOptions):
+class JobOptions(MachineOptions, StorageOptions):
     """Options of searches and comparisons."""
 
     name: str | None = option(None, "name of its folder (default: what is run, and the time)")

@@ -90,7 +90,8 @@ def console(lines: EventLines) -> Display:
 
 
 def _run(
-    folder: Path, space: SearchSpace, options: SearchOptions, display: Display, planned: Mapping[str, Any] | None,
+    folder: Path, space: SearchSpace, options: SearchOptions, display: Display,
+    planned: Mapping[str, Any] | None,
     listeners: Listeners, command_time: CommandTime,
 ) -> None:  # fmt: skip
     share = functools.partial(resources.share, space)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
-from tunediff.api.options import RunOptions, check_files
+from tunediff.api.options import JobOptions, check_files
 from tunediff.command.search import check_ends
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
@@ -42,7 +42,7 @@ searched."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class SearchKeywords(RunOptions):
+class SearchKeywords(JobOptions):
     """Options of the command `search` that are keywords of `tunediff.run_search`."""
 
     trials: int | None = option(None, "trials in all, the baseline included")
@@ -71,7 +71,8 @@ class SearchOptions(SearchKeywords):
     """What is asked of a search."""
 
     words: Sequence[str] = words_option(
-        "search file (default: digits), or a workload's file, which is searched around its baseline",
+        "search file (default: digits), or a workload's file, which is searched around its"
+        " baseline",
         "SPACE.yaml | mine.py | knob=value",
         complete=search_space.shipped,
     )

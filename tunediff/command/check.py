@@ -107,7 +107,8 @@ def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
             return
     seeds = ", ".join(str(run.seed + distance) for distance in OTHER_SEEDS)
     raise ConfigError(
-        f"command: {{seed}}: {run.seed}, {seeds} print the same first value, {first.value}: the seed"
+        f"command: {{seed}}: {run.seed}, {seeds} print the same first value, {first.value}: the"
+        " seed"
         " has no effect; allowed: a command that uses its seed, or one without {seed} and"
         " --same-seed"
     )
@@ -133,8 +134,12 @@ class _Attempts:
     def __call__(self, run: CommandRun) -> _Tried:
         folder, self._count = self._scratch / str(self._count), self._count + 1
         trial = dataclasses.replace(
-            run, folder=folder, ends_at_first=True, budget_s=self._limit_s, steps=calibration.FIRST_STEPS
-        )  # fmt: skip
+            run,
+            folder=folder,
+            ends_at_first=True,
+            budget_s=self._limit_s,
+            steps=calibration.FIRST_STEPS,
+        )
         point: Point | None = None
         clock, end = None, None
         begun = time.monotonic()

@@ -58,7 +58,8 @@ class CommandClock:
         )
 
     def reached(self, limit_s: float, now: float) -> bool:
-        """Return whether the budget is spent; without a line of its own for long, by the judge's."""
+        """Return whether the budget is spent; without a line of its own for long, by the
+        judge's."""
         if self.seconds_line is None:
             return self._judged_s(now) >= limit_s
         return (self.own_s or 0.0) >= limit_s or self._judged_s(now) >= 2 * limit_s
@@ -82,7 +83,8 @@ class CommandClock:
 
     @property
     def disagreement(self) -> float | None:
-        """Return by which share the program's own seconds differ from the judge's, if that is much."""
+        """Return by which share the program's own seconds differ from the judge's, if that is
+        much."""
         if self.own_s is None or self.own_at_s <= 0:
             return None
         share = self.own_s / self.own_at_s - 1

@@ -91,7 +91,8 @@ class CommandDefinition:
         if self.gpus > available or ("gpus" in self.template.names and not available):
             needs = self.gpus or "{gpus}"
             raise ConfigError(
-                f"{where}: gpus: {needs} is not allowed; allowed: at most {available}, the GPUs that"
+                f"{where}: gpus: {needs} is not allowed; allowed: at most {available}, the GPUs"
+                " that"
                 " are there; a command for CPUs needs no {gpus}"
             )
 
@@ -162,6 +163,7 @@ def _expression(text: str, where: str, groups: int | None) -> re.Pattern[str]:
         raise ConfigError(f"{where}: {text!r}: {error}") from None
     if groups is not None and expression.groups != groups:
         raise ConfigError(
-            f"{where}: {text!r} has {expression.groups} groups; allowed: {groups}, around the number"
+            f"{where}: {text!r} has {expression.groups} groups; allowed: {groups}, around the"
+            " number"
         )
     return expression

@@ -105,7 +105,8 @@ class MetricFile:
         self._rows = 0
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the records that are new since the last call; none while the file is half written."""
+        """Yield the records that are new since the last call; none while the file is half
+        written."""
         try:
             status = self.path.stat()
             state = status.st_mtime_ns, status.st_size

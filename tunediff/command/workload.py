@@ -1,7 +1,7 @@
 """Make a command and its parameters a workload, so that all that runs or shows workloads takes it.
 
-A command is kept as `tunediff_command.yaml`: how it is run and judged, and `parameters:` with the values of
-the baseline. A configuration of it has these parameters as its knobs, and a seed.
+A command is kept as `tunediff_command.yaml`: how it is run and judged, and `parameters:` with the
+values of the baseline. A configuration of it has these parameters as its knobs, and a seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CommandSystems(Configuration):
     precision: ClassVar[systems.Precision] = systems.Precision()
     memory: ClassVar[systems.Memory] = systems.Memory()
     compile: ClassVar[systems.Compile] = systems.Compile()
-    evaluation: ClassVar[systems.Evaluation] = systems.Evaluation(points=POINTS)
+    evaluation: ClassVar[systems.EvaluationSection] = systems.EvaluationSection(points=POINTS)
 
     @property
     def devices(self) -> int:
@@ -58,8 +58,10 @@ class CommandSystems(Configuration):
         return systems.Parallel(workers=gpus, strategy="dp") if gpus > 1 else systems.Parallel()
 
 
-TAKEN = ("loader", "precision", "memory", "compile", "parallel", "evaluation", "devices", "workload",
-         "knobs", "schema", "sections")  # fmt: skip
+TAKEN = (
+    "loader", "precision", "memory", "compile", "parallel", "evaluation", "devices", "workload",
+    "knobs", "schema", "sections",
+)  # fmt: skip
 """Names that configurations have for something else."""
 _unwritten: dict[str, bytes] = {}
 """Contents of commands that have no file yet, by the path that stands for it."""
@@ -175,7 +177,8 @@ def _class(name: str, nested: Mapping[str, Any], where: str) -> type:
             fields.append((key, type(value), dataclasses.field(default=value)))
         else:
             raise ConfigError(
-                f"{where}: {key}: {value!r} is not allowed; allowed: a number, a text, true or false"
+                f"{where}: {key}: {value!r} is not allowed; allowed: a number, a text, true or"
+                " false"
             )
     return dataclasses.make_dataclass(name, fields, frozen=True)
 

@@ -53,10 +53,15 @@ from tunediff.config.workload import (
 )
 
 __all__ = [
-    "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines", "Metric", "Quantity",
-    "Range", "Schema", "Systems", "Values", "Workload", "as_copied", "baseline", "baseline_names", "check_format",
-    "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "found_again", "from_dict",
-    "has_changed", "is_command", "is_users", "load", "missing_equals_hint", "named", "nest", "neutral", "not_effective",
-    "of", "override", "parse_overrides", "read_yaml", "remove_copy", "shipped_hooks", "shipped_only", "take_along",
+    "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines",
+    "Metric", "Quantity",
+    "Range", "Schema", "Systems", "Values", "Workload", "as_copied", "baseline", "baseline_names",
+    "check_format",
+    "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten", "found_again",
+    "from_dict",
+    "has_changed", "is_command", "is_users", "load", "missing_equals_hint", "named", "nest",
+    "neutral", "not_effective",
+    "of", "override", "parse_overrides", "read_yaml", "remove_copy", "shipped_hooks",
+    "shipped_only", "take_along",
     "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

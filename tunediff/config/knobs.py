@@ -257,7 +257,8 @@ def knobs_of(
                 f"`{n}`: {' '.join((arm.__doc__ or '').split())}"
                 for n, arm in zip(names, members, strict=True)
             ]
-            yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names, searchable=searchable,
+            yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names,
+            searchable=searchable,
                        space=_space(metadata[0]))  # fmt: skip
             for arm, arm_name in zip(members, names, strict=True):
                 arm_knobs = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
@@ -278,8 +279,10 @@ def knobs_of(
             else ""
         )
         yield Knob(
-            name, "choice" if choices else kind.__name__, field.default, " ".join(description.split()), choices,
-            optional=bool(members), member=member, searchable=searchable, protocol=EvaluationProtocol in marks,
+            name, "choice" if choices else kind.__name__, field.default,
+            " ".join(description.split()), choices,
+            optional=bool(members), member=member, searchable=searchable,
+            protocol=EvaluationProtocol in marks,
             file=File in marks, items=items,
             space=_space(metadata[0]), **_bounds(metadata[0]),
         )  # fmt: skip

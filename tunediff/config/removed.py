@@ -25,7 +25,9 @@ REMOVED = {
     "pipeline of diffusers": (
         "judge the model that it was exported from, or train --initial FOLDER from it"
     ),
-    "compare --resolution": "it is called --within; an interval inside it is the verdict «equivalent»",
+    "compare --resolution": (
+        "it is called --within; an interval inside it is the verdict «equivalent»"
+    ),
     "profile --sweep": "search loader.batch_size, or run tunediff search studies/batch_by_gpus",
     "profile --compile": (
         "a search's report says when compile.mode has paid, and so does the study compile_by_gpus"

@@ -296,7 +296,7 @@ _ONLY_OF = {
 
 
 @section
-class Evaluation:
+class EvaluationSection:
     """How a model is judged. Never searched: all trials of a study must be measured by the same
     protocol.
 
@@ -316,7 +316,9 @@ class Systems(Configuration):
     memory: Memory = dataclasses.field(default_factory=Memory)
     compile: Compile = dataclasses.field(default_factory=Compile)
     parallel: Parallel = dataclasses.field(default_factory=Parallel)
-    evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
+    evaluation: Annotated[EvaluationSection, Fixed()] = dataclasses.field(
+        default_factory=EvaluationSection
+    )
     seed: Annotated[Int, Ge(0), Lt(2**31), Fixed()] = 0
     """Seed of initial weights, data order and everything that is drawn."""
 

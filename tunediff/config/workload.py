@@ -90,7 +90,8 @@ class Quantity:
 
 
 OPTIONAL = {
-    "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path", "knobs"),
+    "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path",
+    "knobs"),
     "evaluation_protocol": ("config",), "sample_images": ("network", "config", "request"),
     "write_pipeline": ("folder", "config", "weights"),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Tell what happens in a search, a comparison or a training to whatever shows, copies or records it.
+"""Tell what happens in a search, a comparison or a training to whatever shows, copies or records
+it.
 
 A `Listener` hears five events. `Listeners` passes them on, each listener in its own thread: one
 that fails or hangs is named once, and neither the trials nor the other listeners notice.

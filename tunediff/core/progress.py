@@ -143,7 +143,7 @@ class _Bar:
             self._bar.close()
 
 
-class PrintingOptions(Protocol):
+class ProgressOptions(Protocol):
     """The options that say how a command prints."""
 
     quiet: bool
@@ -168,7 +168,7 @@ class EventLines:
     """Monotonic time from which `elapsed_s` counts: that at which the command or the call began."""
 
     @classmethod
-    def of(cls, args: PrintingOptions) -> EventLines:
+    def of(cls, args: ProgressOptions) -> EventLines:
         """Return what the options of a command ask for."""
         as_json = args.progress == "jsonl"
         return cls(args.quiet, args.json or as_json, as_json, begun=command_began())

@@ -45,7 +45,7 @@ class TemplateError(RuntimeError):
 
 
 # ---- the parent's side
-class Run:
+class TemplateRun:
     """A run of a template, as the parent sees it."""
 
     def __init__(self, template: Template, connection: Connection) -> None:
@@ -137,7 +137,8 @@ class Template:
         self._replies = self.control.makefile("rb", 0)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunediff.core.template_server", str(theirs.fileno()), str(os.getpid()),
+                [sys.executable, "-m", "tunediff.core.template_server", str(theirs.fileno()),
+                str(os.getpid()),
                  address.removeprefix("\0")],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=self._output or 2, stderr=self._output or 2,
@@ -172,7 +173,7 @@ class Template:
         self, function: str, content: Any, before: tuple[str, Any] | None = None,
         variables: Mapping[str, str] | None = None, within_s: float | None = None,
         streams: Sequence[int] = (),
-    ) -> Run:  # fmt: skip
+    ) -> TemplateRun:  # fmt: skip
         """Start a run that calls `function(connection, content)`; one at a time.
 
         `before`: a function that the template calls before it forks, and its argument, of JSON.
@@ -193,7 +194,7 @@ class Template:
             socket.send_fds(self.control, [request], [theirs.fileno(), *streams])
         if not self.unsafe:
             self._run_pid = self._reply()["pid"]
-        run = Run(self, Connection(ours.detach()))
+        run = TemplateRun(self, Connection(ours.detach()))
         folder = ""
         with contextlib.suppress(OSError):  # it may be gone
             folder = os.getcwd()

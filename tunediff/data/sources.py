@@ -128,7 +128,8 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
         "path",
         data.path,
         f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error});"
-        f" allowed: run once with a network, or set data.path to a folder with {CIFAR10_FOLDER}/, or"
+        f" allowed: run once with a network, or set data.path to a folder with"
+        f" {CIFAR10_FOLDER}/, or"
         " to a folder or .zip of its images",
     )
 

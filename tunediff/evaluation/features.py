@@ -26,8 +26,8 @@ from tunediff.training.weights import check_fit
 
 
 def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
-    """Return the extractor of `evaluation.extractor` on `device`; `classifier` and `random` are made
-    from `images`.
+    """Return the extractor of `evaluation.extractor` on `device`; `classifier` and `random` are
+    made from `images`.
 
     Raises `ConfigError` if weights or labels are missing.
     """

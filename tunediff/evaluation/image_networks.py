@@ -1,5 +1,5 @@
-"""Extractors that are made from the images which are learned: a small network, trained to tell their
-classes or left with random weights."""
+"""Extractors that are made from the images which are learned: a small network, trained to tell
+their classes or left with random weights."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def default_extractor() -> str:
 
 
 @section
-class Evaluation(systems.Evaluation):
+class Evaluation(systems.EvaluationSection):
     """How a generator of images is judged."""
 
     extractor: Annotated[

@@ -22,8 +22,8 @@ def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int
 
 
 class Residual(Block):
-    """ReLU(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where the shape changes (option
-    B of He et al. 2015, arXiv 1512.03385)."""
+    """ReLU(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where the shape changes
+    (option B of He et al. 2015, arXiv 1512.03385)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()

@@ -29,10 +29,10 @@ from tunediff.evaluation.knobs import IMAGENET_PACKAGE, Evaluation
 
 log = logging.getLogger(__name__)
 
-URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+FILE_NAME = "weights-inception-2015-12-05-6726825d.pth"
+URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{FILE_NAME}"
 """Inception weights of FID's original TensorFlow graph, converted and published by torch-fidelity
 (91 MiB)."""
-FILE_NAME = URL.rpartition("/")[2]
 DIGEST_PREFIX = "6726825d"
 """First digits of the file's sha256, which its name ends with."""
 TIMEOUT_S = 15.0
@@ -93,8 +93,8 @@ def length(evaluation: Evaluation, image_size: int) -> int:
 
 
 def describe(evaluation: Evaluation) -> str:
-    """Return what a sentence about the distance adds for an extractor that is neither FID's nor made
-    of classes; '' for those. Raises `ConfigError`."""
+    """Return what a sentence about the distance adds for an extractor that is neither FID's nor
+    made of classes; '' for those. Raises `ConfigError`."""
     if evaluation.extractor == "cifar10-resnet":
         return f", in the features of {trained(evaluation).description}"
     if evaluation.extractor == "efficientnet-lite0":

@@ -40,8 +40,10 @@ from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin  #
 
 _SET_BY = {
     "mixed_precision": "precision.amp", "gradient_accumulation_steps": "loader.accumulation",
-    "gradient_accumulation_plugin": "loader.accumulation", "cpu": "the search", "dynamo_backend": "compile.mode",
-    "dynamo_plugin": "compile.mode", "deepspeed_plugin": "parallel.strategy", "fsdp_plugin": "parallel.strategy",
+    "gradient_accumulation_plugin": "loader.accumulation", "cpu": "the search",
+    "dynamo_backend": "compile.mode",
+    "dynamo_plugin": "compile.mode", "deepspeed_plugin": "parallel.strategy",
+    "fsdp_plugin": "parallel.strategy",
     "parallelism_config": "parallel.strategy", "step_scheduler_with_optimizer": "the budget",
 }  # fmt: skip
 """Arguments of an Accelerator, and what sets them here."""
@@ -56,7 +58,8 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         config = trial.config
         made = {
             "mixed_precision": {"none": "no"}.get(config.precision.amp, config.precision.amp),
-            "gradient_accumulation_steps": config.loader.accumulation, "cpu": trial.device.type == "cpu",
+            "gradient_accumulation_steps": config.loader.accumulation,
+            "cpu": trial.device.type == "cpu",
         }  # fmt: skip
         same = {} if config.compile.active else {"dynamo_backend": ("no",)}
         options = refuse_settings(trial, options, _SET_BY, made, Accelerator, same)

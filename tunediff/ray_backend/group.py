@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from tunediff.core.template import Run
+from tunediff.core.template import TemplateRun
 from tunediff.tuning import mailbox
 from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.templates import Templates
@@ -79,7 +79,7 @@ def serve(name: str, generation: str, workload: str, here: str) -> None:
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(here)
-    slot, serial, runs = RaySlot(name), "", list[Run]()
+    slot, serial, runs = RaySlot(name), "", list[TemplateRun]()
 
     def notice(nodes: list[str]) -> None:
         for run in runs[-1:]:

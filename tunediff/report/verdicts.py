@@ -112,7 +112,8 @@ def why_stopped(look: Look, rounds: str, **others: str) -> str:
     """
     reasons = {
         "hopeless": (
-            f"up to {look.max_rounds} {rounds} would most likely show no significant difference either"
+            f"up to {look.max_rounds} {rounds} would most likely show no significant difference"
+            " either"
         ),
         "spent": f"all {look.max_rounds} {rounds} have been run",
         **others,

@@ -37,7 +37,8 @@ RATE = Metric("samples_per_s", "max", "samples/s")
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One searched knob: choices, or a range of numbers, and the condition under which it applies."""
+    """One searched knob: choices, or a range of numbers, and the condition under which it
+    applies."""
 
     name: str
     choices: tuple[Any, ...] | None = None
@@ -263,7 +264,8 @@ class SearchSpace(RunOptions):
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
-    """What does not run, and why: combinations of a grid, single rungs, points beyond the trials."""
+    """What does not run, and why: combinations of a grid, single rungs, points beyond the
+    trials."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None
@@ -300,7 +302,8 @@ class SearchSpace(RunOptions):
 
     @property
     def confirming_reserve(self) -> int:
-        """Return the confirming runs for which `budget: total` has room: those of a first verdict."""
+        """Return the confirming runs for which `budget: total` has room: those of a first
+        verdict."""
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
@@ -374,7 +377,8 @@ def complete(
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Return every point of a grid, the last knob varying fastest, without knobs that do not apply."""
+    """Return every point of a grid, the last knob varying fastest, without knobs that do not
+    apply."""
     points: list[Values] = [{}]
     for dimension in dimensions:
         drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]

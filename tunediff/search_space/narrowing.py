@@ -198,7 +198,8 @@ class _Narrowing:
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without unsearched knobs, and without those that contradict a fixed one."""
+        """Return the points without unsearched knobs, and without those that contradict a fixed
+        one."""
         remaining = []
         try:
             cfg.override(config, {})

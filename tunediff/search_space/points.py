@@ -213,7 +213,8 @@ class _Searched:
         return tuple(self.dimensions.values())
 
     def of_this_member(self, spec: Any, where: str) -> list[Any]:
-        """Return [spec] without conditions on fixed unions; [] if such a condition does not hold."""
+        """Return [spec] without conditions on fixed unions; [] if such a condition does not
+        hold."""
         schema, chosen = self.baseline.schema, cfg.flat(self.baseline)
         when = spec.get("when") if isinstance(spec, dict) else None
         conditions: Lines = when if isinstance(when, dict) else {}

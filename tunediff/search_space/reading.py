@@ -349,12 +349,10 @@ def _check_together(
         f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start
         is not None
         and not drawn,
-        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other; allowed: none": cost
-        is not None
-        and stops,
-        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search: does not": file.seeds
-        is not None
-        and drawn,
+        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other;"
+        " allowed: none": cost is not None and stops,
+        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search:"
+        " does not": file.seeds is not None and drawn,
         f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
         "confirm: belongs to searches of one seed; seeds: repeats every point already": file.seeds
         is not None

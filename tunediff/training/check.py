@@ -171,7 +171,8 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     report: Report = {
         "unread": list(outcome.unread), "warnings": _warnings(engine, program, outcome),
         "parameters": sum(parameter.numel() for parameter in program.plain.parameters()),
-        "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation", 0.0) / STEPS,
+        "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation",
+        0.0) / STEPS,
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,
         "value": float(last[cfg.of(config).objective.name]),
     }  # fmt: skip
@@ -196,8 +197,10 @@ def _check_model(run: TrainingRun, program: Check) -> None:
         raise WorkloadError(f"{title}: {METHODS}")
     if not has_learned:
         make = "make it of net.parameters(), after net = trial.prepare(net)"
-        raise WorkloadError(f"{title}: two steps changed no parameter of the prepared model; does the optimizer have "
-                            f"them? {make}")  # fmt: skip
+        raise WorkloadError(
+            f"{title}: two steps changed no parameter of the prepared model; does the optimizer"
+            f" have them? {make}"
+        )
     result = {id(module) for module in (run.result, program.outer) if module is not None}
     result |= {id(module) for module in run.result.modules()} if run.result is not None else set()
     if program.judging and not program.judging & result:
@@ -238,15 +241,21 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
         )
     if program.early_steps:
         steps = text.pluralize(program.early_steps, "optimizer step")
-        warnings.append(f"train(trial) makes {steps} before its first batch, which the budget counts with setup: "
-                        "charged only (budget: in a search file, --setup of a comparison)")  # fmt: skip
+        warnings.append(
+            f"train(trial) makes {steps} before its first batch, which the budget counts with"
+            " setup: charged only (budget: in a search file, --setup of a comparison)"
+        )
     if not run.seeded:
-        warnings.append("train(trial) sets torch's seed itself: the knob seed does not change the initial weights, and "
-                     "runs on new seeds are more alike than they should be")  # fmt: skip
+        warnings.append(
+            "train(trial) sets torch's seed itself: the knob seed does not change the initial"
+            " weights, and runs on new seeds are more alike than they should be"
+        )
     firsts = run.world.gather(next(iter(program.record.batches), None))
     if run.strategy.replicas.size > 1 and len(set(firsts)) == 1 and firsts[0] is not None:
-        warnings.append("all ranks train the same batches: a loader of your own needs a sampler that divides the data; "
-                     "a stream divides itself by trial.replicas.rank and .size")  # fmt: skip
+        warnings.append(
+            "all ranks train the same batches: a loader of your own needs a sampler that divides"
+            " the data; a stream divides itself by trial.replicas.rank and .size"
+        )
     return warnings
 
 
@@ -282,8 +291,10 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
                 ranks=ranks, prepare=prepared.PREPARE, options=options, output=output,
             )  # fmt: skip
         except TimeoutError:
-            raise ConfigError(f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; "
-                              "--no-check starts the search all the same") from None  # fmt: skip
+            raise ConfigError(
+                f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; --no-check"
+                " starts the search all the same"
+            ) from None
         except template.TemplateError as error:
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if "error" in report:

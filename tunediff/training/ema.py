@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tunediff.training import knobs
 
 
-class Ema:
+class ExponentialAverage:
     """Exponential moving average of a network's parameters in float32; `model` is the averaged
     network.
 

@@ -65,7 +65,8 @@ class WarmupReplay:
 
     @property
     def position(self) -> Position | None:
-        """Return where the last batch stands that was no replay; before it, where the feed began."""
+        """Return where the last batch stands that was no replay; before it, where the feed
+        began."""
         return self._start if self._start is not None else self._feed.position
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ SHORTEST_SIDE, MOST_ELONGATED = 4, 128.0
 timm does)."""
 
 
-class Muon(torch.optim.AdamW):
+class MuonAdamW(torch.optim.AdamW):
     """Muon for the parameters whose group has `matrices` > 0, AdamW for the others.
 
     `matrices`: of how many matrices, one above the other, each parameter of the group consists: 3
@@ -116,8 +116,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def groups_of(network: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters of a network as groups for `Muon`: by the number of matrices in each, 0
-    for AdamW.
+    """Return the parameters of a network as groups for `MuonAdamW`: by the number of matrices in
+    each, 0 for AdamW.
 
     To AdamW: fewer than two dimensions, size 1 in one of the first two, a side below
     `SHORTEST_SIDE`, sides of a ratio above `MOST_ELONGATED`, embeddings, biases of any shape, the

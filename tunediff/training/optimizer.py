@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tunediff.training import knobs
-from tunediff.training.muon import Muon, groups_of
+from tunediff.training.muon import MuonAdamW, groups_of
 
 
 def build(
@@ -35,7 +35,7 @@ def build(
         return _sgd(section, network, groups, options)
     options["betas"] = (0.9, section.beta2)
     if isinstance(section, knobs.Muon):
-        return Muon(groups, section.momentum, **options)
+        return MuonAdamW(groups, section.momentum, **options)
     return (torch.optim.Adam if isinstance(section, knobs.Adam) else torch.optim.AdamW)(
         groups, **options
     )

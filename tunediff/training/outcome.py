@@ -1,4 +1,5 @@
-"""How a training ended, and what a workload has done wrong where it did not run as a training does."""
+"""How a training ended, and what a workload has done wrong where it did not run as a training
+does."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tunediff.config import ConfigError
 from tunediff.training import knobs
-from tunediff.training.ema import Ema
+from tunediff.training.ema import ExponentialAverage
 
 FOLDER = "averages"
 """Beside a training's weights; holds INDEX.safetensors of its points."""
@@ -35,11 +35,13 @@ class PowerAverages:
     """Two averages of a network's parameters with power-function profiles, in float32."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.averages = [Ema(knobs.Ema(half_life=half_life), model) for half_life in HALF_LIVES]
+        self.averages = [
+            ExponentialAverage(knobs.Ema(half_life=half_life), model) for half_life in HALF_LIVES
+        ]
 
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
-        """Take in the weights after one optimizer step; `progress` and `delta` as `Ema.update` has
-        them."""
+        """Take in the weights after one optimizer step; `progress` and `delta` as
+        `ExponentialAverage.update` has them."""
         for average in self.averages:
             left = max(0.0, 1 - delta / progress) if progress > 0 else 0.0
             average.blend(model, 1 - left ** (math.log(2) / average.half_life))

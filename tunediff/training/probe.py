@@ -52,8 +52,8 @@ def before_search(
     it on stderr.
 
     {} where that fails, after a line that says why; without seconds where timing takes over
-    `PROBE_S`. `prepared`: returns the template of the runs that follow. Raises `ConfigError` for data
-    that cannot be used, as every trial would.
+    `PROBE_S`. `prepared`: returns the template of the runs that follow. Raises `ConfigError` for
+    data that cannot be used, as every trial would.
     """
     answered, ended, limit_s = dict[str, Any](), False, None
     options = {"workload": config.schema.workload, "trains": False}

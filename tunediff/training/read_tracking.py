@@ -93,5 +93,5 @@ def _read_by_us(config: Any) -> set[str]:
     """Return the knobs of the section `evaluation` that the engine and `tunediff.evaluate` read;
     the command has an option in place of `evaluation.images`."""
     judges_images = of(config).get_hook("sample_images") is not None
-    fields = dataclasses.fields(config.evaluation if judges_images else systems.Evaluation)
+    fields = dataclasses.fields(config.evaluation if judges_images else systems.EvaluationSection)
     return {f"evaluation.{field.name}" for field in fields} - {"evaluation.images"}

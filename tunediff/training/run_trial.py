@@ -24,7 +24,8 @@ from tunediff.training.outcome import TrainingOutcome
 
 LOST_PEER_SIGNS = (
     # gloo
-    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "no route to host",
+    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe",
+    "no route to host",
     # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's
     # watchdog
     "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",

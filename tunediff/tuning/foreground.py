@@ -29,7 +29,7 @@ from typing import Any
 from tunediff.core import machine
 from tunediff.core.errors import TunediffError
 from tunediff.core.progress import EventLines
-from tunediff.core.template import Run, Template, TemplateError
+from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.templates import kept
 
 _PACKAGE = logging.getLogger("tunediff")
@@ -121,7 +121,7 @@ def _threads_of_program() -> int | None:
     return count if is_set else None
 
 
-def _last_message(run: Run, lines: EventLines) -> _Returned | _Raised:
+def _last_message(run: TemplateRun, lines: EventLines) -> _Returned | _Raised:
     """Return the last message of a run; print and log the others."""
     last: _Returned | _Raised | None = None
     while (message := run.receive()) is not None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
 from tunediff.core.point import Point
-from tunediff.core.template import Run, TemplateError
+from tunediff.core.template import TemplateError, TemplateRun
 from tunediff.core.trial_record import End
 from tunediff.tuning.backend import Event, Lost
 from tunediff.tuning.templates import Templates
@@ -171,7 +171,7 @@ def train(
     mailbox: RankMailbox,
     templates: Templates,
     variables: Mapping[str, str],
-    started: Callable[[Run], object] = lambda run: None,
+    started: Callable[[TemplateRun], object] = lambda run: None,
 ) -> None:
     """Train a job as one of its ranks: pass on what its process reports, and do to it what the
     driver says.
@@ -179,9 +179,9 @@ def train(
     A process that dies ends the job, and nothing else. `variables`: of the environment, see
     `Templates.train`; `started` is called with the run.
     """
-    runs, over = list[Run](), threading.Event()
+    runs, over = list[TemplateRun](), threading.Event()
 
-    def begin(run: Run) -> None:
+    def begin(run: TemplateRun) -> None:
         runs.append(run)
         started(run)
 
@@ -204,7 +204,7 @@ def _obey(
     job: TrialSpec,
     serial: str,
     mailbox: RankMailbox,
-    runs: Sequence[Run],
+    runs: Sequence[TemplateRun],
     templates: Templates,
     over: threading.Event,
 ) -> None:

@@ -215,7 +215,8 @@ def gpu_only(config: Systems) -> list[str]:
 
 
 def divided(
-    machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str, alone: bool = False,
+    machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str,
+    alone: bool = False,
     strategies: Iterable[str] = (),
 ) -> ResourcePartition:  # fmt: skip
     """Return the machines for trials of these world sizes, the largest last.

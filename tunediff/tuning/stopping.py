@@ -173,7 +173,8 @@ def ended_early(space: SearchSpace, stopped: TrialRecord | None, others: Trials)
             better = sum(v < point[metric] if least else v > point[metric] for v in values)
             best = text.number(min(values) if least else max(values))
             where += (
-                f": {space.label} {text.number(point[metric])}, {better} of {len(values)} other trials"
+                f": {space.label} {text.number(point[metric])}, {better} of {len(values)} other"
+                " trials"
                 f" were better by then, the best {best}"
             )
     why = f"stopped by {space.early_stopping}{where}; no trial is stopped before {grace_s:.1f} s"

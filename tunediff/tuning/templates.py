@@ -15,7 +15,7 @@ from typing import IO
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
-from tunediff.core.template import Run, Template, TemplateError
+from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.backend import Event
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -42,7 +42,8 @@ class Templates:
         """Workloads whose trials are not forked, as was said once."""
 
     def prepare(self, workload: str) -> Template:
-        """Return the template of a workload as its files are now; it prepares while this returns."""
+        """Return the template of a workload as its files are now; it prepares while this
+        returns."""
         key = (workload, _version(workload))
         template = self._kept.pop(key, None)
         if template is not None and not template.alive:
@@ -74,8 +75,9 @@ class Templates:
         return template
 
     def train(
-        self, job: TrialSpec, variables: Mapping[str, str], take: Callable[[Run, Event], None],
-        started: Callable[[Run], object] = lambda run: None,
+        self, job: TrialSpec, variables: Mapping[str, str], take: Callable[[TemplateRun, Event],
+        None],
+        started: Callable[[TemplateRun], object] = lambda run: None,
     ) -> None:  # fmt: skip
         """Train a trial as one of its ranks; call `started` with its run, and `take` with what that
         sends.

@@ -1,5 +1,5 @@
-"""Draw images from saved models, as `tunediff.sample` and `tunediff.evaluate` do: the options of the
-sampler, and the loop over a workload's `sample_images`. Imports torch late.
+"""Draw images from saved models, as `tunediff.sample` and `tunediff.evaluate` do: the options of
+the sampler, and the loop over a workload's `sample_images`. Imports torch late.
 
 Any workload may have `sample_images(network, config, request)`. The options `--sampler`, `--steps`,
 `--skip` and `--eta` are for models of the workload `diffusion`; the commands have them before they

@@ -234,7 +234,7 @@ def test_heun_asks_twice_per_step_but_for_the_last() -> None:
         return torch.zeros_like(x)
 
     Diffusion(EDM).sample(predict, torch.randn(1, 1, 2, 2), sampler="heun", steps=5, step_noise=no_noise)
-    evaluation = knobs.Evaluation(sampler="heun", steps=5)
+    evaluation = knobs.DiffusionEvaluation(sampler="heun", steps=5)
     assert len(asked) == evaluation.passes(1000) == 9
     assert evaluation.sampling_steps(1000) == 5
     assert asked[1::2] == asked[2::2]  # the end of a step is the beginning of the next

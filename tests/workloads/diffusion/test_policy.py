@@ -13,16 +13,16 @@ from tests.helpers import ranks
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.policy import BetaPolicy
+from tunediff.workloads.diffusion.timesteps.policy import BetaPolicySampler
 
 STEPS = 100
 
 
-def policy(steps: int = STEPS, world: World | None = None, **values: Any) -> BetaPolicy:
+def policy(steps: int = STEPS, world: World | None = None, **values: Any) -> BetaPolicySampler:
     torch.manual_seed(0)
     member = methods.BetaPolicy(**({"interval": 1, "scan": 20, "queue": 5} | values))
     sampler = timesteps.build(member, Diffusion(knobs.Process(steps=steps)), 1, world or alone("cpu"))
-    assert isinstance(sampler, BetaPolicy)
+    assert isinstance(sampler, BetaPolicySampler)
     return sampler
 
 
@@ -49,7 +49,7 @@ class Model:
         self.errors = self.errors - self.gain(t)
 
 
-def run(sampler: BetaPolicy, model: Any, steps: int, source: torch.Generator | None = None) -> None:
+def run(sampler: BetaPolicySampler, model: Any, steps: int, source: torch.Generator | None = None) -> None:
     source = source or generator()
     for _ in range(steps):
         t, _ = sampler.sample(images(), source)
@@ -190,7 +190,7 @@ def test_it_continues_exactly_from_its_state() -> None:
     buffer.seek(0)
     torch.manual_seed(99)
     again = timesteps.build(sampler.knobs, Diffusion(knobs.Process(steps=STEPS)), 1, alone("cpu"))
-    assert isinstance(again, BetaPolicy)
+    assert isinstance(again, BetaPolicySampler)
     again.load_state_dict(torch.load(buffer, weights_only=True))
     model.errors = errors
     source.set_state(drawn)
@@ -214,7 +214,7 @@ class Halves(Rewarding):
         return 1 - (self.last >= STEPS // 2).float()
 
 
-def steps_of_a_rank(sampler: BetaPolicy, rank: int, world: int) -> None:
+def steps_of_a_rank(sampler: BetaPolicySampler, rank: int, world: int) -> None:
     model, source, share = Halves(), generator(), 64 // world
     model.rank = rank
     mine = images()[rank * share : (rank + 1) * share]

@@ -73,7 +73,8 @@ class Pipeline(Single):
             self._cut(inputs, autocast)
         refuse(  # the stages receive one shape
             len(inputs[0]) != self._count,
-            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items: the"
+            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items:"
+            " the"
             f" first has {self._count}; allowed: a loader with drop_last=True",
         )
         # The last rank's own targets may belong to other inputs: its loader, or the loop, may draw
@@ -167,7 +168,8 @@ class Pipeline(Single):
             if id(tensor) in of_link:
                 refuse(
                     self._owners.setdefault(name, rank) != rank,
-                    f"parallel.strategy: pipeline is not allowed: {name} would belong to two stages",
+                    f"parallel.strategy: pipeline is not allowed: {name} would belong to two"
+                    " stages",
                 )
 
     # ---- what is learned
@@ -287,7 +289,8 @@ def chain(model: nn.Module) -> list[nn.Module]:
         links = list(make())
     refuse(
         not links,
-        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential and"
+        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential"
+        " and"
         " has no chain(); allowed: ddp, fsdp, single",
     )
     return links

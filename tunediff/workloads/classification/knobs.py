@@ -37,7 +37,7 @@ _BLOCKS = "networks of libraries have no blocks that are known here"
 
 
 @section
-class Model:
+class Classifier:
     """The network; its input channels and its classes are those of the data."""
 
     name: Str = "resnet18"
@@ -68,9 +68,9 @@ class Model:
             raise Refusal("memory.checkpoint", f"{_BLOCKS}; use 0")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        if self.cardinality != Model().cardinality and self.name != "resnext29":
+        if self.cardinality != Classifier().cardinality and self.name != "resnext29":
             yield "model.cardinality", "only resnext29 has groups"
-        if self.width != Model().width and "/" in self.name:
+        if self.width != Classifier().width and "/" in self.name:
             yield "model.width", "networks of libraries have a width of their own"
 
 
@@ -100,34 +100,36 @@ class _Customary:
 
 
 @section
-class Sgd(_Customary, optimizers.Sgd):
+class ClassifierSgd(_Customary, optimizers.Sgd):
     __doc__ = optimizers.Sgd.__doc__
     lr: Annotated[Float, Gt(0.0), Le(10.0)] = 0.1
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
 
 
 @section
-class AdamW(_Customary, optimizers.AdamW):
+class ClassifierAdamW(_Customary, optimizers.AdamW):
     __doc__ = optimizers.AdamW.__doc__
 
 
 @section
-class Muon(_Customary, optimizers.Muon):
+class ClassifierMuon(_Customary, optimizers.Muon):
     __doc__ = optimizers.Muon.__doc__
 
 
 @section
-class Adam(_Customary, optimizers.Adam):
+class ClassifierAdam(_Customary, optimizers.Adam):
     __doc__ = optimizers.Adam.__doc__
     weight_decay: Annotated[Float, Ge(0.0), Le(1.0)] = 5.0e-4
 
 
-Optimizer = Annotated[Sgd | AdamW | Muon | Adam, Field(discriminator="name")]
+Optimizer = Annotated[
+    ClassifierSgd | ClassifierAdamW | ClassifierMuon | ClassifierAdam, Field(discriminator="name")
+]
 
 
 # ---- all of it
 @section
-class Evaluation(systems.Evaluation):
+class ClassifierEvaluation(systems.EvaluationSection):
     """How a classifier is judged: on the test split where there is one, otherwise on a fifth that
     is never learned."""
 
@@ -142,10 +144,12 @@ class Knobs:
     """The training of a classifier."""
 
     data: Data = dataclasses.field(default_factory=Data)
-    model: Model = dataclasses.field(default_factory=Model)
-    optimizer: Optimizer = dataclasses.field(default_factory=Sgd)
+    model: Classifier = dataclasses.field(default_factory=Classifier)
+    optimizer: Optimizer = dataclasses.field(default_factory=ClassifierSgd)
     regularization: Regularization = dataclasses.field(default_factory=Regularization)
-    evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
+    evaluation: Annotated[ClassifierEvaluation, Fixed()] = dataclasses.field(
+        default_factory=ClassifierEvaluation
+    )
 
 
 UNIT = "images"

@@ -20,7 +20,7 @@ from tunediff.distributed import World
 from tunediff.evaluation import features
 from tunediff.evaluation.generation import shares
 from tunediff.evaluation.judge import Distances, Judge
-from tunediff.workloads.diffusion.knobs import Evaluation
+from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
@@ -45,7 +45,9 @@ class Evaluator:
     beyond rounding.
     """
 
-    def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
+    def __init__(
+        self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
+    ) -> None:
         """Build or read extractor and reference, load the images of the validation loss. Raises
         `ConfigError`."""
         refuse(
@@ -57,7 +59,7 @@ class Evaluator:
         of_judge = {
             name: getattr(evaluation, name) for name in ("extractor", "weights_path", "batch_size")
         }
-        self.judge = judge_of(Evaluation(**of_judge), images, world)
+        self.judge = judge_of(DiffusionEvaluation(**of_judge), images, world)
         self._checked: weakref.ref[object] | None = None  # the network whose shift is known
         self._shift = 0.0
         self._validation = None
@@ -92,7 +94,9 @@ class Evaluator:
             batches = draw(float32, self._shape, min(n, CHECKED), world.device)
             return torch.cat([batch for _, batch in batches])
 
-        def distances(protocol: Evaluation, exact: Callable[[], Tensor] | None) -> Distances:
+        def distances(
+            protocol: DiffusionEvaluation, exact: Callable[[], Tensor] | None
+        ) -> Distances:
             with Progress(f"sampling {n:,} images", steps, "steps") as progress:
                 batches = draw(
                     protocol,
@@ -133,7 +137,7 @@ class Evaluator:
 
 
 @functools.lru_cache(maxsize=3)
-def judge_of(evaluation: Evaluation, images: Images, world: World) -> Judge:
+def judge_of(evaluation: DiffusionEvaluation, images: Images, world: World) -> Judge:
     """Return the judge of these images, built once per process for all evaluations with one
     extractor.
 

@@ -148,7 +148,7 @@ SAMPLERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @section
-class Evaluation(images.Evaluation):
+class DiffusionEvaluation(images.Evaluation):
     """How the averaged weights are judged."""
 
     sampler: Literal["ddim", "ddpm", "dpmpp_2m", "euler", "heun"] = "ddim"
@@ -187,7 +187,7 @@ class Evaluation(images.Evaluation):
             raise Refusal("evaluation.sampler", why)
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        default, followed = Evaluation(), SAMPLERS[self.sampler][1]
+        default, followed = DiffusionEvaluation(), SAMPLERS[self.sampler][1]
         for name in ("steps", "skip", "eta"):
             if name not in followed and getattr(self, name) != getattr(default, name):
                 why = f"evaluation.sampler = {self.sampler} does not follow it"
@@ -213,7 +213,9 @@ class Knobs:
     weighting: Weighting = dataclasses.field(default_factory=Constant)
     optimizer: Optimizer = dataclasses.field(default_factory=AdamW)
     ema: Ema = dataclasses.field(default_factory=Ema)
-    evaluation: Annotated[Evaluation, Fixed()] = dataclasses.field(default_factory=Evaluation)
+    evaluation: Annotated[DiffusionEvaluation, Fixed()] = dataclasses.field(
+        default_factory=DiffusionEvaluation
+    )
 
 
 OBJECTIVE = Metric("frechet", "min", "FD")

@@ -113,7 +113,8 @@ class Speed(Corrected, Spread):
     near the end, less than without."""
 
     def density(self, diffusion: NoiseLevels) -> Tensor:
-        """Return k below τ·T and 1 from there on (§3.3; the public code): not scaled to sum to 1."""
+        """Return k below τ·T and 1 from there on (§3.3; the public code): not scaled to sum to
+        1."""
         p = diffusion.snr_table.new_ones(diffusion.steps)
         p[: round(self.tau * diffusion.steps)] = self.suppression
         return p

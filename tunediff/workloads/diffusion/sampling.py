@@ -13,14 +13,14 @@ from torch import Tensor
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.training.precision import evaluation_precision
-from tunediff.workloads.diffusion.knobs import Evaluation
+from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, OnStep, Predict
 
 
 def generate(
     predict: Predict,
     diffusion: Diffusion,
-    evaluation: Evaluation,
+    evaluation: DiffusionEvaluation,
     shape: Sequence[int],
     n: int,
     device: torch.device | str,

@@ -18,7 +18,7 @@ from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.diffusers_export import initial_weights
 from tunediff.workloads.diffusion.evaluator import Evaluator
-from tunediff.workloads.diffusion.knobs import Evaluation, Knobs
+from tunediff.workloads.diffusion.knobs import DiffusionEvaluation, Knobs
 from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
@@ -38,12 +38,12 @@ def train(trial: Trial) -> None:
     weights = weighting.build(knobs.weighting, process)
     objective, batch_size = DiffusionLoss(sampler, weights, process), trial.config.loader.batch_size
     optimizer = optimizers.build(knobs.optimizer, batch_size, unet, list(weights.parameters()))
-    ema = averages.Ema(knobs.ema, unet)
+    ema = averages.ExponentialAverage(knobs.ema, unet)
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
     snapshots = keep_snapshots(trial, unet)
-    averaged: list[averages.Ema | PowerAverages] = [ema]
+    averaged: list[averages.ExponentialAverage | PowerAverages] = [ema]
     averaged += [snapshots] if snapshots is not None else []
 
     # ---- data, and the evaluation of the averaged weights
@@ -172,7 +172,7 @@ def look_ahead(
 
 @functools.lru_cache(maxsize=3)
 def evaluator_of(
-    section: Data, evaluation: Evaluation, images: data.Images, world: World
+    section: Data, evaluation: DiffusionEvaluation, images: data.Images, world: World
 ) -> Evaluator:
     """Return the evaluator of this data and protocol, built once per process: it is the same for
     every trial.

@@ -29,8 +29,8 @@ class UNet(nn.Module):
 
     `down` and `up` are flat lists in order of execution, so that weights of other implementations
     of this network map one to one: each output of `input` and `down` is a skip connection, and each
-    `ResidualBlock` of `up` takes the latest one. Every residual branch and the output start at zero, as in
-    DDPM: a new network is near the identity inside and returns zero.
+    `ResidualBlock` of `up` takes the latest one. Every residual branch and the output start at
+    zero, as in DDPM: a new network is near the identity inside and returns zero.
     """
 
     def __init__(
@@ -259,7 +259,8 @@ class ResidualBlock(nn.Module):
         attention: bool,
         recomputed: bool = False,
     ) -> None:
-        """`recomputed`: the backward pass computes its activations again instead of keeping them."""
+        """`recomputed`: the backward pass computes its activations again instead of keeping
+        them."""
         super().__init__()
         self.recomputed = recomputed
         self.norm1 = NormSiLU(model.norm_groups, width_in)

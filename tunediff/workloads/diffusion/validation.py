@@ -24,7 +24,7 @@ from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
-from tunediff.workloads.diffusion.knobs import Evaluation
+from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class Validation:
     which do not depend on their number or on the batch size beyond rounding.
     """
 
-    def __init__(self, data: Data, evaluation: Evaluation, images: Images, world: World) -> None:
+    def __init__(
+        self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
+    ) -> None:
         """Take `evaluation.validation_images` of the test split if that is not learned, else of
         `images`."""
         self._world, self._batch_size = world, evaluation.batch_size

@@ -54,7 +54,7 @@ class StaticWeighting:
             raise ValueError(f"a static weighting has no state; found {', '.join(state)}")
 
 
-class Uncertainty(StaticWeighting):
+class UncertaintyWeighting(StaticWeighting):
     """w = e^−u(t), with u learned as the logarithm of the mean error (Karras et al. 2023, EDM2,
     arXiv 2312.02696, eq. 21).
 
@@ -112,5 +112,5 @@ class Uncertainty(StaticWeighting):
 def build(knobs: methods.Weighting, diffusion: Diffusion) -> StaticWeighting:
     """Return the weighting of a configuration, for this process and prediction."""
     if isinstance(knobs, methods.Uncertainty):
-        return Uncertainty(knobs, diffusion)
+        return UncertaintyWeighting(knobs, diffusion)
     return StaticWeighting(knobs.weights(diffusion), diffusion.device)

@@ -9,29 +9,32 @@ from __future__ import annotations
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.adaptive import InfoNoise, LossSecondMoment
+from tunediff.workloads.diffusion.timesteps.adaptive import (
+    InfoNoiseSampler,
+    LossSecondMomentSampler,
+)
 from tunediff.workloads.diffusion.timesteps.base import (
-    Speed,
-    Stratified,
+    SpeedSampler,
+    StratifiedSampler,
     TableSampler,
     TimestepSampler,
-    Uniform,
+    UniformSampler,
 )
-from tunediff.workloads.diffusion.timesteps.policy import BetaPolicy
-from tunediff.workloads.diffusion.timesteps.wiener import Wiener
+from tunediff.workloads.diffusion.timesteps.policy import BetaPolicySampler
+from tunediff.workloads.diffusion.timesteps.wiener import WienerSampler
 
 KINDS: dict[type, type[TimestepSampler]] = {
-    methods.Uniform: Uniform,
-    methods.Stratified: Stratified,
-    methods.Speed: Speed,
+    methods.Uniform: UniformSampler,
+    methods.Stratified: StratifiedSampler,
+    methods.Speed: SpeedSampler,
     methods.LogitNormal: TableSampler,
     methods.LogNormal: TableSampler,
     methods.LogSnrLaplace: TableSampler,
     methods.LogSnrCosine: TableSampler,
-    methods.LossSecondMoment: LossSecondMoment,
-    methods.InfoNoise: InfoNoise,
-    methods.BetaPolicy: BetaPolicy,
-    methods.Wiener: Wiener,
+    methods.LossSecondMoment: LossSecondMomentSampler,
+    methods.InfoNoise: InfoNoiseSampler,
+    methods.BetaPolicy: BetaPolicySampler,
+    methods.Wiener: WienerSampler,
 }
 """The sampler of each member of `methods.Timesteps`."""
 

@@ -96,12 +96,12 @@ class Adaptive(TableSampler):
         self._set(self._learned_density())
 
 
-class LossSecondMoment(Adaptive):
+class LossSecondMomentSampler(Adaptive):
     """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM,
     §3.3, eq. 18).
 
-    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. Uniform until every t has H
-    losses, and while a remembered loss is not finite or all are zero.
+    p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. UniformSampler until every t
+    has H losses, and while a remembered loss is not finite or all are zero.
     """
 
     BUFFERS: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
@@ -134,10 +134,10 @@ class LossSecondMoment(Adaptive):
         return torch.where(full, self._history.square().mean(dim=1).sqrt(), 0.0)
 
 
-class InfoNoise(Adaptive):
+class InfoNoiseSampler(Adaptive):
     """p(λ)·w(λ)^κ ∝ |dH/dλ|·g(σ): the conditional-entropy rate of the image, cut at low noise, at
-    log-SNR λ = −2·ln σ (InfoNoise, Raya et al. 2026, arXiv 2602.18647, version 2; formulas and
-    values as public code quotes them).
+    log-SNR λ = −2·ln σ (InfoNoiseSampler, Raya et al. 2026, arXiv 2602.18647, version 2; formulas
+    and values as public code quotes them).
 
     The paper's: the rate by I–MMSE, dH(x0|x_σ)/dσ = mmse(σ)/σ³, hence |dH/dλ| = ½·mmse·SNR, half
     the ε-error (eq. 10, 59, 61); the mean error of x0, without the loss weight, in place of mmse,

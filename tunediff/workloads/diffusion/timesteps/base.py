@@ -1,4 +1,5 @@
-"""The interface between the training loop and the timestep samplers, and those that do not learn."""
+"""The interface between the training loop and the timestep samplers, and those that do not
+learn."""
 
 from __future__ import annotations
 
@@ -91,15 +92,15 @@ class TimestepSampler:
             raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
 
 
-class Uniform(TimestepSampler):
-    """Uniform t, independent for each image (DDPM, algorithm 1)."""
+class UniformSampler(TimestepSampler):
+    """UniformSampler t, independent for each image (DDPM, algorithm 1)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         t = torch.randint(self.steps, (batch,), generator=generator, device=self.device)
         return t, torch.ones(batch, device=self.device)
 
 
-class Stratified(TimestepSampler):
+class StratifiedSampler(TimestepSampler):
     """t_i = ⌊T·frac(u + i/B)⌋ with one u for the batch: uniform p(t) with less variance (VDM, arXiv
     2107.00630)."""
 
@@ -156,7 +157,7 @@ class TableSampler(TimestepSampler):
         return self._mass
 
 
-class Speed(TableSampler):
+class SpeedSampler(TableSampler):
     """SpeeD (arXiv 2405.17403) with the mirrored draws of its public code, if `dual`.
 
     The second half of a batch then mirrors the first at m, the first timestep (plus one), from the

@@ -18,7 +18,7 @@ from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSampler, inverse
 
 
-class BetaPolicy(TimestepSampler):
+class BetaPolicySampler(TimestepSampler):
     """t ~ Beta(a(x0), b(x0)) over the chain, with a and b from a network trained by policy gradient
     (arXiv 2411.09998, algorithms 1 and 2).
 

@@ -43,16 +43,16 @@ LEAD = 0.05
 """Over the filter, from which on it is judged: below, its growth is lost in the noise."""
 
 
-class Wiener(Adaptive):
+class WienerSampler(Adaptive):
     """λ = log SNR from a normal distribution around the level λ* where noise and image are least
     certain together; the more the network has learned there, the more draws follow the spectrum of
     the images instead; our own.
 
     ℓ is the mean squared error of the image that the best *linear* denoiser of these images leaves,
-    the Wiener filter: in an orthonormal basis that makes the components uncorrelated, component k
-    of variance s_k is left with s_k/(1 + s_k·SNR). The same denoiser's error of the noise is SNR·ℓ.
-    The one is all but settled at low noise, the other at high noise, and λ* is where their product
-    is largest,
+    the WienerSampler filter: in an orthonormal basis that makes the components uncorrelated,
+    component k of variance s_k is left with s_k/(1 + s_k·SNR). The same denoiser's error of the
+    noise is SNR·ℓ. The one is all but settled at low noise, the other at high noise, and λ* is
+    where their product is largest,
 
         λ* = argmax √(SNR·ℓ · ℓ), where −d log ℓ/dλ = ½:
 
