@@ -163,8 +163,9 @@ def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> Non
     """Write what binds the step of the baseline on a GPU to its journal, by a few further steps."""
     if world.size > 1 or world.device.type != "cuda" or not (outcome.finished and outcome.points):
         return
-    from tunediff.profiling import binding, trace
-
+    binding, trace = (  # they stand on this package
+        importlib.import_module(f"tunediff.profiling.{name}") for name in ("binding", "trace")
+    )
     memory.reset(world.device)
     try:
         busy_s = trace.device_busy_s(job.config, world)
