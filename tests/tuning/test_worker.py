@@ -344,6 +344,15 @@ def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, tr
     assert not record.read_trial(tmp_path).finished
 
 
+def test_a_point_beyond_the_curve_waits_for_no_decision(tmp_path, job):
+    """A command that ends by itself may print more values than a curve has points; its driver answers none of them."""
+    observer = worker.ReportingObserver(job, Parent(tmp_path, answer="stop"))
+    point = Point(index=1, train_s=1.0, samples=16, steps=1)
+    assert not observer.point(point)
+    for index in (job.points, job.points + 1, 3 * job.points):
+        assert observer.point(dataclasses.replace(point, index=index))
+
+
 def test_a_point_travels_whole(tmp_path, job):
     """Jobs and events go from process to process."""
     worker.work(job, Parent(tmp_path), alone())

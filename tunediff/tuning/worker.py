@@ -57,7 +57,7 @@ class ReportingObserver(Recorder):
     def point(self, point: Point) -> bool:
         super().point(point)
         self._connection.send(point)
-        if point.index == self._job.points:
+        if point.index >= self._job.points:
             return True  # the curve is complete: there is nothing to decide
         while (answer := self._receive()) is None:
             pass
