@@ -100,7 +100,8 @@ def _translate_objective(file: Lines, source: str, notes: list[str]) -> None:
         )
         objective["mode"] = mode
     file["objective"] = objective
-    notes.append(f"{source}: metric is read as objective: {objective}")
+    words = ", ".join(f"{key}: {value}" for key, value in objective.items())
+    notes.append(f"{source}: metric is read as objective: {{{words}}}")
 
 
 def _translate_sweep(file: Lines, source: str, notes: list[str]) -> None:
