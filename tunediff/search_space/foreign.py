@@ -264,12 +264,8 @@ def _of_call(call: str, where: str) -> Any:
         raise ConfigError(f"{where}: {call!r} is not understood: {error}") from None
 
 
-def _float(low: Any, high: Any, log: bool = False, step: Any = None, **_: Any) -> Lines:
-    return _range(low, high, log, step)
-
-
-def _integer(low: Any, high: Any, log: bool = False, step: int = 1, **_: Any) -> Lines:
-    return _range(low, high, log, None if step == 1 else step)
+def _optuna_range(low: Any, high: Any, log: bool = False, step: Any = None, **_: Any) -> Lines:
+    return _range(low, high, log, None if type(step) is int and step == 1 else step)
 
 
 _CALLS: dict[str, Any] = {
@@ -281,18 +277,17 @@ _CALLS: dict[str, Any] = {
     "lograndint": lambda low, high, base=10: _range(low, high - 1, log=True),
     "choice": list,
     "grid_search": list,
-    "FloatDistribution": _float,
-    "IntDistribution": _integer,
+    "FloatDistribution": _optuna_range,
+    "IntDistribution": _optuna_range,
     "CategoricalDistribution": list,
 }
 """Calls of Ray Tune, whose `randint` leaves its upper end out, and of Optuna."""
 
 
 def _of_optuna(space: Any) -> Any:
-    name = type(space).__name__
-    if name == "CategoricalDistribution":
+    if type(space).__name__ == "CategoricalDistribution":
         return list(space.choices)
-    return _CALLS[name](space.low, space.high, log=space.log, step=space.step)
+    return _optuna_range(space.low, space.high, space.log, space.step)
 
 
 def _of_ray(space: Any) -> Any:
