@@ -107,6 +107,8 @@ class Check(Record):
         )
         self.outer._forward_pre_hooks = hooks
         self.outer.register_forward_pre_hook(self.calls)
+        self.plain_calls = _Calls()
+        model.register_forward_pre_hook(self.plain_calls)
         self.before = state.copied(model.state_dict())
         return self.outer
 
@@ -188,7 +190,7 @@ def _check_model(run: TrainingRun, program: Check) -> None:
     after = program.plain.state_dict()
     learned = [name for name, _ in program.plain.named_parameters()]
     has_learned = any(bool((after[name].cpu() != program.before[name]).any()) for name in learned)
-    if not program.called and not has_learned:
+    if not program.called and (program.plain_calls.count or not has_learned):
         write = "net = trial.prepare(net) returns the model to call"
         raise WorkloadError(
             f"{title}: the model that is trained is not the one that was prepared; {write}"
