@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
 MOST_FILES = 5_000
 """Files of a command's folder at most that are read."""
+MOST_VISITED, MOST_BYTES = 20_000, 2**28
+"""Files at most among which Python files are looked for without git, and size of one that is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +124,7 @@ def listed(folder: Path, results: Path) -> list[str]:
     try:
         names = git(folder, *words, where="git").decode().split("\0")
     except ConfigError:
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
+        names = [path.relative_to(folder).as_posix() for path in _python_files(folder)]
     names = [name for name in names if name and not name.startswith(("ray_results/", "."))]
     results, folder = results.resolve(), folder.resolve()
     below = f"{results.relative_to(folder).as_posix()}/" if folder in results.parents else "/"
@@ -130,8 +133,23 @@ def listed(folder: Path, results: Path) -> list[str]:
     return sorted(found)[:MOST_FILES]
 
 
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, of which there may be far too many others."""
+    visited = 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if name[0] not in "._" and name != "ray_results"
+        )
+        visited += len(names)
+        if visited > MOST_VISITED:
+            return
+        yield from (Path(root) / name for name in names if name.endswith(".py"))
+
+
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
+    """Return the SHA-256 of a file, in hex digits; of a very large one, data say, its size."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        return f"{size} bytes"
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -153,6 +153,8 @@ def end(folder: Path) -> None:
     found = pairs.read(folder)
     if found.ledger and found.verdict is not None:
         top = Path(found.ledger["file"]).parents[1]
+        if not top.is_dir():  # the folder was brought from another machine
+            return
         number, budget = found.ledger["number"], found.ledger["budget"]
         Ledger.read(top).end(number, found.verdict)
         state = {**Ledger.read(top).state(number, budget), "file": found.ledger["file"]}
