@@ -71,12 +71,14 @@ def test_a_forked_run_has_the_curve_of_any_other_process(templates, tmp_path):
         "loader.workers": 1, "loader.resident": False,
     }  # fmt: skip
     jobs = {
-        name: job_of(tmp_path / name, config, samples=128, evaluates=True)
-        for name, config in (("here", mine), ("other", cfg.override(mine, changes)), ("forked", mine))
+        name: job_of(tmp_path / f"t{number}", config, samples=128, evaluates=True)
+        for number, (name, config) in enumerate(
+            (("here", mine), ("other", cfg.override(mine, changes)), ("forked", mine)), 1
+        )
     }
     worker.work(jobs["here"], Parent(jobs["here"].folder), alone())
     other = train(templates, dataclasses.replace(jobs["other"], loads_in_processes=True))
-    trials = [record.read_trial(tmp_path / "here"), train(templates, jobs["forked"]), other]
+    trials = [record.read_trial(jobs["here"].folder), train(templates, jobs["forked"]), other]
     assert [trial.status for trial in trials] == ["ok"] * 3
     here, forked, changed = map(curve, trials)
     assert "frechet" in here[0]
