@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -54,29 +53,15 @@ def train(request: TrainRequest, lines: EventLines) -> str:
 
         # ---- train
         engine = Engine(
-            config,
-            request.budget,
-            world,
-            observer,
-            folder=folder,
-            checkpoint_every_s=CHECKPOINT_EVERY_S,
-            initial=initial,
-        )
-        file = cfg.of(config).file if world.main else None
-        copied = (
-            copies.adding(folder / code.FOLDER, file.entry) if file else contextlib.nullcontext()
-        )
+            config, request.budget, world, observer, folder=folder,
+            checkpoint_every_s=CHECKPOINT_EVERY_S, initial=initial,
+        )  # fmt: skip
+        journal = Journal(folder)
         try:
-            with copied:
-                result = run_trial(lambda: run_engine(engine), world)
+            result, config = _run(engine, config, journal, world)
         finally:
             if isinstance(observer, ConsoleRecorder):
                 observer.close()
-        journal = Journal(folder)
-        if file is not None:
-            code.count_added(file)
-            config = cfg.found_again(config)
-            journal.write("loaded", fingerprint=cfg.fingerprint(config))
         if (outcome := result.outcome) is None:
             _fail(result, config, journal, world)
 
@@ -86,6 +71,21 @@ def train(request: TrainRequest, lines: EventLines) -> str:
             return ""
         steps, path = text.pluralize(outcome.steps, "step"), folder / weights.NAME
         return f"stopped after {steps}; the same command again goes on\nweights: {path}"
+
+
+def _run(
+    engine: Engine, config: Systems, journal: Journal, world: World
+) -> tuple[TrialResult, Systems]:
+    """Train; return the result, and the configuration with the modules that were loaded."""
+    file = cfg.of(config).file if world.main else None
+    if file is None:
+        return run_trial(lambda: run_engine(engine), world), config
+    with copies.adding(journal.folder / code.FOLDER, file.entry):
+        result = run_trial(lambda: run_engine(engine), world)
+    code.count_added(file)
+    config = cfg.found_again(config)
+    journal.write("loaded", fingerprint=cfg.fingerprint(config))
+    return result, config
 
 
 def _conclude(

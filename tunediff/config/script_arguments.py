@@ -19,8 +19,7 @@ def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[N
 
     Options of argparse and click, flags of absl and fields that tyro fills, if they have the name
     of a field of `knobs` or of one of `values`, get that value; the others keep their defaults.
-    Example: with a knob `lr`, `parser.parse_args().lr` is its value, and `sys.argv` is
-    `["mine.py"]`.
+    With a knob `lr`, `parser.parse_args().lr` is its value; `sys.argv` is `["mine.py"]`.
     """
     names = {field.name for field in dataclasses.fields(knobs)} if knobs is not None else set()
     argv, parse = sys.argv, argparse.ArgumentParser.parse_known_args

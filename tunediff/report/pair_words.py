@@ -21,7 +21,7 @@ from tunediff.report.words import OPEN, interval, size
 def sentences(pairs: Pairs) -> list[str]:
     """Return the result in sentences: the verdict, then its reason and what the number of pairs can
     detect."""
-    look, (a, b) = pairs.look, pairs.names
+    look = pairs.look
     if (failed := pairs.failure) is not None:
         return [failure(pairs, failed)]
     if (resolution := look.differences[0].resolution) is None:
@@ -29,23 +29,7 @@ def sentences(pairs: Pairs) -> list[str]:
     difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
     if pairs.verdict is None:
         return [f"Not decided yet after {count}: {difference}."]
-    reason = diverged(pairs)
-    by = "" if reason else f" by more than the noise of {count}: {difference}"
-    lines = [f"B ({b}) is {pairs.verdict} than A ({a}){by}."]
-    if pairs.verdict == EQUIVALENT and pairs.within is not None:
-        lines = [
-            f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
-            f" {difference}."
-        ]
-    if pairs.verdict == NOT_SHOWN:
-        lines = [f"B ({b}) is faster than A ({a}){by}, and not shown to be good enough."]
-    if pairs.verdict == NO_DIFFERENCE:
-        why = why_stopped(look, "pairs")
-        lines = [
-            f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
-            f"They can detect differences of about {_size(pairs, resolution)}{why}.",
-        ]
-    lines += [reason] if reason else []
+    lines = _verdict(pairs, count, difference, resolution)
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
     if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"
@@ -62,6 +46,27 @@ def sentences(pairs: Pairs) -> list[str]:
         *without_effect(pairs.test),
     ]
     return list(filter(None, [*lines, ahead, *others]))
+
+
+def _verdict(pairs: Pairs, count: str, difference: str, resolution: float) -> list[str]:
+    look, (a, b) = pairs.look, pairs.names
+    reason = diverged(pairs)
+    by = "" if reason else f" by more than the noise of {count}: {difference}"
+    lines = [f"B ({b}) is {pairs.verdict} than A ({a}){by}."]
+    if pairs.verdict == EQUIVALENT and pairs.within is not None:
+        lines = [
+            f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
+            f" {difference}."
+        ]
+    if pairs.verdict == NOT_SHOWN:
+        lines = [f"B ({b}) is faster than A ({a}){by}, and not shown to be good enough."]
+    if pairs.verdict == NO_DIFFERENCE:
+        why = why_stopped(look, "pairs")
+        lines = [
+            f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
+            f"They can detect differences of about {_size(pairs, resolution)}{why}.",
+        ]
+    return [*lines, reason] if reason else lines
 
 
 def diverged(pairs: Pairs) -> str:

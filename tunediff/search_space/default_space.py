@@ -44,7 +44,13 @@ def infer_search_space(
     searched |= spread(
         foreign.spaces(own, f"{workload.title}: SEARCH"), f"{workload.title}: SEARCH"
     )
-    # System knobs around the baseline's values
+    system = _of_system(baseline, cores, gpu, emulated)
+    searched |= {name: space for name, space in system.items() if name not in searched}
+    return {name: space for name, space in searched.items() if name not in leave}
+
+
+def _of_system(baseline: Any, cores: int, gpu: bool, emulated: Collection[str]) -> Lines:
+    """Return the spaces of system knobs, around the baseline's values."""
     loader, passes = baseline.loader, baseline.parallel.workers * baseline.loader.accumulation
     sizes = [loader.batch_size * times // 2 for times in (1, 2, 4, 8)]
     most = baseline.schema.knobs["loader.batch_size"].high
@@ -68,8 +74,7 @@ def infer_search_space(
         system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
         system["memory.channels_last"] = [False, True]
         system["compile.mode"] = _with(baseline.compile.mode, "none", "default")
-    searched |= {name: space for name, space in system.items() if name not in searched}
-    return {name: space for name, space in searched.items() if name not in leave}
+    return system
 
 
 def completed(

@@ -267,11 +267,8 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     are from then on those of all files that it has loaded there. Raises `ConfigError` with what is
     wrong."""
     file, began_s = cfg.of(config).file, time.time()
-    title, workers, config = (
-        cfg.of(config).title,
-        config.parallel.workers,
-        _for_this_machine(config),
-    )
+    title, workers = cfg.of(config).title, config.parallel.workers
+    config = _for_this_machine(config)
     ranks = config.parallel.processes
     if config.parallel.workers < workers:
         here = text.pluralize(config.parallel.workers, "GPU")

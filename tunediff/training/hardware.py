@@ -126,20 +126,26 @@ def channels_last_gain(
                     y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
                 y.float().mean().backward()  # type: ignore[no-untyped-call]
 
-        make: Callable[[], None] = both_ways
-        if make_graph is not None:
-            make()  # libraries load outside of a capture
-            graph = make_graph([])
-            with graph.capturing():
-                make()
-            make = graph.replay
-        _synchronize(device)
-        began = time.perf_counter()
-        make()
-        _synchronize(device)
-        seconds[memory_format].append(time.perf_counter() - began)
+        seconds[memory_format].append(_seconds_of(both_ways, device, make_graph))
     nchw, nhwc = (min(times[1:]) for times in seconds.values())  # the first loads libraries
     return nchw / nhwc
+
+
+def _seconds_of(
+    make: Callable[[], None], device: torch.device, make_graph: MakeGraph | None
+) -> float:
+    """Return the seconds of a call, or of its replay where there is `make_graph`."""
+    if make_graph is not None:
+        make()  # libraries load outside of a capture
+        graph = make_graph([])
+        with graph.capturing():
+            make()
+        make = graph.replay
+    _synchronize(device)
+    began = time.perf_counter()
+    make()
+    _synchronize(device)
+    return time.perf_counter() - began
 
 
 # ---- energy

@@ -78,8 +78,6 @@ def before_search(
         raise ConfigError(refused)
     if answered and not ended:
         answered["too_long"] = True
-        print(
-            f"WARNING: one evaluation could not be timed: it takes over {PROBE_S:.0f} s here",
-            file=sys.stderr,
-        )
+        why = f"it takes over {PROBE_S:.0f} s here"
+        print(f"WARNING: one evaluation could not be timed: {why}", file=sys.stderr)
     return cast("Measured", answered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -98,19 +99,7 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     drawn = [(group, levels) for group, levels in curves if levels]
     others, lines = itertools.count(), dict[str, Line2D]()
     for group, levels in drawn:
-        if not group.changed:
-            label = "baseline"
-            look: dict[str, Any] = {"color": BASELINE, "linewidth": 2.2, "zorder": 3}
-        elif group is best:
-            # Not «best»: that is the baseline, too, if no other is significantly better.
-            label = f"winner ({group.name})"
-            look = {"color": WINNER, "linewidth": 2.2, "zorder": 3}
-        else:
-            # All colours first, then again in the next style.
-            turn, color = divmod(next(others), len(colors.SERIES))
-            line_style = LINE_STYLES[turn % len(LINE_STYLES)]
-            look = {"color": colors.SERIES[color], "linewidth": 1.5, "linestyle": line_style}
-            label = group.name
+        label, look = _look_of(group, best, others)
         xs, means = [level.seconds for level in levels], [level.mean for level in levels]
         (lines[label],) = axes.plot(xs, means, marker="o", markersize=3.5, **look)
         low, high = ([level.mean + sign * level.sd for level in levels] for sign in (-1, 1))
@@ -136,3 +125,20 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     order = sorted(lines, key=lambda label: not label.startswith(("baseline", "winner (")))
     style.legend(figure, {label: lines[label] for label in order})
     return figure
+
+
+def _look_of(group: Group, best: Group | None, others: Iterator[int]) -> tuple[str, dict[str, Any]]:
+    """Return the label of a group's line, and how it is drawn."""
+    if not group.changed:
+        return "baseline", {"color": BASELINE, "linewidth": 2.2, "zorder": 3}
+    if group is best:
+        # Not «best»: that is the baseline, too, if no other is significantly better.
+        return f"winner ({group.name})", {"color": WINNER, "linewidth": 2.2, "zorder": 3}
+    # All colours first, then again in the next style.
+    turn, color = divmod(next(others), len(colors.SERIES))
+    line_style = LINE_STYLES[turn % len(LINE_STYLES)]
+    return group.name, {
+        "color": colors.SERIES[color],
+        "linewidth": 1.5,
+        "linestyle": line_style,
+    }
