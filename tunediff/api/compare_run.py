@@ -208,9 +208,7 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
     code = comparison.code
     if code.get("drawn"):
         digests = [code[side]["digest"][:12] for side in pairs.SIDES]
-        say(
-            f"seeds from {code['first_seed']} on: by the digests of A and B, {' and '.join(digests)}"
-        )
+        say(f"seeds from {code['first_seed']} on, by the digests of A and B: {', '.join(digests)}")
     runs = f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}"
     say(f"{runs}; results {comparison.folder}")
 

@@ -29,7 +29,7 @@ FIRST_SEED, SEEDS = 10_000, 990_000
 MOST_FILES = 5_000
 """Files of a command's folder at most that are read."""
 MOST_VISITED, MOST_BYTES = 20_000, 2**28
-"""Files at most among which Python files are looked for without git, and size of one that is read."""
+"""Files among which Python files are looked for without git, and size of one that is read."""
 
 
 @dataclasses.dataclass(frozen=True)
