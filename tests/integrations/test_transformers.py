@@ -190,8 +190,8 @@ def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_repl
 
 LITERALS = """
 from dataclasses import dataclass
+import torch
 import transformers
-from tests.integrations.test_transformers import DATA, Model
 from tunediff import Metric
 from tunediff.integrations.transformers import fit
 
@@ -201,6 +201,16 @@ class Knobs:
 
 OBJECTIVE = Metric("eval_loss", "min")
 BASELINE = {"loader.workers": 0, "evaluation.points": 2}
+DATA = [{"inputs": torch.randn(3), "targets": torch.randn(1)} for _ in range(44)]
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+
+    def forward(self, inputs, targets):
+        outputs = self.net(inputs)
+        return {"loss": (outputs - targets).square().mean(), "outputs": outputs}
 
 def train(trial):
     args = transformers.TrainingArguments(
