@@ -4,8 +4,8 @@ false discovery rate.
 Who tries a hundred changes at a level of 5 % keeps two or three that change nothing. Here each
 comparison gets a level of its own, so that at any time at most a share of `budget` of all changes
 that were kept is expected to be none. The rule is LORD++: A. Ramdas, F. Yang, M. J. Wainwright,
-M. I. Jordan, Online control of the false discovery rate with decaying memory, NeurIPS 2017. Every kept
-change earns level for the next ones; a long series without any makes them stricter.
+M. I. Jordan, Online control of the false discovery rate with decaying memory, NeurIPS 2017. Every
+kept change earns level for the next ones; a long series without any makes them stricter.
 """
 
 from __future__ import annotations

@@ -68,11 +68,14 @@ def _framework_of(trial: Trial, model: Any) -> _Framework:
 
 
 _SET_BY = {
-    "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation", "accelerator": "the search",
+    "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation",
+    "accelerator": "the search",
     "devices": "parallel.workers", "num_nodes": "parallel.workers", "strategy": "parallel.strategy",
-    "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget", "plugins": "precision.amp",
+    "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget",
+    "plugins": "precision.amp",
     "val_check_interval": "evaluation.points", "check_val_every_n_epoch": "evaluation.points",
-    "num_sanity_val_steps": "the check before a search", "use_distributed_sampler": "parallel.workers",
+    "num_sanity_val_steps": "the check before a search",
+    "use_distributed_sampler": "parallel.workers",
     "limit_train_batches": "the budget", "overfit_batches": "the budget",
     "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
 }  # fmt: skip
@@ -80,7 +83,8 @@ _SET_BY = {
 
 
 def fit(
-    trial: Trial, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None,
+    trial: Trial, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None,
+    datamodule: Any = None,
     **trainer_options: Any,
 ) -> Any:  # fmt: skip
     """Call `Trainer(**trainer_options).fit(model, …)` until the trial's budget is spent; returns
@@ -95,7 +99,8 @@ def fit(
     refuse_knobs(trial, "Lightning")
     made = {
         "strategy": _strategy(trial, framework), "devices": 1, "num_nodes": trial.world.size,
-        "accelerator": "gpu" if trial.device.type == "cuda" else "cpu", "use_distributed_sampler": True,
+        "accelerator": "gpu" if trial.device.type == "cuda" else "cpu",
+        "use_distributed_sampler": True,
         "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
         "val_check_interval": 10**12, "check_val_every_n_epoch": None,
     }  # fmt: skip
@@ -112,7 +117,8 @@ def fit(
         for kind in (framework.callbacks.Checkpoint, framework.callbacks.ProgressBar)
     )
     options = {
-        "max_epochs": -1, "logger": False, "enable_progress_bar": bars, "enable_model_summary": False,
+        "max_epochs": -1, "logger": False, "enable_progress_bar": bars,
+        "enable_model_summary": False,
         "enable_checkpointing": checkpoints, **trainer_options,
         "default_root_dir": in_folder(trial, trainer_options.get("default_root_dir")),
     }  # fmt: skip
@@ -308,9 +314,11 @@ class _Loops:
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._fit, self._epoch = fit, epoch
         self._parts = {
-            "epoch": fit.epoch_progress, "batch": epoch.batch_progress, "scheduler": epoch.scheduler_progress,
+            "epoch": fit.epoch_progress, "batch": epoch.batch_progress,
+            "scheduler": epoch.scheduler_progress,
             "optimizer": epoch.automatic_optimization.optim_progress,
-            "manual": epoch.manual_optimization.optim_step_progress, "validation": epoch.val_loop.batch_progress,
+            "manual": epoch.manual_optimization.optim_step_progress,
+            "validation": epoch.val_loop.batch_progress,
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -434,7 +442,8 @@ def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
         "fp16": ("16-mixed", "16", 16),
     }
     return {
-        "precision": formats[trial.config.precision.amp], "strategy": ("ddp",) if trial.world.size > 1 else (),
+        "precision": formats[trial.config.precision.amp],
+        "strategy": ("ddp",) if trial.world.size > 1 else (),
         "limit_train_batches": (1.0,), "val_check_interval": (1.0,),
     }  # fmt: skip
 
@@ -452,6 +461,8 @@ def _strategy(trial: Trial, framework: _Framework) -> Any:
         return of.SingleDeviceStrategy(trial.device, precision_plugin=precision)
     options = trial.config.parallel
     return of.DDPStrategy(
-        parallel_devices=[trial.device], cluster_environment=framework.ranks(trial), precision_plugin=precision,
-        bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph, gradient_as_bucket_view=True,
+        parallel_devices=[trial.device], cluster_environment=framework.ranks(trial),
+        precision_plugin=precision,
+        bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph,
+        gradient_as_bucket_view=True,
     )  # fmt: skip

@@ -100,7 +100,8 @@ def refuse_knobs(trial: Trial, framework: str) -> None:
 
 
 def refuse_settings(
-    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any], kind: type[Any],
+    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any],
+    kind: type[Any],
     same: Mapping[str, Sequence[Any]] | None = None, defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings of a class of the framework, without those that a knob makes.

@@ -40,14 +40,18 @@ from transformers import (  # noqa: E402
 )
 
 _SET_BY = {
-    "per_device_train_batch_size": "loader.batch_size", "gradient_accumulation_steps": "loader.accumulation",
-    "dataloader_num_workers": "loader.workers", "dataloader_prefetch_factor": "loader.prefetch_factor",
-    "dataloader_persistent_workers": "loader.persistent_workers", "dataloader_pin_memory": "loader.pin_memory",
+    "per_device_train_batch_size": "loader.batch_size",
+    "gradient_accumulation_steps": "loader.accumulation",
+    "dataloader_num_workers": "loader.workers",
+    "dataloader_prefetch_factor": "loader.prefetch_factor",
+    "dataloader_persistent_workers": "loader.persistent_workers",
+    "dataloader_pin_memory": "loader.pin_memory",
     "bf16": "precision.amp", "fp16": "precision.amp", "torch_compile": "compile.mode",
     "torch_compile_mode": "compile.mode", "seed": "seed",
     "data_seed": "seed", "eval_on_start": "evaluation.points",
     "ddp_bucket_cap_mb": "parallel.bucket_mib", "ddp_static_graph": "parallel.static_graph",
-    "fsdp": "parallel.strategy", "deepspeed": "parallel.strategy", "parallelism_config": "parallel.strategy",
+    "fsdp": "parallel.strategy", "deepspeed": "parallel.strategy",
+    "parallelism_config": "parallel.strategy",
 }  # fmt: skip
 """Fields of TrainingArguments, and what sets them here."""
 _OFF = {
@@ -231,12 +235,14 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     if compiled.active:
         trial.ignores("compile.dynamic")
     values = {
-        "per_device_train_batch_size": trial.shard.count, "gradient_accumulation_steps": loader.accumulation,
+        "per_device_train_batch_size": trial.shard.count,
+        "gradient_accumulation_steps": loader.accumulation,
         "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",
         "dataloader_prefetch_factor": (loader.prefetch_factor, None)[loader.workers == 0],
         "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
         "dataloader_pin_memory": loader.pin_memory and trial.device.type == "cuda",
-        "torch_compile": compiled.active, "torch_compile_mode": compiled.mode if compiled.active else None,
+        "torch_compile": compiled.active,
+        "torch_compile_mode": compiled.mode if compiled.active else None,
         "seed": trial.config.seed, "data_seed": None, "load_best_model_at_end": False,
         "auto_find_batch_size": False, "eval_on_start": False,
         "ddp_bucket_cap_mb": int(parallel.bucket_mib) if several else None,
@@ -247,8 +253,10 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
             trial.warn(f"{type(args).__name__}: {name} is off: {why}")
     defaults = _defaults(args)
     if defaults["bf16"] and amp == "none" and "bf16" not in trial.framework_settings:
-        trial.warn(f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says: none; "
-                   'BASELINE = {"precision.amp": "bf16"} is what the script does alone')  # fmt: skip
+        trial.warn(
+            f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says:"
+            ' none; BASELINE = {"precision.amp": "bf16"} is what the script does alone'
+        )
     own = {name: getattr(args, name) for name in _SET_BY if name in defaults}
     settings = {name: value for name, value in own.items() if value}
     refuse_settings(trial, settings, _SET_BY, values, type(args), defaults=defaults)

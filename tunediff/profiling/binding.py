@@ -27,7 +27,8 @@ KNOBS: dict[Part, Sequence[Values]] = {
     "loader": ({"loader.resident": True}, {"loader.workers": 4}, {"loader.pin_memory": True}),
     "host": ({"compile.capture": "step"}, {"compile.mode": "reduce-overhead"}),
     "arithmetic": ({"precision.amp": "bf16"}, {"precision.matmul": "high"}),
-    "memory": ({"memory.channels_last": True}, {"precision.amp": "bf16"}, {"compile.mode": "default"}),
+    "memory": ({"memory.channels_last": True}, {"precision.amp": "bf16"},
+    {"compile.mode": "default"}),
     "device": (),
 }  # fmt: skip
 """What to try first where nothing but the parts of the step is known, the best first."""

@@ -215,7 +215,8 @@ class SearchBudget:
 
     @property
     def trial_deadline_s(self) -> float:
-        """Return the wall-clock after which a trial is stopped; by samples it takes what it takes."""
+        """Return the wall-clock after which a trial is stopped; by samples it takes what it
+        takes."""
         if self.samples is not None:
             return LONGEST_BY_SAMPLES_S
         return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900

@@ -37,7 +37,7 @@ _BLOCKS = "networks of libraries have no blocks that are known here"
 
 
 @section
-class Classifier:
+class ClassifierModel:
     """The network; its input channels and its classes are those of the data."""
 
     name: Str = "resnet18"
@@ -68,9 +68,9 @@ class Classifier:
             raise Refusal("memory.checkpoint", f"{_BLOCKS}; use 0")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
-        if self.cardinality != Classifier().cardinality and self.name != "resnext29":
+        if self.cardinality != ClassifierModel().cardinality and self.name != "resnext29":
             yield "model.cardinality", "only resnext29 has groups"
-        if self.width != Classifier().width and "/" in self.name:
+        if self.width != ClassifierModel().width and "/" in self.name:
             yield "model.width", "networks of libraries have a width of their own"
 
 
@@ -144,7 +144,7 @@ class Knobs:
     """The training of a classifier."""
 
     data: Data = dataclasses.field(default_factory=Data)
-    model: Classifier = dataclasses.field(default_factory=Classifier)
+    model: ClassifierModel = dataclasses.field(default_factory=ClassifierModel)
     optimizer: Optimizer = dataclasses.field(default_factory=ClassifierSgd)
     regularization: Regularization = dataclasses.field(default_factory=Regularization)
     evaluation: Annotated[ClassifierEvaluation, Fixed()] = dataclasses.field(

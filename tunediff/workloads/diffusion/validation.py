@@ -78,7 +78,8 @@ class Validation:
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
         network's output implies, so that models of all paths and predictions are measured alike.
         `precision`: number format of the network, float32 after all if it changes the mean error of
-        the first batch by more than the share `limit`. Raises `NonFiniteError` on all ranks at once.
+        the first batch by more than the share `limit`. Raises `NonFiniteError` on all ranks at
+        once.
         """
         bins, edges = equal_bins(diffusion.log_snr, BINS)
         members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
