@@ -76,7 +76,7 @@ def test_options_are_called_the_same_in_every_command(command, capsys, monkeypat
     assert options["--json"] == ("--json", "print the result as JSON, nothing else on stdout")
     assert options["--storage"][0] == "--storage STORAGE"
     assert options["--storage"][1].startswith("folder of ")
-    both = command == "train"  # `--name` there is a folder in the storage, as a search's is
+    both = command in ("train", "compare")  # `--name` there is a folder in the storage, as a search's is
     assert (("--out" in options) != ("--name" in options)) or both, "what is searched is found again by its name"
     assert options.get("--quiet", ("-q, --quiet", "print the result only")) == ("-q, --quiet", "print the result only")
     assert not [names for names, _ in options.values() if names.startswith("-") and names[1] not in "-hq"]

@@ -197,7 +197,7 @@ def stored(folder, kind):
     """A file of weights, training or search whose workload is a file beside it that leaves a trace; and its name."""
     program = folder / "workload" / "mine.py"
     program.parent.mkdir(parents=True)
-    program.write_text(f"# {folder}\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    program.write_text(f"# {folder}\nKnobs = None\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
     (folder / "weights.safetensors").touch()
     if kind == "weights":
         (folder / "config.yaml").write_text("workload: workload/mine.py\n")

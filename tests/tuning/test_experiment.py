@@ -59,7 +59,7 @@ def test_a_folder_that_could_not_be_completed_is_not_there(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(yaml, "safe_dump", full)
+        patch.setattr(yaml, "dump", full)
         with pytest.raises(ConfigError, match="night cannot be written: No space left on device"):
             experiment.create(tmp_path / "night", loaded(), CONTENT)
     assert list(tmp_path.iterdir()) == []

@@ -126,7 +126,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     result = run_trial(train, world, job.folder, (ParentLostError,), job.group.place.per_gpu)
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
-    elif job.number == 0 and job.role == "draw" and result.outcome is not None:
+    elif job.role == "draw" and result.outcome is not None:
         _note_binding(result.outcome, job, world)
     _conclude(result, job, connection, world, observer.draining)
 
@@ -161,7 +161,9 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
 
 def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> None:
     """Write what binds the step of the baseline on a GPU to its journal, by a few further steps."""
-    if world.size > 1 or world.device.type != "cuda" or not (outcome.finished and outcome.points):
+    if world.size > 1 or world.device.type != "cuda" or job.number:
+        return
+    if not (outcome.finished and outcome.points):
         return
     binding, trace = (  # they stand on this package
         importlib.import_module(f"tunediff.profiling.{name}") for name in ("binding", "trace")
