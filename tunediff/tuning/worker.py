@@ -161,9 +161,8 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
 
 def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> None:
     """Write what binds the step of the baseline on a GPU to its journal, by a few further steps."""
-    if world.size > 1 or world.device.type != "cuda" or job.number:
-        return
-    if not (outcome.finished and outcome.points):
+    is_alone = world.size == 1 and world.device.type == "cuda"
+    if not (is_alone and job.number == 0 and outcome.finished and outcome.points):
         return
     binding, trace = (  # they stand on this package
         importlib.import_module(f"tunediff.profiling.{name}") for name in ("binding", "trace")
