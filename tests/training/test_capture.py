@@ -44,6 +44,7 @@ def both(config, **how):
     return captured, train(config, **how), told
 
 
+@pytest.mark.nightly
 def test_captured_training_of_the_diffusion_workload_equals_the_eager_one_bit_for_bit():
     program, config = Counted(), tiny(**EXACT, model__dropout=0.1, evaluation__points=2)
     told = Told()

@@ -103,6 +103,7 @@ def of_all(world):
     return found
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_by_every_optimizer_what_one_learns(tmp_path):
     alone = {name: weights(train(of(name), samples=16 * 4)) for name in NAMES[1:]}
     for found in ranks(of_all, tmp_path):

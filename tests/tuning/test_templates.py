@@ -62,6 +62,7 @@ def curve(trial):
     return [{key: point[key] for key in kept if key in point} for point in trial.points]
 
 
+@pytest.mark.nightly
 def test_a_forked_run_has_the_curve_of_any_other_process(templates, tmp_path):
     """Another trial before it, of another precision, order of channels, seed and loaders, leaves no trace."""
     judged = {"evaluation.images": 64, "evaluation.steps": 3, "evaluation.validation_images": 16}

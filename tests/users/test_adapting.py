@@ -145,6 +145,7 @@ for command, words in (
 """
 
 
+@pytest.mark.nightly
 def test_a_training_of_ones_own_needs_no_library_of_ours_for_images(tmp_path):
     """What reads digits, judges images and has networks for them may be missing."""
     (tmp_path / "mine.py").write_text(PLAIN)

@@ -365,6 +365,7 @@ def test_a_search_of_the_file_alone_leaves_out_what_changes_nothing(mine, tmp_pa
     assert re.search(r"never reads .*loader\.batch_size.*: not searched$", told), "one line for all of them"
 
 
+@pytest.mark.nightly
 def test_a_search_file_loses_knobs_that_nobody_reads_with_what_depends_on_them(mine, tmp_path):
     text = OWN_LOADER.replace("nn.Dropout(trial.knobs.dropout)", "nn.Identity()")
     search = {

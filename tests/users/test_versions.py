@@ -132,6 +132,7 @@ def test_what_a_check_has_loaded_is_the_version_and_the_copy(mine, train, tmp_pa
     assert moved.schema.version == copy.schema.version
 
 
+@pytest.mark.nightly
 def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, train, tmp_path):
     """Without a check, or of a choice that the check has not made."""
     copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
