@@ -31,7 +31,7 @@ def program(tmp_path, monkeypatch):
     """A git repository with a training that takes no time, and is the working folder."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(NOISY)
-    Path(".gitignore").write_text("ray_results\nproof*\n")
+    Path(".gitignore").write_text("ray_results\n")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
     return tmp_path
@@ -104,10 +104,13 @@ def test_whatever_was_changed_is_named(proof, capsys, change, fault):
 
 
 def test_seeds_follow_from_the_code(proof, capsys, program):
-    """The same versions have the same seeds; a change of either has others; the user may choose them."""
+    """The same versions have the same seeds, also beside what `--out` has left and without git; a change of either has
+    others; the user may choose them."""
     first = [run.seed for run in pairs.read(program / "ray_results/x").runs[0]]
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "again"]) == 11
-    assert [run.seed for run in pairs.read(program / "ray_results/again").runs[0]] == first
+    for name in ("again", "without-git"):
+        assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", name]) == 11
+        assert [run.seed for run in pairs.read(program / "ray_results" / name).runs[0]] == first
+        shutil.rmtree(program / ".git", ignore_errors=True)
     Path("train.py").write_text(NOISY + "\n# a comment\n")
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "edited"]) == 11
     assert [run.seed for run in pairs.read(program / "ray_results/edited").runs[0]] != first

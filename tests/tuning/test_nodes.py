@@ -3,6 +3,8 @@
 import argparse
 import json
 import socket
+import subprocess
+import sys
 import threading
 import types
 from pathlib import Path
@@ -251,6 +253,19 @@ def test_a_head_that_does_not_answer_any_more_is_noticed_once(clock, runtime_is)
         pass
     clock.s += 2 * cluster.HEAD_S
     assert not lost.wait(0.1), "the search was over before"
+
+
+def test_a_killed_raylet_is_noticed(tmp_path):
+    """Ray itself waits for it for ever."""
+    lost, program = threading.Event(), tmp_path / "raylet"
+    program.symlink_to(sys.executable)
+    with (
+        subprocess.Popen([program, "-ISc", "input()"], stdin=subprocess.PIPE) as raylet,
+        cluster.raylet_watched(lost.set, every_s=0.01),
+    ):
+        assert not lost.wait(0.1)
+        raylet.kill()
+        assert lost.wait(600)
 
 
 @pytest.mark.parametrize(("mode", "hint"), [(None, "; one that asks for a token: RAY_AUTH_MODE=token"), ("token", "")])

@@ -26,6 +26,8 @@ from tunediff.core.git import git
 
 FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
+PROOF = "proof.json"
+"""File that marks the folder of a `compare --out`, which holds copies of code."""
 MOST_FILES = 5_000
 """Files of a command's folder at most that are read."""
 MOST_VISITED, MOST_BYTES = 20_000, 2**28
@@ -118,7 +120,7 @@ def listed(folder: Path, results: Path) -> list[str]:
     """Return the files in the working folder of a command that are its code, relative to it.
 
     In a git repository those that git knows or would add; else Python files. What is in `results`,
-    a folder below, is none.
+    a folder below, is none, nor what an earlier comparison has left with `--out`.
     """
     words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
     try:
@@ -129,6 +131,9 @@ def listed(folder: Path, results: Path) -> list[str]:
     results, folder = results.resolve(), folder.resolve()
     below = f"{results.relative_to(folder).as_posix()}/" if folder in results.parents else "/"
     names = [name for name in names if not name.startswith(below)]
+    folders = {parent for name in names for parent in Path(name).parents} - {Path()}
+    proofs = {one for one in folders if (folder / one / PROOF).is_file()}
+    names = [name for name in names if proofs.isdisjoint(Path(name).parents)]
     found = [name for name in names if _is_regular(folder / name)]
     return sorted(found)[:MOST_FILES]
 

@@ -33,7 +33,7 @@ from tunediff.report import pair_summary
 from tunediff.tuning import sessions
 from tunediff.tuning.local import OUTPUT
 
-FILE, RESULT, COMMENT = "proof.json", "result.json", "result.md"
+FILE, RESULT, COMMENT = frozen_code.PROOF, "result.json", "result.md"
 FILES = (
     pairs.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, drift.FILE, OUTPUT,
     sessions.SESSIONS,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -100,6 +101,29 @@ def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[Non
         return False
 
     with _watching("head watched", every_s, look):
+        yield
+
+
+@contextlib.contextmanager
+def raylet_watched(lost: Callable[[], None], every_s: float = 1.0) -> Iterator[None]:
+    """Call `lost`, in a thread of its own, when a process ends without which the cluster that this
+    process has started does nothing, and Ray waits for it without a word."""
+    needed = [
+        child for child in psutil.Process().children() if child.name() in ("raylet", "gcs_server")
+    ]
+
+    def look() -> bool:
+        ended = False
+        for one in needed:
+            try:
+                ended |= one.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                ended = True
+        if ended:
+            lost()
+        return ended
+
+    with _watching("raylet watched", every_s, look):
         yield
 
 

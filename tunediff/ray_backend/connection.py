@@ -193,13 +193,12 @@ def workers(
         url = getattr(context, "dashboard_url", None)
         log_exceptions("the start", greet, local_cluster.dashboard(url, address) if url else None)
         with contextlib.ExitStack() as stack:
+            from tunediff.ray_backend import cluster as there
+
+            watched = there.raylet_watched if address is None else there.head_watched
+            stack.enter_context(watched(functools.partial(_headless, folder, address)))
             partition, nodes = here, None
             if partition is None:
-                from tunediff.ray_backend import cluster as there
-
-                stack.enter_context(
-                    there.head_watched(functools.partial(_headless, folder, str(address)))
-                )
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
             yield stack.enter_context(backend.opened(folder, partition, warm, nodes))
 
@@ -227,15 +226,17 @@ def one_by_one(
         yield here
 
 
-def _headless(folder: Path, address: str) -> None:
+def _headless(folder: Path, address: str | None) -> None:
     """Print why and end this process: its other threads wait for Ray, which waits for its head."""
     module = "search" if (folder / "search.yaml").exists() else "compare"
-    why = StoppedError("the head of the cluster does not answer any more")
-    print(
-        f"error: {why_stopped(why, module, folder, ['--address', address])}",
-        file=sys.stderr,
-        flush=True,
+    lost = (
+        "a process of Ray was killed"
+        if address is None
+        else ("the head of the cluster does not answer any more")
     )
+    where = [] if address is None else ["--address", address]
+    message = why_stopped(StoppedError(lost), module, folder, where)
+    print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(FAILED)
 
 
