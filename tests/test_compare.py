@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch, this_machine, backend_is):
     this_machine(2)
 
     @contextlib.contextmanager
-    def workers(*_):
+    def workers(*_, **__):
         raise sessions.StoppedError("nothing runs in this test")
         yield
 
@@ -245,7 +245,7 @@ def backend(backend_is):
     backend.ends = {}
 
     @contextlib.contextmanager
-    def one_by_one(folder, share, address, greet, configs):
+    def one_by_one(folder, share, address, greet, configs, shares=()):
         backend.devices = Pool(share(resources.local()))
         greet(None)
         yield backend

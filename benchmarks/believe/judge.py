@@ -22,6 +22,7 @@ from tunediff.analysis.online_fdr import level_of
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.analysis.targets import Target, target_gate
+from tunediff.tuning.at_once import place_of
 
 MOST = 12
 TIME_SD, LOSS_SD = 0.005, 0.0013
@@ -115,6 +116,35 @@ def of_drift(
             "times": times, "better": better / times, "worse": worse / times, "rounds": rounds / times}  # fmt: skip
 
 
+# ---- at the same time on several devices
+def of_parallel(
+    rules: Rules, gain: float, devices: int, unequal: float, times: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return what comparisons by seconds say whose pairs run at the same time on two devices each, which the sides swap
+    from wave to wave, and all of which have a speed of their own.
+
+    unequal: standard deviation of the logarithm of a device's speed. A wave has noise that its runs share.
+    """
+    groups, better, worse, rounds = devices // 2, 0, 0, 0
+    of_pair = np.arange(MOST)
+    for _ in range(times):
+        speed, wave = (
+            unequal * rng.standard_normal(devices), TIME_SD * rng.standard_normal(MOST)[of_pair // groups]
+        )  # fmt: skip
+        places = [[place_of(2 * pair + side, 2, devices) for pair in of_pair] for side in (0, 1)]
+        seconds = np.exp(TIME_SD * rng.standard_normal((2, MOST)) + speed[places] + wave)
+        seconds[1] *= 1 - gain
+        for many in range(groups, MOST + 1, groups):  # a look after each wave
+            test = look(seconds[:, :many], MOST, rules=rules, blocks=list(of_pair[:many] % groups))
+            if test.over:
+                break
+        better += test.differences[0].verdict == BETTER
+        worse += test.differences[0].verdict == WORSE
+        rounds += many
+    return {"part": "parallel", **settings(rules), "gain": gain, "devices": devices, "unequal": unequal, "times": times,
+            "better": better / times, "worse": worse / times, "rounds": rounds / times}  # fmt: skip
+
+
 # ---- a chain
 def of_chain(
     name: str,
@@ -164,6 +194,9 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
                 yield of_drift(
                     rules, gain, favours, with_blocks, times, np.random.default_rng(seed)
                 )
+    for rules in RULES:
+        for devices, unequal, gain in itertools.product((2, 4, 8), (0.0, 0.01), (0.0, 0.01)):
+            yield of_parallel(rules, gain, devices, unequal, times, np.random.default_rng(seed))
     for gain, pairs in ((2.0, 12), (2.0, 20), (1.0, 20)):
         for name, level in (
             ("5 % each", lambda kept: 0.05),

@@ -149,7 +149,9 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_or_begins_again(tmp_path, mo
     process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
     trial = tmp_path / "ray_results" / "killed" / "trials" / "t0001"
     steps = Path("steps-10.0")
+    journal = trial / "journal.jsonl"
     wait_until(lambda: process.poll() is not None or (steps.exists() and "24\n" in steps.read_text()))
+    wait_until(lambda: journal.read_text().count('"checkpoint"') == 2 * checkpoints)  # what was printed is noted
     assert process.poll() is None
     process.kill()
     process.wait()

@@ -14,7 +14,7 @@ from tests.tuning.test_worker import job_of
 from tunediff import config as cfg
 from tunediff import evaluate
 from tunediff import train as train_command
-from tunediff.api import compare_setup, notebook
+from tunediff.api import compare_folder, compare_setup, notebook
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.config import copies
 from tunediff.core import trial_record as record
@@ -202,7 +202,7 @@ def test_revisions_that_were_not_tried_are_equal_only_if_all_beside_the_file_is(
 def test_a_revision_runs_its_modules_that_are_imported_by_name(tmp_path):
     options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c")
     with compare_setup.prepare(options, lambda line: None) as request:
-        compare_setup.create(request)
+        compare_folder.create(request)
     for name in EDITED:
         texts = [(tmp_path / f"results/c/{side}/workload" / name).read_text() for side in "AB"]
         assert texts == [MODULES[name], MODULES[name].replace("1", "2")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,15 @@ class Drift(NamedTuple):
             "gpu_throttle_reasons": sorted(reasons),
             "drift": self.largest,
             "blocks": sizes,
+            "neighbours": self.neighbours,
         }
+
+    @property
+    def neighbours(self) -> dict[str, float] | None:
+        """Return by what share of its seconds each part of the reference takes longer where runs at
+        the same time have their neighbours; None: not measured."""
+        found = (one["neighbours"] for one in self.readings if "neighbours" in one)
+        return next(found, None)
 
     def _ends(self, name: str) -> list[float]:
         """Return the least and the largest reading of a quantity; [] where it was never read."""
@@ -68,6 +76,22 @@ class Drift(NamedTuple):
 
 
 NO_READINGS = Drift([], [], None)
+
+
+def neighbours_sentence(neighbours: Mapping[str, float] | None) -> str:
+    """Return how much runs at the same time disturb each other; '' where they do not."""
+    slow = {
+        part.removesuffix("_s"): share
+        for part, share in (neighbours or {}).items()
+        if share > PARTS[part]
+    }
+    if not slow:
+        return ""
+    parts = ", ".join(f"{part} {share:.0%}" for part, share in slow.items())
+    return (
+        f"Runs at the same time slow each other: {parts}. Both sides had the same neighbours; a"
+        " side that uses shared memory more is helped less, or disturbs more, than alone."
+    )
 
 
 def read(folder: Path) -> Drift:

@@ -68,6 +68,8 @@ class PairTest:
     """Which seconds of a run count."""
     drift: Drift = NO_READINGS
     """How the machine was between the pairs, whose blocks it makes."""
+    at_once: int = 1
+    """Runs at the same time."""
     objective: str = ""
     """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
@@ -93,6 +95,7 @@ class PairTest:
             content.get("margin"),
             content.get("counted", "end"),
             drift.read(folder),
+            content.get("at_once", 1),
             objective,
         )
 
@@ -146,8 +149,16 @@ class PairTest:
             ratios=lower,
             margin=margin,
             rules=self.rules,
-            blocks=self.drift.blocks,
+            blocks=self._blocks,
         )
+
+    @property
+    def _blocks(self) -> list[int]:
+        """Return the block of each pair: the machine between two drifts, and the two devices on
+        which both sides run."""
+        drifts, groups = self.drift.blocks or [0], max(1, self.at_once // 2)
+        pairs = range(len(self.runs))
+        return [drifts[min(n, len(drifts) - 1)] * groups + n % groups for n in pairs]
 
     @property
     def gates(self) -> list[QualityGate]:

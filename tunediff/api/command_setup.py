@@ -8,14 +8,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api.command_options import CommandCompareOptions
-from tunediff.api.compare_setup import freeze
+from tunediff.api.compare_folder import freeze
+from tunediff.api.compare_setup import Say
 from tunediff.api.options import VerdictOptions
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
@@ -32,7 +33,6 @@ from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 
-Say = Callable[..., None]
 WHERE = "command line"
 
 
@@ -76,6 +76,11 @@ class CommandCompareRequest:
     def max_pairs(self) -> int:
         return int(self.rules["pairs"])
 
+    @property
+    def at_once(self) -> int:
+        """Return how many runs there are at the same time."""
+        return int(self.rules.get("at_once", 1))
+
 
 def resume(options: CommandCompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
@@ -110,6 +115,8 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
         template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
         side.definition.check_places(budget_s, "--run")
     definition = both[0].definition
+    needed = [side.definition.gpus for side in both if side.definition.gpus > 1]
+    allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
     metric = Metric(definition.objective, definition.mode)
     rules = options.verdict_content(metric, options.counted)
     most = rules["pairs"]
@@ -195,8 +202,9 @@ def planned(request: CommandCompareRequest) -> dict[str, Any]:
     configs = [side.configuration(f"plan-{name}", Path()) for name, side in _named(request)]
     names = [side.name for side in request.sides]
     plan = pair_plan.values(
-        names, configs, request.max_pairs, request.budget_s or 0.0, "wall", {"evaluation_s": 0.0}
-    )
+        names, configs, request.max_pairs, request.budget_s or 0.0, "wall", {"evaluation_s": 0.0},
+        request.at_once,
+    )  # fmt: skip
     definitions = [side.definition for side in request.sides]
     return {**plan, "data": honesty(definitions, systems_knobs=False)}
 
@@ -205,7 +213,10 @@ def plan_lines(request: CommandCompareRequest) -> list[str]:
     """Return what would run, in words."""
     most, budget_s = request.max_pairs, request.budget_s
     each = "its own end" if budget_s is None else f"{text.seconds(budget_s)} of wall-clock"
-    total = "" if budget_s is None else f": at most {text.seconds(2 * most * budget_s)}"
+    at_most_s = 2 * most * (budget_s or 0.0) / request.at_once
+    total = "" if budget_s is None else f": at most {text.seconds(at_most_s)}"
+    if request.at_once > 1:
+        total += f", {request.at_once} runs at the same time"
     return [
         *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
         f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
@@ -228,9 +239,8 @@ def try_sides(request: CommandCompareRequest, say: Say) -> None:
         with contextlib.ExitStack() as stack:
             folder = Path()
             if side.in_worktree:
-                scratch = Path(
-                    stack.enter_context(tempfile.TemporaryDirectory(prefix="tunediff-check-"))
-                )
+                new = tempfile.TemporaryDirectory(prefix="tunediff-check-")
+                scratch = Path(stack.enter_context(new))
                 stack.callback(worktrees.remove, scratch / worktrees.SOURCE)
                 folder = worktrees.add(scratch / worktrees.SOURCE, str(side.revision))
             _try(name.upper(), side, other, folder, request.budget_s, say)
@@ -288,9 +298,3 @@ def create(request: CommandCompareRequest) -> None:
         undo.pop_all()
     for name in pairs.SIDES:
         worktrees.moved(folder / name / worktrees.SOURCE)
-
-
-def remove_worktrees(folder: Path) -> None:
-    """Remove the worktrees of a comparison that is over; the revisions stay in its file."""
-    for name in pairs.SIDES:
-        worktrees.remove(folder / name / worktrees.SOURCE)

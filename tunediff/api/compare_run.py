@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
-from tunediff.api import command_setup, compare_setup
+from tunediff.api import command_setup, compare_folder, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
+from tunediff.api.compare_lines import RunLines, look_fields
 from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
 from tunediff.command import comparison as command_runs
+from tunediff.command import worktrees
 from tunediff.config import Values
 from tunediff.core import remote_lock, text
 from tunediff.core import trial_record as record
-from tunediff.core.journal import repeat_lost
-from tunediff.core.listeners import Activity, Listener, Listeners
+from tunediff.core.journal import Journal, repeat_lost
+from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.core.refusals import writing
+from tunediff.core.refusals import allow, writing
 from tunediff.judge import ledger, locked_judge, proof, reproduction
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.report.mixed_hardware import MixedHardware
-from tunediff.report.words import effects
-from tunediff.tuning import experiment, resources, rounds, sessions
+from tunediff.tuning import at_once, experiment, resources, rounds, sessions
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
         try:
             with listeners.opened(_activity(folder, options), lines.say), alone(folder):
                 repeat_lost(folder)
+                _repeat_halves(folder)
                 if not pairs.read(folder).over:
                     command_time.charge()
                 _run_shown(folder, options, lines, listeners)
@@ -73,6 +74,29 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
             with writing("--out", options.out):
                 proof.write(folder, options.out)
     return folder
+
+
+def _repeat_halves(folder: Path) -> None:
+    """Let both sides of a pair that was interrupted begin again where they run at the same time:
+    the one that goes on alone would have no neighbour."""
+    comparison = pairs.read(folder)
+    for pair in comparison.runs if comparison.test.at_once > 1 else ():
+        if all(run is not None and run.finished for run in pair):
+            continue
+        for run in filter(None, pair):
+            trial = folder / "trials" / run.name
+            (trial / record.CHECKPOINT).unlink(missing_ok=True)
+            Journal(trial).restarted("its pair was interrupted, whose runs are at the same time")
+
+
+def _shares(comparison: Pairs) -> list[at_once.Share]:
+    """Return the shares of this machine for runs at the same time; [] for one at a time. Raises
+    `ConfigError` if it has not as many as the comparison began with."""
+    if (count := comparison.test.at_once) == 1:
+        return []
+    shares = at_once.shares()
+    allow(len(shares) == count, "--parallel", len(shares), f"{count} equal devices, as it began")
+    return shares
 
 
 def _resume(options: AnyOptions) -> Path:
@@ -118,7 +142,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
             else ()
         ):
             lines.say(line)
-        compare_setup.create(request)
+        compare_folder.create(request)
     return request.folder
 
 
@@ -160,20 +184,31 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
     notes = RunLines(folder, say), sessions.SessionNotes(folder)
     with listeners.with_listeners(*notes):
         make = functools.partial(command_runs.proposal, folder)
-        command_runs.run(comparison, _rounds(comparison, make, say), listeners)
-    command_setup.remove_worktrees(folder)
+        shares = _shares(comparison)
+        command_runs.run(comparison, _rounds(comparison, make, say, shares), listeners, shares)
+    for name in pairs.SIDES:  # the revisions stay in its file
+        worktrees.remove(folder / name / worktrees.SOURCE)
+
+
+def _dividing(comparison: Pairs) -> Callable[..., resources.ResourcePartition]:
+    """Return how machines are divided for the runs of a comparison."""
+    needs, at_once = compare_setup.needs(comparison.configs), comparison.test.at_once
+
+    def divided(*machines: resources.Machine) -> resources.ResourcePartition:
+        strategies = [one.parallel.strategy for one in comparison.configs]
+        partition = resources.divided(machines, *needs, strategies=strategies)
+        if at_once > 1:
+            partition = dataclasses.replace(partition, whole=False, at_once=at_once)
+        return partition
+
+    return divided
 
 
 def _run_workloads(
     comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners
 ) -> None:
     """Run trainings on workers, of this machine or of a cluster."""
-    folder, needs = comparison.folder, compare_setup.needs(comparison.configs)
-
-    def shared(*machines: resources.Machine) -> resources.ResourcePartition:
-        return resources.divided(
-            machines, *needs, strategies=[one.parallel.strategy for one in comparison.configs]
-        )
+    folder, shares = comparison.folder, _shares(comparison)
 
     def greet(dashboard: str | None) -> None:
         if dashboard is not None:
@@ -182,7 +217,14 @@ def _run_workloads(
 
     with contextlib.ExitStack() as stack:
         backend = stack.enter_context(
-            connection.one_by_one(folder, shared, options.address, greet, comparison.configs)
+            connection.one_by_one(
+                folder,
+                _dividing(comparison),
+                options.address,
+                greet,
+                comparison.configs,
+                shares=shares,
+            )
         )
         backend.say_through(say)
         if options.address is not None and (warning := experiment.foreign(folder, backend)):
@@ -201,7 +243,7 @@ def _run_workloads(
                 RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
             )
         )
-        rounds.run(folder, _rounds(comparison, make, say), backend, listeners)
+        rounds.run(folder, _rounds(comparison, make, say, shares), backend, listeners)
 
 
 def _say_budget(comparison: Pairs, say: Say) -> None:
@@ -210,20 +252,25 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
         digests = [code[side]["digest"][:12] for side in pairs.SIDES]
         say(f"seeds from {code['first_seed']} on, by the digests of A and B: {', '.join(digests)}")
     runs = f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}"
+    if (count := comparison.test.at_once) > 1:
+        runs += f", {count} runs at the same time"
     say(f"{runs}; results {comparison.folder}")
 
 
-def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) -> rounds.Rounds[R]:
+def _rounds(
+    comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say,
+    shares: Sequence[at_once.Share],
+) -> rounds.Rounds[R]:  # fmt: skip
     """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
     folder, last_words = comparison.folder, [""]
-    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None)
+    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None, shares)
 
     def tell(now: Pairs) -> None:
         if (
             now.runs and (words := pair_words.so_far(now)) != last_words[-1]
         ):  # a resumed one passes over the pairs that it has
             last_words.append(words)
-            say(words, "pair", **_look_fields(now))
+            say(words, "pair", **look_fields(now))
 
     def over() -> bool:
         log_exceptions("how the machine is", watch.note, pairs.read(folder).look.rounds)
@@ -233,66 +280,9 @@ def _rounds(comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say) 
 
     sides = zip(comparison.configs, pairs.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
+    settings = candidates, comparison.max_pairs, make, over, max(1, len(shares))
     if comparison.judges[0] is None:
-        return rounds.Rounds(candidates, comparison.max_pairs, make, over)
-    judged = locked_judge.JudgedRounds(candidates, comparison.max_pairs, make, over)
+        return rounds.Rounds(*settings)
+    judged = locked_judge.JudgedRounds(*settings)
     judged.comparison = comparison
     return judged
-
-
-def _look_fields(now: Pairs) -> dict[str, Any]:
-    """Return what the pairs so far tell, for JSON lines."""
-    return {
-        "pairs": now.look.rounds, "verdict": now.verdict if now.over else None,
-        **effects(now.look.differences[0], now.look.ratios),
-    }  # fmt: skip
-
-
-def _words(drawn: Mapping[str, Any]) -> str:
-    """Return how messages name a run: its side and seed."""
-    return f"{drawn['side']} seed {drawn['seed']}"
-
-
-class RunLines(Listener):
-    """Shows how each run ends, also on Ray's pages, and warns where runs are on different
-    hardware."""
-
-    def __init__(
-        self, folder: Path, say: Say, show: Callable[[int, str], object] = lambda slot, words: None
-    ) -> None:
-        """`show`: shows words for a slot, of which a comparison has one."""
-        self._folder, self._say, self._show = folder, say, show
-        runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
-        self._mixed_hardware = MixedHardware(runs, say)
-
-    def start(self, trial: str, content: Mapping[str, Any]) -> None:
-        words = _words(content)
-        self._say(f"{words} start", "start", **self._fields(trial, content))
-        self._show(0, words)
-
-    def end(self, trial: str, content: Mapping[str, Any]) -> None:
-        run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
-        if run is not None:
-            self._mixed_hardware.look_at(words, run)
-            words = "  ".join([words, *filter(None, self._ended(run))])
-            value = run.value(cfg.of(run.configuration).objective.name)
-            fields = {"status": run.status, "reason": run.reason, "value": value}
-            self._say(words, "end", **self._fields(trial, content), **fields)
-        self._show(0, words)
-
-    @staticmethod
-    def _fields(trial: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        return {"trial": trial, "side": content["side"], "seed": content["seed"]}
-
-    @staticmethod
-    def _ended(run: record.TrialRecord) -> list[str]:
-        """Return how a run ended, in parts of a line."""
-        if not run.points or run.status != "ok":
-            return [run.status or "", run.reason]
-        workload, last = cfg.of(run.configuration), run.points[-1]
-        metric = workload.objective
-        value = text.number(last.get(metric.name))
-        return [
-            f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s",
-            f"{last.samples / last.train_s:,.0f} {workload.unit}/s",
-        ]

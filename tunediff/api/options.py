@@ -18,6 +18,7 @@ from tunediff.integrations.services import SERVICES
 from tunediff.judge import locked_judge, proof
 from tunediff.judge.frozen_code import sha256
 from tunediff.judge.ledger import Ledger
+from tunediff.tuning import at_once
 
 MOST_PAIRS = 12
 """Default of the largest number of pairs."""
@@ -76,6 +77,11 @@ class VerdictOptions(TargetOptions):
     one_sided: bool = option(
         False, "all of it for «better»: B is never called worse, and found sooner"
     )
+    parallel: bool = option(
+        False,
+        "run both sides of a pair at the same time, on all equal devices: a GPU each, else cores"
+        " (OMP_NUM_THREADS of each run)",
+    )
     fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
     judge: Path | None = option(
         None,
@@ -116,6 +122,7 @@ class VerdictOptions(TargetOptions):
             "level": self._own_level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
+            **({"at_once": len(at_once.shares())} if self.parallel else {}),
             **self._judge_content(),
             **self._time_content(metric, counted),
         }

@@ -1,7 +1,11 @@
-"""Run the pairs of a comparison of commands, one run at a time, without Ray."""
+"""Run the pairs of a comparison of commands, without Ray."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +13,11 @@ from tunediff.analysis.pairs import Pairs
 from tunediff.command import trial
 from tunediff.command.workload import CommandSystems
 from tunediff.config import Values
+from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
+from tunediff.core.point import Point
+from tunediff.tuning.at_once import AtOnce, OneByOne, Running, Share, place_of
 from tunediff.tuning.rounds import Rounds, writing_to
 
 
@@ -27,17 +34,47 @@ class SideRun(NamedTuple):
         return int(self.name[1:])
 
 
-def run(comparison: Pairs, rounds: Rounds[SideRun], listeners: Listeners) -> None:
-    """Run what `rounds` proposes until it is decided. Raises `StoppedError` where a journal cannot
-    be written."""
-    with writing_to(comparison.folder):
-        while (side := rounds.ask()) is not None:
-            command = trial.run_of(side.config, side.folder, comparison.budget_s or None)
-            listeners.tell("start", side.name, side.drawn)
-            for point in trial.follow(command, side.config, side.drawn, side.number):
-                listeners.tell("point", side.name, point.flat)
+def run(
+    comparison: Pairs, rounds: Rounds[SideRun], listeners: Listeners, shares: Sequence[Share]
+) -> None:
+    """Run what `rounds` proposes until it is decided: one command at a time, or one on each of
+    `shares` of this machine. Raises `StoppedError` where a journal cannot be written."""
+    sides = dict[str, SideRun]()
+    several = AtOnce[str, Point]() if shares else None
+    running: Running[str, Point] = several or OneByOne()
+    with writing_to(comparison.folder), several.ended() if several else contextlib.nullcontext():
+        while True:
+            while (several or not sides) and (side := rounds.ask()) is not None:
+                sides[side.name] = side
+                listeners.tell("start", side.name, side.drawn)
+                if several is None:
+                    iterate = functools.partial(_follow, comparison, side)
+                else:
+                    share = shares[place_of(side.number, len(SIDES), len(shares))]
+                    iterate = functools.partial(_follow, comparison, side, share, several.check)
+                running.start(side.name, iterate)
+            if not sides:
+                return
+            name, point = running.next()
+            if point is not None:
+                listeners.tell("point", name, point.flat)
+                continue
+            side = sides.pop(name)
             rounds.tell(side, record.read_trial(side.folder))
-            listeners.tell("end", side.name, side.drawn)
+            listeners.tell("end", name, side.drawn)
+
+
+def _follow(
+    comparison: Pairs, side: SideRun, share: Share | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Point]:  # fmt: skip
+    """Run one side, on a share of the machine if it is given, and yield its points."""
+    command = trial.run_of(side.config, side.folder, comparison.budget_s or None)
+    if share is not None:
+        share.pin()
+        devices = () if share.gpu is None else (share.gpu,)
+        command = dataclasses.replace(command, devices=devices, threads=share.threads)
+    yield from trial.follow(command, side.config, side.drawn, side.number, stopped)
 
 
 def proposal(folder: Path, name: str, config: CommandSystems, drawn: Values) -> SideRun:

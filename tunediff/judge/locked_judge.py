@@ -69,8 +69,8 @@ class JudgedRounds(Rounds[R]):
 
     comparison: Pairs
 
-    def tell(self, spec: R, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
-        super().tell(spec, judged(self.comparison, spec.folder, trial_record), wall_s)
+    def settle(self, spec: R, trial_record: TrialRecord | None) -> None:
+        super().settle(spec, judged(self.comparison, spec.folder, trial_record))
 
 
 def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRecord | None:

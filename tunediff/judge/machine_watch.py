@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from tunediff.analysis.drift import FILE
 from tunediff.core import environment, machine
+from tunediff.tuning.at_once import Share
 
 LEAST_S, MOST_S, SHARE = 0.05, 2.0, 0.02
 """Seconds of each part of the reference: this share of those of a pair, within these limits."""
@@ -155,12 +157,60 @@ def _fastest_s(part: Callable[[], object], seconds: float) -> float:
     return float(np.quantile(times, 0.1))
 
 
+def neighbours(shares: Sequence[Share], seconds: float = 0.3) -> dict[str, float]:
+    """Return by which share of its seconds each part of the reference takes longer while every
+    share of the machine runs it: equal work on equal devices, first one by one, then at once."""
+    command = [sys.executable, "-c", f"from {__name__} import serve; serve()", str(seconds)]
+    processes = []
+    with contextlib.ExitStack() as stack:
+        for share in shares:
+            cores = ",".join(map(str, share.cores))
+            process = subprocess.Popen(
+                [*command, cores], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            processes.append(stack.enter_context(process))
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        alone = [_answers([process])[0] for process in processes]
+        together = _answers(processes)
+    return {
+        part: float(
+            np.mean([now[part] / before[part] for before, now in zip(alone, together, strict=True)])
+        )
+        - 1
+        for part in alone[0]
+    }
+
+
+def _answers(processes: Sequence[subprocess.Popen[str]]) -> list[dict[str, float]]:
+    """Let processes of `serve` measure at the same time; return what each has found."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+
+
+def serve() -> None:
+    """Measure the reference for each line of standard input, on the cores of the command line."""
+    seconds, cores = float(sys.argv[1]), [int(word) for word in sys.argv[2].split(",") if word]
+    if cores:
+        os.sched_setaffinity(0, cores)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(reference(seconds)), flush=True)
+
+
 class MachineWatch:
     """Writes a line about the machine between the pairs of a comparison."""
 
-    def __init__(self, folder: Path, noted: int | None = None) -> None:
-        """`noted`: pairs of a comparison that is over, after which nothing more is to be said."""
-        self._file, self._noted = folder / FILE, noted
+    def __init__(
+        self, folder: Path, noted: int | None = None, shares: Sequence[Share] = ()
+    ) -> None:
+        """`noted`: pairs of a comparison that is over, after which nothing more is to be said;
+        `shares`: of the machine, on which runs at the same time are neighbours."""
+        self._file, self._noted, self._shares = folder / FILE, noted, shares
         self._pair_began: float | None = None
 
     def note(self, pairs: int) -> None:
@@ -173,6 +223,8 @@ class MachineWatch:
         line = {"time": time.time(), "pairs": pairs, **reference(seconds), **state()}
         if not self._file.is_file():
             line |= {"facts": facts()}
+            if self._shares:
+                line |= {"neighbours": neighbours(self._shares)}
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._pair_began = time.monotonic()

@@ -19,6 +19,7 @@ def values(
     budget_s: float,
     unit: UnitName,
     measured: Mapping[str, Any],
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not
     measured.
@@ -26,7 +27,7 @@ def values(
     names: A and B as the user typed them. sides: their configurations. most: maximum number of
     pairs. budget_s: of one run, in seconds of `unit`. measured: `evaluation_s` of one evaluation,
     `data` (lines that describe the data), and how much of the cores others used meanwhile
-    (`other_load_share`, `disturbed`), if they are known.
+    (`other_load_share`, `disturbed`), if they are known. at_once: runs at the same time.
     """
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     evaluation_s, points = measured.get("evaluation_s"), int(sides[0].evaluation.points)
@@ -51,8 +52,9 @@ def values(
         "evaluations_per_run": points,
         "evaluation_s_at_most": None if per_run_s is None else 2 * most * per_run_s,
         "evaluation_is_known": evaluation_s is not None,
-        "wall_s_at_least": evaluating.START_S + least * pair_s,
-        "wall_s_at_most": evaluating.START_S + most * pair_s,
+        "wall_s_at_least": evaluating.START_S + least * pair_s / at_once,
+        "wall_s_at_most": evaluating.START_S + most * pair_s / at_once,
+        "runs_at_once": at_once,
         "other_load_share": measured.get("other_load_share"),
         "disturbed": measured.get("disturbed", False),
         "data": [*_objective(sides[0]), *measured.get("data", [])],
@@ -82,6 +84,8 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         evaluation, unknown = f"about {text.seconds(total_s)} of evaluation ({per_run} per run)", ""
     fewer = f", about {text.seconds(plan['wall_s_at_least'])} with {least}" if least < most else ""
     wall_clock = f"about {text.seconds(plan['wall_s_at_most'])} with {most} pairs{fewer}{unknown}"
+    if plan["runs_at_once"] > 1:
+        wall_clock += f", {plan['runs_at_once']} runs at the same time"
     return [
         f"runs: at most {most} pairs × 2 × {run}; it ends as soon as it is decided, after {least}"
         " pairs at the earliest",

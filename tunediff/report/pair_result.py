@@ -28,6 +28,9 @@ class MachineResult(Result):
     none"""
     blocks: list[int]
     """pairs between two drifts, which are blocks of the test"""
+    neighbours: dict[str, float] | None
+    """with --parallel: by which share of its seconds each part of the reference takes longer while
+    all devices run it"""
 
 
 class LedgerResult(Result):
@@ -115,6 +118,8 @@ class ComparisonResult(Result):
     pairs: int
     """pairs that count, the most there could be, and runs that ended"""
     pairs_at_most: int
+    runs_at_once: int
+    """runs at the same time, on equal devices; 1: one after the other"""
     better_in: Literal["value", "time"]
     """what is compared: the values of the objective, or seconds, which then are a_values and
     b_values"""

@@ -35,7 +35,7 @@ def lines(folder: Path) -> list[str]:
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
         "one_sided", "fixed", "within", "seeds_drawn", "a_digest", "b_digest",
-        "better_in", "target", "machine", "ledger", "judge_digest")  # fmt: skip
+        "better_in", "target", "machine", "runs_at_once", "ledger", "judge_digest")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
     if words.diverged(result):
@@ -103,8 +103,7 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
 
     failure: which run failed, and why. wall_s: wall-clock in seconds. report: path of the page.
     """
-    ended = [run for run in pairs.test.begun if run.finished]
-    code = pairs.code
+    ended, code = [run for run in pairs.test.begun if run.finished], pairs.code
     return ComparisonResult(
         comparison=pairs.folder.name,
         a=pairs.names[0],
@@ -118,6 +117,7 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         one_run_each_tells=pairs.one_run_detects,
         rough=pairs.noise_is_rough,
         runs=len(ended),
+        runs_at_once=pairs.test.at_once,
         disturbed_runs=sum(map(disturbed, ended)),
         a_setup_s=pairs.setup_s[0],
         b_setup_s=pairs.setup_s[1],

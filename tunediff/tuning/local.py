@@ -8,10 +8,13 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tunediff.config.recorded import SIDES
 from tunediff.core.listeners import Listener
-from tunediff.core.template import rank_variables
+from tunediff.core.template import TemplateError, rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
+from tunediff.tuning.at_once import Interrupted, Share, place_of
+from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Placement, ResourcePartition, omp_notes
@@ -26,24 +29,32 @@ well."""
 
 
 class LocalBackend:
-    """The one slot of what runs alone on this machine; a `Backend`. It trains one job at a time, in
-    a thread for each rank."""
+    """What runs on this machine; a `Backend`. It has one slot, or one for each of equal shares of
+    the machine; a slot trains one job at a time, in a thread for each rank."""
 
     environment = None
 
-    def __init__(self, folder: Path, share: ResourcePartition, workloads: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, partition: ResourcePartition, workloads: Sequence[str],
+        shares: Sequence[Share] = (),
+    ) -> None:  # fmt: skip
         """`folder`: for what trials print; `workloads`: whose templates are prepared at once, for
-        trials of one rank."""
-        self.device = "cuda" if share.gpu else "cpu"
-        self.devices = Pool(share)
-        self._notes = (*share.notes, *omp_notes(share))
-        self._slot = _Slot(folder / OUTPUT)
-        if workloads and share.sizes[-1] == 1:
-            self._slot.provide_ranks(1, workloads)
+        trials of one rank; `shares`: of the machine, each of which has a run of a pair."""
+        self.device = "cuda" if partition.gpu else "cpu"
+        self.devices = Pool(partition)
+        self._notes = (*partition.notes, *omp_notes(partition))
+        self._slots = [_Slot(folder / OUTPUT, share) for share in shares or (None,)]
+        for slot in self._slots if workloads and partition.sizes[-1] == 1 else ():
+            slot.provide_ranks(1, workloads)
 
     def slot(self, spec: TrialSpec) -> _Slot:
-        """Return the slot, whatever the trial."""
-        return self._slot
+        """Return the slot of a trial. Of several, all are prepared then: one that still imports
+        would disturb the others."""
+        if len(self._slots) == 1:
+            return self._slots[0]
+        for slot in self._slots:
+            slot.wait_until_prepared()
+        return self._slots[place_of(spec.number, len(SIDES), len(self._slots))]
 
     def release(self, spec: TrialSpec) -> None:
         """Do nothing: no trial is stopped early here."""
@@ -63,23 +74,31 @@ class LocalBackend:
 
     def close(self) -> None:
         """End all processes."""
-        self._slot.close()
+        for slot in self._slots:
+            slot.close()
 
 
 class _Slot(Mailbox):
     """A mailbox and the ranks that it serves; a `backend.Slot`."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, share: Share | None) -> None:
         super().__init__()
         self._output = open(output, "ab")  # noqa: SIM115 – closed with the slot
         self._ranks: list[_Rank] = []
+        self._share, self._closed = share, False
 
     def start(self, job: TrialSpec) -> str:
         size = job.group.size // job.group.place.each
         self.provide_ranks(size)
         for rank, variables in zip(self._ranks, rank_variables(size), strict=True):
-            rank.variables = variables
+            rank.variables = variables | (self._share.variables if self._share else {})
         return super().start(job)
+
+    def event(self, serial: str, cursor: int) -> Event | None:
+        event = super().event(serial, cursor)
+        if self._closed:  # what has ended since is no fault of a trial
+            raise Interrupted
+        return event
 
     def gone(self, nodes: Sequence[str]) -> list[str]:
         return []
@@ -97,11 +116,18 @@ class _Slot(Mailbox):
             templates, shared = [kept(TRIALS)], uuid.uuid4().hex
             if size > 1:
                 templates = [Templates(shared=shared) for _ in range(size)]
+            if self._share is not None:
+                templates = [Templates()]
             for one in templates:
                 one.output = self._output
-            self._ranks = [_Rank(self, one, workloads) for one in templates]
+            self._ranks = [_Rank(self, one, workloads, self._share) for one in templates]
+
+    def wait_until_prepared(self) -> None:
+        for rank in self._ranks:
+            rank.prepared.wait()
 
     def close(self) -> None:
+        self._closed = True
         self._end_ranks()
         self._output.close()
 
@@ -114,15 +140,25 @@ class _Slot(Mailbox):
 class _Rank:
     """A thread with the templates of one rank: the kernel ends them with the thread."""
 
-    def __init__(self, jobs: Mailbox, templates: Templates, workloads: Sequence[str]) -> None:
+    def __init__(
+        self, jobs: Mailbox, templates: Templates, workloads: Sequence[str], share: Share | None
+    ) -> None:
         self.variables = dict[str, str]()
+        self.prepared = threading.Event()
+        self._share = share
         self._templates, self._jobs = templates, jobs
         self._over = False
         threading.Thread(target=self._serve, args=(workloads,), daemon=True, name="rank").start()
 
     def _serve(self, workloads: Sequence[str]) -> None:
+        if self._share is not None:
+            self._share.pin()
         for workload in workloads:
             self._templates.prepare(workload)
+        if self._share is not None:
+            with contextlib.suppress(TemplateError):  # its trial will say it
+                self._templates.ready(workloads[-1])
+        self.prepared.set()
         done = ""
         while not self._over:
             if (assignment := self._jobs.take(done)) is not None and not self._over:
@@ -137,11 +173,12 @@ class _Rank:
 
 @contextlib.contextmanager
 def opened(
-    folder: Path, share: ResourcePartition, workloads: Sequence[str]
-) -> Iterator[LocalBackend]:
-    """Yield the backend for what runs in `folder`; prepare the templates of `workloads`
-    meanwhile."""
-    backend = LocalBackend(folder, share, workloads)
+    folder: Path, partition: ResourcePartition, workloads: Sequence[str],
+    shares: Sequence[Share] = (),
+) -> Iterator[LocalBackend]:  # fmt: skip
+    """Yield the backend for what runs in `folder`, on each of `shares` at the same time; prepare
+    the templates of `workloads` meanwhile."""
+    backend = LocalBackend(folder, partition, workloads, shares)
     try:
         yield backend
     finally:

@@ -7,6 +7,7 @@ how it ended.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -15,6 +16,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import trial
+from tunediff.tuning.at_once import AtOnce, OneByOne, Running
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -96,17 +98,27 @@ class Dispatcher:
         return True
 
 
-def run(proposer: Proposer, backend: Backend, listeners: Listeners) -> None:
-    """Run all trials of a proposer, one after the other. Raises `OSError` when the disk is full."""
-    dispatcher, announced = Dispatcher(proposer, backend, listeners.may_start), set[str]()
-    while (spec := dispatcher.start()) is not None or not dispatcher.over:
-        if spec is None:  # the nodes have no room for it yet
-            time.sleep(1.0)
+def run(proposer: Proposer, backend: Backend, listeners: Listeners, at_once: bool = False) -> None:
+    """Run all trials of a proposer, one after the other, or as many `at_once` as find room. Raises
+    `OSError` when the disk is full."""
+    dispatcher = Dispatcher(proposer, backend, listeners.may_start, reconsiders=at_once)
+    announced, specs = set[str](), dict[str, TrialSpec]()
+    running: Running[str, trial.Reported] = AtOnce() if at_once else OneByOne()
+    while True:
+        while (at_once or not specs) and (spec := dispatcher.start()) is not None:
+            specs[spec.name] = spec
+            if spec.name not in announced:
+                announced.add(spec.name)
+                listeners.tell("start", spec.name, spec.drawn)
+            slot = backend.slot(spec)
+            running.start(spec.name, functools.partial(trial.run_trial_on_slot, spec, slot))
+        if not specs:
+            if dispatcher.over:
+                return
+            time.sleep(1.0)  # the nodes have no room for it yet
             continue
-        if spec.name not in announced:
-            announced.add(spec.name)
-            listeners.tell("start", spec.name, spec.drawn)
-        for point in trial.run_trial_on_slot(spec, backend.slot(spec)):
-            listeners.tell("point", spec.name, {**point, "slot": spec.slot})
-        if dispatcher.finish(spec):
-            listeners.tell("end", spec.name, spec.drawn)
+        name, point = running.next()
+        if point is not None:
+            listeners.tell("point", name, {**point, "slot": specs[name].slot})
+        elif dispatcher.finish(spec := specs.pop(name)):
+            listeners.tell("end", name, spec.drawn)

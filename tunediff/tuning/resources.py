@@ -80,6 +80,8 @@ class ResourcePartition:
     other's clocks."""
     per_gpu: int = 1
     """Trials that share each GPU."""
+    at_once: int = 1
+    """Trials that share the cores of a machine without GPUs, if several do."""
     notes: tuple[str, ...] = ()
     """Which machines are not used, and what makes the others unlike, in words."""
     here: str = dataclasses.field(default_factory=os.getcwd)
@@ -87,7 +89,9 @@ class ResourcePartition:
 
     def units(self, machine: Machine) -> int:
         """Return how many workers fit on a machine."""
-        return machine.gpus * self.per_gpu if self.gpu else machine.cores
+        if self.gpu:
+            return machine.gpus * self.per_gpu
+        return self.at_once if self.at_once > 1 else machine.cores
 
     def usable(self, machines: Iterable[Machine]) -> tuple[Machine, ...]:
         """Return the machines that workers fit on, the largest first."""

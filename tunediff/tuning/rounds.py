@@ -1,8 +1,9 @@
 """Propose configurations seed after seed until their difference is decided: confirming runs and
 comparisons.
 
-Nothing is drawn and no run is stopped early. One run at a time has the machine. `Rounds` is also
-what comparisons of commands ask, which start each run themselves.
+Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
+shares of it have one each (`at_once`). `Rounds` is also what comparisons of commands ask, which
+start each run themselves.
 """
 
 from __future__ import annotations
@@ -63,29 +64,44 @@ class Rounds(Generic[R]):
         max_rounds: int,
         make: Callable[[str, Any, Values], R],
         over: Callable[[], bool],
+        at_once: int = 1,
     ) -> None:
-        """`make` returns the run of a name, a configuration and its drawn knobs."""
+        """`make` returns the run of a name, a configuration and its drawn knobs; `at_once`: how
+        many run at the same time. With several, each wave of rounds ends before the next one."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
-        self._over = over
+        self._over, self._wave = over, max(1, at_once // len(candidates))
+        self.at_once = at_once
         self._out: set[int] = set()
+        self._open: set[int] = set()
+        self._ended: list[tuple[R, TrialRecord | None]] = []
         self._proposals = self._propose()
 
     def ask(self) -> R | None:
-        """Return the next run; None when it is decided."""
+        """Return the next run; None when it is decided, or while a wave runs."""
         return next(self._proposals, None)
 
     def tell(self, spec: R, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
+        """Take note of a run that has ended; it is settled once no other one runs."""
+        self._open.discard(spec.number)
+        self._ended.append((spec, trial_record))
+        while self._ended and not self._open:
+            self.settle(*self._ended.pop(0))
+
+    def settle(self, spec: R, trial_record: TrialRecord | None) -> None:
         """Take a candidate out whose run has failed."""
         assert trial_record is not None
         if failed(trial_record):
             self._out.add(spec.number % len(self._candidates))
 
-    def _propose(self) -> Iterator[R]:
+    def _propose(self) -> Iterator[R | None]:
         candidates = range(len(self._candidates))
         for number in range(self._max_rounds):
-            if self._nothing_to_compare() or self._over():
+            wave, within = divmod(number, self._wave)
+            while self._open and not within:
+                yield None
+            if self._nothing_to_compare() or (not within and self._over()):
                 return
-            for i in reversed(candidates) if number % 2 else candidates:
+            for i in reversed(candidates) if wave % 2 else candidates:
                 if self._nothing_to_compare():  # a failure in the middle of a round ends it there
                     return
                 if i in self._out:
@@ -95,6 +111,7 @@ class Rounds(Generic[R]):
                 if trial_record is not None and trial_record.finished:
                     self.tell(spec, trial_record)
                 else:
+                    self._open.add(spec.number)
                     yield spec
 
     def _nothing_to_compare(self) -> bool:
@@ -111,7 +128,7 @@ def run(folder: Path, rounds: Rounds[TrialSpec], backend: Backend, listeners: Li
     """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
     be written."""
     with writing_to(folder):
-        loop.run(rounds, backend, listeners)
+        loop.run(rounds, backend, listeners, rounds.at_once > 1)
 
 
 @contextlib.contextmanager

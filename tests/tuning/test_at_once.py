@@ -1,0 +1,164 @@
+"""Both sides of a pair at the same time: which share of the machine a run gets, and what a kill leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command.test_run import processes_of, wait_until
+from tunediff import compare, run_comparison
+from tunediff.analysis.pair_test import PairTest
+from tunediff.config import ConfigError
+from tunediff.core import trial_record
+from tunediff.tuning import at_once
+
+PAIR = """
+import os, pathlib, sys, time
+seed, value = sys.argv[1:]
+here = pathlib.Path("here")
+here.mkdir(exist_ok=True)
+(here / f"{seed}-{value}").touch()
+while len(list(here.glob(f"{seed}-*"))) < 2:  # until the other side of the pair runs
+    time.sleep(0.01)
+print("core", *os.sched_getaffinity(0), os.environ["OMP_NUM_THREADS"])
+print("loss:", float(value) + int(seed) % 7 / 100)
+if os.path.exists("waits"):
+    time.sleep(3600)
+"""
+WORDS = ("lr=1", "lr=2", "--objective", "loss", "--outcome", "final", "--no-check", "--quiet", "--parallel")
+TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two runs at a time need two cores")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program whose runs end only beside each other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TUNEDIFF_CPUS", "2")
+    Path("train.py").write_text(PAIR)
+    return ["--run", f"{sys.executable} train.py {{seed}} {{lr}}"]
+
+
+@TWO_CORES
+def test_both_sides_run_at_the_same_time_on_cores_that_they_swap(program, capsys):
+    assert compare.main([*program, *WORDS, "--name", "x", "--json"]) == 11
+    result = json.loads(capsys.readouterr().out)
+    assert (result["verdict"], result["pairs"], result["runs_at_once"]) == ("worse", 3, 2)
+    assert set(result["machine"]["neighbours"]) == {"product_s", "copy_s", "loader_s"}
+    said = [Path(f"ray_results/x/trials/t{i:04d}/output.log").read_text().split()[:3] for i in range(6)]
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    cores = [first, second, second, first, first, second]
+    assert said == [["core", str(core), "1"] for core in cores]
+
+
+@TWO_CORES
+def test_a_pair_that_was_killed_begins_again_as_a_pair(program, capsys):
+    """One that goes on alone would have no neighbour."""
+    Path("waits").touch()
+    command = [sys.executable, "-m", "tunediff.compare", *program, *WORDS, "--name", "x"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        trials = [Path(f"ray_results/x/trials/t000{i}") for i in range(2)]
+        logs = [trial / "output.log" for trial in trials]
+        wait_until(lambda: all(log.is_file() and "loss" in log.read_text() for log in logs))
+        process.send_signal(signal.SIGINT)
+        assert "resume: python -m tunediff.compare --resume x" in process.stderr.read()
+    assert process.returncode == 130
+    wait_until(lambda: not processes_of("train.py"))
+    assert not any(trial_record.read_trial(trial).finished for trial in trials)
+
+    # the one side had ended, the other had not
+    trial_record_end = {"event": "end", "status": "ok", "reason": "", "time": 1.0, "seconds": {"train": 1.0}}
+    with open(trials[0] / "journal.jsonl", "a") as journal:
+        journal.write(json.dumps(trial_record_end) + "\n")
+    Path("waits").unlink()
+    assert compare.main(["--resume", "x"]) == 11
+    assert all("its pair was interrupted" in (trial / "journal.jsonl").read_text() for trial in trials)
+    assert not capsys.readouterr().err
+
+
+def test_rounds_of_several_places_swap_from_wave_to_wave():
+    """Eight devices have four pairs at a time; in the next wave each side has the other's device."""
+    waves = [[at_once.place_of(number, 2, 8) for number in range(first, first + 8)] for first in (0, 8)]
+    assert waves == [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]]
+    assert [at_once.place_of(number, 3, 3) for number in range(6)] == [0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "count"), [(1, 2, 2), (1, 9, 8), (4, 9, 2), (None, 16, 2), (2, 3, 0), (None, 1, 0)]
+)
+def test_shares_are_as_many_as_the_threads_of_a_run_allow(threads, cores, count):
+    if not count:
+        with pytest.raises(ConfigError, match="--parallel: there are no two equal devices"):
+            at_once.divided(cores, range(cores), threads, [], [])
+        return
+    shares = at_once.divided(cores, range(cores), threads, [], [])
+    assert [share.threads for share in shares] == [threads or cores // 2] * count
+    used = [core for share in shares for core in share.cores]
+    assert len(used) == len(set(used)) == count * shares[0].threads
+
+
+def test_a_gpu_of_the_most_frequent_model_is_a_share():
+    shares = at_once.divided(16, range(16), None, list("01234"), ["H200", "A100", "H200", "H200", "H200"])
+    assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in shares] == ["0", "2", "3", "4"]
+    assert {share.threads for share in shares} == {4}
+
+
+def test_devices_are_blocks_of_the_test(tmp_path):
+    from tests.comparisons import made
+
+    folder = made({"A": [2.0, 2.2, 1.9, 2.1], "B": [1.0, 2.2, 0.9, 2.2]}, folder=tmp_path / "x")
+    half = {"pairs": 12, "within": None}
+    one_by_one = PairTest.read(folder, half, "frechet", "min").look.differences[0]
+    in_blocks = PairTest.read(folder, half | {"at_once": 4}, "frechet", "min").look.differences[0]
+    assert in_blocks.estimate == pytest.approx(one_by_one.estimate)
+    assert in_blocks.sd < 0.2 * one_by_one.sd, "the two cards of the second pair slow B alone"
+
+
+TRAINING = """
+from dataclasses import dataclass
+import os, pathlib, time
+import torch
+from tunediff import Metric
+
+@dataclass(frozen=True)
+class Knobs:
+    lr: float = 0.01
+
+OBJECTIVE = Metric("error", "min")
+BASELINE = {"loader.batch_size": 16, "evaluation.points": 1}
+X = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+
+def train(trial):
+    net = trial.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {"error": trial.knobs.lr + trial.config.seed % 7 / 1000})
+    here = pathlib.Path(HERE)
+    (here / f"{trial.config.seed}-{trial.knobs.lr}").write_text(f"{os.sched_getaffinity(0)} {torch.get_num_threads()}")
+    while len(list(here.glob(f"{trial.config.seed}-*"))) < 2:
+        time.sleep(0.01)
+    for (batch,) in trial.batches((X,)):
+        trial.step(net(batch).square().mean(), optimizer)
+"""
+
+
+@TWO_CORES
+@pytest.mark.nightly
+def test_trainings_of_a_file_run_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TUNEDIFF_CPUS", "2")
+    (here := tmp_path / "here").mkdir()
+    (tmp_path / "mine.py").write_text(TRAINING.replace("HERE", repr(str(here))))
+    call = {"budget": "1s", "parallel": True, "check": False, "progress": False, "pairs": 3}
+    found = run_comparison("mine.py", {"lr": 0.02}, **call)
+    assert found.verdict.verdict == "worse"
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    said = {path.name: path.read_text() for path in here.iterdir()}
+    seed = found.verdict.first_seed
+    sides = [said[f"{seed + number}-{lr}"] for number in range(3) for lr in (0.01, 0.02)]
+    assert sides == [f"{{{core}}} 1" for core in (first, second, second, first, first, second)]

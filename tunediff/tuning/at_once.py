@@ -1,0 +1,162 @@
+"""Runs at the same time on equal shares of this machine: which share a run gets, and threads that
+follow them.
+
+Both sides of a pair run at the same time, so that both have the same minute of the machine, on two
+shares that they swap in every other round. Imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from tunediff.config import ConfigError
+from tunediff.core import environment, machine
+
+ENDS_S = 15.0
+"""Seconds that a run which is not wanted any more has to end in."""
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Share(NamedTuple):
+    """What one run has for itself."""
+
+    cores: tuple[int, ...]
+    """Numbers of the CPU cores; empty: the system places the threads."""
+    gpu: str | None = None
+    """The GPU, as `CUDA_VISIBLE_DEVICES` names it."""
+    threads: int = 1
+
+    def pin(self) -> None:
+        """Keep this thread, and all processes that it starts from now on, on these cores."""
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment that shows a process no other GPU."""
+        return {} if self.gpu is None else {machine.VISIBLE: self.gpu}
+
+
+def shares() -> list[Share]:
+    """Return the equal shares of this machine, see `divided`."""
+    chosen = int(os.environ.get(machine.OMP) or 1) if machine.threads() is None else None
+    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    models = environment.describe_machine()["gpus"]
+    return divided(machine.cores(), numbers, chosen, machine.gpus(), models)
+
+
+def divided(
+    cores: int, numbers: Sequence[int], chosen: int | None, gpus: list[str], models: Sequence[str]
+) -> list[Share]:
+    """Return equal shares of a machine, an even number: a GPU of the most frequent model each;
+    else as many cores as the user has chosen threads, by default half of all.
+
+    `numbers`: of the cores; `models`: of the GPUs. Raises `ConfigError` for fewer than two shares.
+    """
+    if len(gpus) == len(models) and gpus:
+        (model, _), *_ = collections.Counter(models).most_common(1)
+        gpus = [gpu for gpu, its in zip(gpus, models, strict=True) if its == model]
+    each = chosen or max(1, cores // 2)
+    count = (len(gpus) or cores // each) // 2 * 2
+    if count < 2:
+        has = f"{len(gpus)} GPU" if gpus else f"{cores} CPU cores with {each} threads for each run"
+        raise ConfigError(
+            f"--parallel: there are no two equal devices for the sides of a pair ({has});"
+            f" allowed: without it, or fewer threads by {machine.OMP}"
+        )
+    each = cores // count if gpus else each
+    return [
+        Share(tuple(numbers[i * each : (i + 1) * each]), gpus[i] if gpus else None, max(1, each))
+        for i in range(count)
+    ]
+
+
+def place_of(number: int, candidates: int, at_once: int) -> int:
+    """Return the share of run `number`, which is that of candidate `number % candidates`, from 0.
+
+    As many rounds run at the same time as there is room for; of each, the candidates change places
+    from one wave to the next.
+    """
+    groups = max(1, at_once // candidates)
+    round_, candidate = divmod(number, candidates)
+    wave, group = divmod(round_, groups)
+    return group * candidates + (candidates - 1 - candidate if wave % 2 else candidate)
+
+
+class Running(Protocol[K, T]):
+    """What runs, by a key."""
+
+    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
+        """Begin to follow a run: what `iterate` returns yields what it reports."""
+
+    def next(self) -> tuple[K, T | None]:
+        """Return which run reports next, and what; None: it is over. Raises what it raised."""
+
+
+class OneByOne(Generic[K, T]):
+    """Follows one run at a time, in the thread of its caller."""
+
+    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
+        self._key, self._iterator = key, iterate()
+
+    def next(self) -> tuple[K, T | None]:
+        return self._key, next(self._iterator, None)
+
+
+class Interrupted(BaseException):
+    """The run of this thread is not wanted any more."""
+
+
+class AtOnce(Generic[K, T]):
+    """Follows several runs, each in a thread."""
+
+    def __init__(self) -> None:
+        self._reports: queue.SimpleQueue[tuple[K, T | None, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
+        self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
+
+    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
+        def follow() -> None:
+            failure: BaseException | None = None
+            try:
+                for report in iterate():
+                    self._reports.put((key, report, None))
+            except BaseException as error:
+                failure = error
+            self._reports.put((key, None, failure))
+
+        thread = threading.Thread(target=follow, daemon=True, name=f"run {key}")
+        self._threads.append(thread)
+        thread.start()
+
+    def next(self) -> tuple[K, T | None]:
+        key, report, failure = self._reports.get()
+        if failure is not None:
+            raise failure
+        return key, report
+
+    def check(self) -> bool:
+        """Return False, as an answer to whether a run is stopped. Raises `Interrupted` in a thread
+        whose run is not wanted any more."""
+        if self._over.is_set():
+            raise Interrupted
+        return False
+
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """Let every run that asks `check` end with the block."""
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join(ENDS_S)
