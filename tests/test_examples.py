@@ -22,7 +22,8 @@ from tunediff.training import check
 from tunediff.training.weights import save
 
 FOLDER = Path(__file__).parent.parent / "examples"
-NAMES = ["classifier", "control", "flow", "ranker"]
+NAMES = ["classifier", "control", "finetune", "flow", "ranker"]
+SLOW = pytest.mark.nightly  # imports trl
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -164,6 +165,23 @@ def test_the_check_says_that_environments_begin_anew_where_they_are_not_kept(tmp
         assert said == (name == "forgets.py")
 
 
+@SLOW
+@pytest.mark.parametrize("knobs", [{}, {"packing": True, "targets": "linear"}])
+def test_fine_tuning_lowers_the_loss_of_verbs_it_has_not_seen_and_goes_on_exactly(knobs, tmp_path):
+    pytest.importorskip("trl")
+    config = example("finetune", lr=0.01, **knobs)
+    samples = 16 * 30
+    whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True)
+    first, last = (point["eval_loss"] for point in whole.points)
+    assert last < first < 6.5, "that of chance is 5.5"
+    with pytest.raises(KilledError):
+        train(config, samples=samples, folder=tmp_path / "killed", evaluates=True, observer=Dies())
+    again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
+    assert_equal(weights(again), weights(whole))
+    assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < 2**20, "the base alone has 2.7 MiB"
+    assert "lora_A" in whole.about["adapter"]
+
+
 def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides():
     ranker = cfg.of(example("ranker")).code
     modules = {(line, text): module for module, line, text in ranker.functions()}
@@ -180,9 +198,11 @@ def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides
     assert len(sides[1]) > 300
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if name == "finetune" else name for name in NAMES])
 def test_a_search_of_an_example_needs_no_other_file(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if name == "finetune":
+        pytest.importorskip("trl")
     assert search.main([str(FOLDER / f"{name}.py"), "--dry-run", "--no-check"]) == 0
     assert "first 0: baseline" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -87,6 +87,7 @@ def write(
         search.folder / "trials" / trial.name / models.WEIGHTS,
         out.with_suffix(".safetensors"),
     )
+    adapter = out.with_name(f"{out.stem}-adapter")
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -108,17 +109,33 @@ def write(
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         elif beside.exists():  # of an earlier export, perhaps of another trial
             beside.unlink()
+            shutil.rmtree(adapter, ignore_errors=True)
             log.warning(
                 "%s: removed, since %s has no weights",
                 shown_out.with_suffix(".safetensors"),
                 trial.name,
             )
+        if "weights" in written and _write_adapter(beside, adapter):
+            shown = shown_out.with_name(adapter.name)
+            written["adapter"] = str(shown)
         out.write_text(
             cfg.dump(copied, provenance(search, trial, out, half_life), out.parent),
             encoding="utf-8",
         )
     remote.push_or_warn(out)
     return written | {"train": _train(search, trial, shown_out)}
+
+
+def _write_adapter(weights: Path, folder: Path) -> bool:
+    """Write the adapter of peft that a file of weights holds; return whether it holds one."""
+    from safetensors import safe_open
+
+    from tunediff.training import adapters
+    from tunediff.training.weights import read
+
+    with safe_open(weights, "np") as file:
+        metadata = file.metadata() or {}
+    return adapters.write(metadata, read(weights), folder)
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -136,7 +153,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
 
 def _print_written(written: dict[str, Any], as_json: bool) -> None:
     """Print what was written; as JSON with all keys, null where they do not apply."""
-    keys = ("trial", "configuration", "weights", "train", "model", "pipeline", "sample")
+    keys = ("trial", "configuration", "weights", "adapter", "train", "model", "pipeline", "sample")
     cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 

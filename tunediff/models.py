@@ -54,21 +54,22 @@ class Saved:
         """Return the network with the weights that were evaluated, in evaluation mode, without
         gradients.
 
-        Its memory format is the one that the configuration names. Raises `ConfigError` when the
-        file is damaged or holds other weights.
+        A file without `network(knobs)` builds it in its `train`, which gets no batch. Its memory
+        format is the one that the configuration names. Raises `ConfigError` when the file is
+        damaged or holds other weights.
         """
         import torch
 
-        from tunediff.training import hardware
+        from tunediff.training import adapters, hardware, judging
         from tunediff.training.weights import check_fit
 
-        workload = cfg.of(self.config)
-        if (build := workload.get_hook("network")) is None:
-            lacks = "has no function network(knobs), which builds its model"
-            raise ConfigError(f"{workload.name}: {lacks}")
-        network, weights = build(self.config.knobs), self.state()
-        check_fit(weights, network, str(self.weights))
-        network.load_state_dict(weights)
+        weights = self.state()
+        if (build := cfg.of(self.config).get_hook("network")) is None:
+            network = judging.built(self.config, weights)
+        else:
+            network = build(self.config.knobs)
+            check_fit(weights, network, str(self.weights))
+            adapters.put_into(network, weights)
         if hardware.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
             network.to(memory_format=torch.channels_last)
         return network.eval().requires_grad_(False)

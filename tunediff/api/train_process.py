@@ -94,7 +94,7 @@ def _conclude(
     """Write the weights of a training that has ended or was stopped, and the `end` of one that has
     ended."""
     metadata = weights.about(config, journal.folder, outcome.steps)
-    weights.save(outcome.weights, journal.folder / weights.NAME, metadata)
+    weights.save(outcome.weights, journal.folder / weights.NAME, {**metadata, **outcome.about})
     if outcome.reason:
         log.warning("%s", outcome.reason)
     if outcome.unread:

@@ -11,7 +11,7 @@ from tunediff.config import to_dict
 from tunediff.config.code import described
 from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
-from tunediff.training import memory, state, weights
+from tunediff.training import adapters, memory, state, weights
 from tunediff.training.feed import Position
 from tunediff.training.training_run import TrainingRun
 
@@ -51,16 +51,16 @@ def save(run: TrainingRun, pending: Point | None = None) -> None:
         run.world.barrier()
 
 
-def _learned(run: TrainingRun) -> dict[str, Any]:
+def _learned(run: TrainingRun, complete: bool = False) -> dict[str, Any]:
     """Return what the training has learned so far; its tensors are not copied."""
-    return run.state.take() | {"scaler": run.amp.scaler.state_dict()}
+    return run.state.take(complete) | {"scaler": run.amp.scaler.state_dict()}
 
 
 def copied(run: TrainingRun) -> dict[str, Any]:
     """Return a copy of what the training has learned so far, in host memory, for `put` on the same
     ranks."""
     with run.strategy.states_as_shares():
-        return cast("dict[str, Any]", state.copied(_learned(run)))
+        return cast("dict[str, Any]", state.copied(_learned(run, complete=True)))
 
 
 def put(run: TrainingRun, content: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ def _exported(run: TrainingRun) -> Mapping[str, Any]:
 
     All ranks call it together, after `complete` of the strategy.
     """
-    return run.result.state_dict() if run.result is not None else {}
+    return adapters.state_of(run.result) if run.result is not None else {}
 
 
 def note_judged(run: TrainingRun, last: bool) -> None:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
@@ -23,7 +23,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.training import hardware, prepared, write_watch
+from tunediff.training import adapters, hardware, prepared, write_watch
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -31,8 +31,11 @@ from tunediff.training.probe import Measured
 from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
-
 # ---- a finished model
+ALONE = {"parallel.workers": 1, "parallel.strategy": "ddp"}
+"""Knobs of a process that has all of a model, however it was trained."""
+
+
 class JudgeWeights(Program):
     """Give the workload no batch: its model gets the finished one's weights, and is judged."""
 
@@ -49,7 +52,7 @@ class JudgeWeights(Program):
     def load(self, run: TrainingRun) -> None:
         """Give the exported model the weights."""
         assert run.result is not None
-        run.result.load_state_dict(self.weights)
+        adapters.put_into(run.result, self.weights)
 
 
 def judged(
@@ -69,6 +72,26 @@ def judged(
     with write_watch.watching() if guarded else contextlib.nullcontext():
         run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
     return program.values
+
+
+class _Load(JudgeWeights):
+    """Give the workload no batch, and its model the finished one's weights."""
+
+    network: nn.Module
+
+    def begin(self, run: TrainingRun) -> bool:
+        self.load(run)
+        assert run.result is not None
+        self.network = run.result
+        return False
+
+
+def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return the model that a workload exports, as its `train` makes it, with these weights."""
+    program, config = _Load(weights), cfg.override(eager(config), ALONE, check=False)
+    with torch.random.fork_rng():
+        run(Engine(config, Budget(samples=1), alone(), Observer(), program))
+    return program.network
 
 
 # ---- the cost of an evaluation, before a search

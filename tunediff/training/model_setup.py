@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tunediff.training import hardware, memory, shared_code
+from tunediff.training import adapters, hardware, memory, shared_code
 from tunediff.training.state import Stateful
 from tunediff.training.training_run import TrainingRun
 
@@ -62,12 +62,13 @@ def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] 
     run.program.before_prepare(run, model)
     run.seeded = torch.initial_seed() == run.config.seed
     model.to(run.device)
+    adapters.note_base(model)
     if _uses_channels_last(run, model):
         model.to(memory_format=torch.channels_last)
     if (share := run.config.memory.checkpoint) > 0:
         memory.checkpoint(model, blocks, share)
     if run.initial is not None:
-        model.load_state_dict(run.initial)
+        adapters.put_into(model, run.initial)
     run.result = model
 
 

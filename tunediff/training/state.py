@@ -21,7 +21,7 @@ from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
 from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
-from tunediff.training import memory
+from tunediff.training import adapters, memory
 
 
 class Stateful(Protocol):
@@ -63,11 +63,19 @@ class State:
         """Return the names of all that is kept."""
         return list(self.stateful)
 
-    def take(self) -> dict[str, Any]:
-        """Return all that is kept, as of now. Its tensors are not copied."""
+    def take(self, complete: bool = False) -> dict[str, Any]:
+        """Return all that is kept, as of now. Its tensors are not copied.
+
+        `complete`: with the frozen base of an adapter, which is put back as well if it changes.
+        """
         generators, libraries = self.global_generators()
         return {
-            "kept": {name: stateful.state_dict() for name, stateful in self.stateful.items()},
+            "kept": {
+                name: adapters.state_of(stateful)
+                if isinstance(stateful, nn.Module) and not complete
+                else stateful.state_dict()
+                for name, stateful in self.stateful.items()
+            },
             "shared_rng": self.rng.get_state(),
             "rng": self._world.gather(generators),
             "library_rng": self._world.gather(libraries),
@@ -78,7 +86,10 @@ class State:
         state that is not theirs."""
         for name, stateful in self.stateful.items():
             try:
-                stateful.load_state_dict(state["kept"][name])
+                if isinstance(stateful, nn.Module):
+                    adapters.put_into(stateful, state["kept"][name])
+                else:
+                    stateful.load_state_dict(state["kept"][name])
             except Exception as error:
                 error.add_note(f"while {name}, which trial.keep was given, took up its state")
                 raise

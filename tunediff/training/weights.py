@@ -21,6 +21,8 @@ from tunediff.core.files import write_atomically
 
 NAME = "weights.safetensors"
 """What a finished training leaves."""
+FROZEN_BASE = "frozen_base.digest"
+"""Entry of an adapter's weights that stands for its base model: the 8 bytes of a digest."""
 
 
 def save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
@@ -116,11 +118,15 @@ def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:
+            if FROZEN_BASE in weights:
+                continue  # `adapters.put_into` tells the base from what must be there
             raise ConfigError(f"{where}: {name} is missing; the model of this configuration has it")
         if (actual := shape_of(weights[name])) != shape:
             has = f"has shape {words(actual)}; the model of this configuration has {words(shape)}"
             raise ConfigError(f"{where}: {name} {has}")
-    if extra := next((name for name in weights if name not in expected), None):
+    if extra := next(
+        (name for name in weights if name not in expected and name != FROZEN_BASE), None
+    ):
         raise ConfigError(f"{where}: {extra} has no place in the model of this configuration")
 
 
