@@ -172,8 +172,7 @@ def test_fine_tuning_lowers_the_loss_of_verbs_it_has_not_seen_and_goes_on_exactl
     config = example("finetune", lr=0.01, **knobs)
     samples = 16 * 30
     whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True)
-    first, last = (point["eval_loss"] for point in whole.points)
-    assert last < first < 6.5, "that of chance is 5.5"
+    assert whole.points[-1]["eval_loss"] < 5.4, "6.2 untrained; log(256 tokens) is 5.5"
     with pytest.raises(KilledError):
         train(config, samples=samples, folder=tmp_path / "killed", evaluates=True, observer=Dies())
     again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)

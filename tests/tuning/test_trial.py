@@ -28,9 +28,9 @@ DRAWN = {"loader.batch_size": 64}
 EVALUATES = json.dumps({"part": "evaluation"})
 
 
-def spec_of(folder, **changes):
+def spec_of(folder, drawn=DRAWN, **changes):
     space = search_space.parse(CONTENT | changes, "x.yaml")
-    return TrialSpec.of_space(space, folder, "t0003", space.config(DRAWN), DRAWN)
+    return TrialSpec.of_space(space, folder, "t0003", space.config(drawn), drawn)
 
 
 class Slot:
@@ -113,6 +113,31 @@ def test_a_trial_that_runs_to_its_end(drive):
     assert (job.workload, job.points) == ("diffusion", 4)
     assert job.config.loader.batch_size == 64
     assert job.budget.seconds == 9.0
+
+
+def test_what_does_not_fit_begins_again_with_smaller_micro_batches_at_the_same_batch(drive, tmp_path):
+    """In a fresh process each; what fits is in the journal, and one that is taken up goes on with it."""
+    fixed = {"loader.batch_size": 6, "loader.accumulate_to_fit": True}
+    changes = {"fixed": fixed, "search": {"optimizer.lr": [0.001, 0.1]}, "drawn": {"optimizer.lr": 0.1}}
+    oom = [End("oom", "3.0 GiB are too many")]
+    killed = [Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")]
+    slot, _, found = drive(oom, killed, [point(1, frechet=5.0), End("ok")], **changes)
+    assert [job.config.loader.accumulation for job in slot.jobs] == [1, 2, 3]
+    assert {job.config.loader.batch_size for job in slot.jobs} == {6}
+    assert len({job.attempt for job in slot.jobs}) == 3
+    assert (found.status, found.config["loader.accumulation"]) == ("ok", 3)
+    assert [
+        event["passes"] for event in record.events(tmp_path / "trials" / "t0003") if event["event"] == "passes"
+    ] == [2, 3]
+    assert found.fingerprint == cfg.fingerprint(slot.jobs[-1].config)
+
+
+def test_what_fits_with_no_number_of_passes_ends_as_oom(drive):
+    fixed = {"loader.batch_size": 2, "loader.accumulate_to_fit": True}
+    changes = {"fixed": fixed, "search": {"optimizer.lr": [0.001, 0.1]}, "drawn": {"optimizer.lr": 0.1}}
+    slot, _, found = drive([End("oom", "too many")], [End("oom", "still too many")], **changes)
+    assert [job.config.loader.accumulation for job in slot.jobs] == [1, 2]
+    assert (found.status, found.reason) == ("oom", "still too many")
 
 
 def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import platform
 from collections.abc import Iterator
@@ -9,8 +10,17 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.knobs import Bool, EvaluationProtocol, Fixed, Float, Int, Refusal, section
-from tunediff.config.schema import Configuration
+from tunediff.config.knobs import (
+    Bool,
+    ConfigError,
+    EvaluationProtocol,
+    Fixed,
+    Float,
+    Int,
+    Refusal,
+    section,
+)
+from tunediff.config.schema import Configuration, override
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
@@ -24,6 +34,10 @@ class Loader:
     """Images per optimizer step over all workers and accumulation steps."""
     accumulation: Annotated[Int, Ge(1), Le(256)] = 1
     """Forward/backward passes per optimizer step."""
+    accumulate_to_fit: Bool = False
+    """Where memory runs out before the first evaluation, begin again in a fresh process with more
+    passes, until one fits: the largest micro-batch at this batch size. The trial's
+    `loader.accumulation` is then what it took. In searches and comparisons."""
     resident: Bool = False
     """Keep the whole set on the device and draw batches there; `workers` and what follows have no
     effect."""
@@ -47,6 +61,9 @@ class Loader:
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
             why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
             raise Refusal("loader.accumulation", why)
+        if self.accumulate_to_fit and mode in CUDA_GRAPHS:
+            why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
+            raise Refusal("loader.accumulate_to_fit", why)
         parts, name = config.parallel.parts
         if self.batch_size % (passes := parts * self.accumulation):
             why = f"must be a multiple of {name} × loader.accumulation = {passes}"
@@ -332,3 +349,15 @@ class Systems(Configuration):
 def eager(config: Systems) -> Systems:
     """Return the configuration without torch.compile."""
     return dataclasses.replace(config, compile=Compile())
+
+
+def with_more_passes(config: Systems) -> Systems | None:
+    """Return the configuration with the next larger number of accumulation passes that divides its
+    batch; None: there is none, or it is not asked for by `loader.accumulate_to_fit`."""
+    loader = config.loader
+    for passes in range(loader.accumulation + 1, loader.batch_size + 1):
+        if not loader.accumulate_to_fit:
+            break
+        with contextlib.suppress(ConfigError):  # the batch is no multiple, or another knob forbids
+            return override(config, {"loader.accumulation": passes})
+    return None

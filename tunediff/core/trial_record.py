@@ -322,6 +322,9 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective = event.get("not_effective", {})
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
+        elif kind == "passes":  # too little memory: it begins again with smaller micro-batches
+            record.config["loader.accumulation"] = event["passes"]
+            record.fingerprint, record.end, record.ended = event["fingerprint"], None, 0.0
         elif kind == "loaded":
             record.fingerprint = event["fingerprint"]
         # Evaluations: a resumed trial may measure a point again, and training continued from the

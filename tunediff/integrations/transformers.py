@@ -140,7 +140,9 @@ class _UnderClock:
     def get_train_dataloader(self: Any) -> Any:
         loader = super().get_train_dataloader()  # type: ignore[misc]
         group = self.args.gradient_accumulation_steps
-        self.own_loader = self.trial.epoch_loader(loader, group=group)
+        # trl's packing joins the sequences of a batch into one row
+        samples = self.trial.shard.count if getattr(self, "padding_free", False) else None
+        self.own_loader = self.trial.epoch_loader(loader, group=group, samples=samples)
         self.own_loader.before_step = lambda: self.lr_scheduler.follow()
         return self.own_loader
 

@@ -21,6 +21,7 @@ _MEMORY_FREE = (
         "seed",
         "loader.batch_size",
         "loader.accumulation",
+        "loader.accumulate_to_fit",
         "loader.workers",
         "loader.prefetch_factor",
     ),
@@ -58,7 +59,8 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if cfg.is_command(str(config["workload"])):  # what its parameters mean is not known
         return {**config, "seed": 0} == {**other, "seed": 0}
     # ---- knobs with a known direction
-    if samples_at_once(config) < samples_at_once(other):
+    fewest = 1 if config.get("loader.accumulate_to_fit") else samples_at_once(config)
+    if fewest < samples_at_once(other):
         return False
     if _BYTES[config["precision.amp"]] < _BYTES[other["precision.amp"]]:
         return False

@@ -13,7 +13,9 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from tunediff import config as cfg
 from tunediff.analysis import seconds_of
+from tunediff.config.systems import with_more_passes
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.files import write_text
@@ -66,11 +68,15 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
     # ---- attempts: each hands the job to the slot once
     deadline = time.monotonic() + spec.deadline_s
     lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
+    passes = [event["passes"] for event in record.events(folder) if event["event"] == "passes"]
+    if passes:  # of an earlier attempt, which ran out of memory
+        spec = spec.with_config(cfg.override(spec.config, {"loader.accumulation": passes[-1]}))
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
+        key += f"x{passes[-1]}" if passes else ""
         serial = slot.start(dataclasses.replace(spec, attempt=key))
         ended = yield from _until_ended(slot, serial, deadline, spec)
 
@@ -87,6 +93,13 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
             )  # a disk too full for a checkpoint has room for a line
             raise OSError(why)  # the trial has no end, and the search stops
 
+        # ---- memory ran out in the first steps: in a fresh process a smaller micro-batch may fit
+        if _ran_out(ended, folder) and (smaller := with_more_passes(spec.config)) is not None:
+            facts = {"fingerprint": cfg.fingerprint(smaller), "reason": ended.reason}
+            journal.write("passes", passes=smaller.loader.accumulation, **facts)
+            yield from run_trial_on_slot(spec, slot)
+            return
+
         # ---- an end: of the workers, who may have written it before they were lost, or because
         # they died too often
         end = ended if isinstance(ended, End) else _after_loss(ended, deaths, spec.group.size)
@@ -96,6 +109,17 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
                 continue
             Journal(folder).end_trial(end)
         return
+
+
+def _ran_out(ended: End | Lost, folder: Path) -> bool:
+    """Return whether memory ran out before the first point of a trial."""
+    trial = record.read_trial(folder)
+    is_oom = ended.status == "oom" if isinstance(ended, End) else _killed_for_memory(ended)
+    return is_oom and trial is not None and not trial.points
+
+
+def _killed_for_memory(lost: Lost) -> bool:
+    return "outofmemory" in _short(lost.reason).lower().replace(" ", "")
 
 
 def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
@@ -239,7 +263,7 @@ def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
     """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to
     `deaths`."""
     deaths.append(reason := _short(lost.reason))
-    if "outofmemory" in reason.lower().replace(" ", ""):
+    if _killed_for_memory(lost):
         return End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)).explained
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))

@@ -154,6 +154,10 @@ class TrialSpec:
         group = WorkerGroupSpec(self.config.parallel.workers, allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
 
+    def with_config(self, config: Systems) -> TrialSpec:
+        """Return the trial with another configuration."""
+        return dataclasses.replace(self, pickled=pickle.dumps(config))
+
     def begin(self) -> Journal:
         """Write to the trial's journal that an attempt begins, and return the journal."""
         (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
