@@ -81,7 +81,9 @@ def write(
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
-    config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
+    passes = {"loader.accumulation": trial.passes} if trial.passes else {}
+    values = cfg.nest({**trial.config, **passes})
+    config = cfg.from_dict(values, f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights, beside = (
         search.folder / "trials" / trial.name / models.WEIGHTS,

@@ -67,7 +67,7 @@ def test_memory_that_runs_out_is_answered_by_smaller_micro_batches_in_a_fresh_pr
     job = placed(slots, job_of(tmp_path / "t0", config, samples=32))
     list(trial.run_trial_on_slot(job, slots.slot(job)))
     found, events = record.read_trial(job.folder), list(record.events(job.folder))
-    assert (found.status, found.config["loader.accumulation"], found.points[-1].steps) == ("ok", 4, 4)
+    assert (found.status, found.passes, found.points[-1].steps) == ("ok", 4, 4)
     assert [event["passes"] for event in events if event["event"] == "passes"] == [2, 4]
     assert len({event["pid"] for event in events if event["event"] == "worker"}) == 3
 

@@ -36,8 +36,8 @@ class Loader:
     """Forward/backward passes per optimizer step."""
     accumulate_to_fit: Bool = False
     """Where memory runs out before the first evaluation, begin again in a fresh process with more
-    passes, until one fits: the largest micro-batch at this batch size. The trial's
-    `loader.accumulation` is then what it took. In searches and comparisons."""
+    passes, until one fits: the largest micro-batch at this batch size. The trial's journal and what
+    is exported say which number it took. In searches and comparisons."""
     resident: Bool = False
     """Keep the whole set on the device and draw batches there; `workers` and what follows have no
     effect."""

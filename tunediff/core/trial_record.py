@@ -150,6 +150,8 @@ class TrialRecord:
     unit: UnitName = "wall"
     """Unit of the search's budgets."""
     attempts: int = 0
+    passes: int = 0
+    """Accumulation passes that `loader.accumulate_to_fit` has found; 0: those of `config`."""
     points: list[Point] = dataclasses.field(default_factory=list)
     """All evaluations, in order."""
     end: End | None = None
@@ -323,8 +325,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
         elif kind == "passes":  # too little memory: it begins again with smaller micro-batches
-            record.config["loader.accumulation"] = event["passes"]
-            record.fingerprint, record.end, record.ended = event["fingerprint"], None, 0.0
+            record.passes, record.end, record.ended = event["passes"], None, 0.0
         elif kind == "loaded":
             record.fingerprint = event["fingerprint"]
         # Evaluations: a resumed trial may measure a point again, and training continued from the
@@ -345,6 +346,9 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.clock = event
         elif kind == "end":
             record.end, record.ended = End.of(event), when
+    if record is not None and record.passes:
+        why = f"{record.passes} passes, which fit the memory at the same batch size"
+        record.not_effective = {**record.not_effective, "loader.accumulation": why}
     if record is not None:
         record.points = _with_final([points[index] for index in sorted(points)], final)
     return record

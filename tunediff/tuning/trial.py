@@ -95,8 +95,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
 
         # ---- memory ran out in the first steps: in a fresh process a smaller micro-batch may fit
         if _ran_out(ended, folder) and (smaller := with_more_passes(spec.config)) is not None:
-            facts = {"fingerprint": cfg.fingerprint(smaller), "reason": ended.reason}
-            journal.write("passes", passes=smaller.loader.accumulation, **facts)
+            journal.write("passes", passes=smaller.loader.accumulation, reason=_short(ended.reason))
             yield from run_trial_on_slot(spec, slot)
             return
 
