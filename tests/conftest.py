@@ -3,7 +3,6 @@
 import base64
 import compileall
 import gc
-import importlib
 import io
 import json
 import os
@@ -136,15 +135,12 @@ def instead_of_trials(monkeypatch):
 
 
 @pytest.fixture
-def in_this_process(monkeypatch):
+def in_this_process():
     """Lets commands train and profile in this process, where tests replace parts of it; few need a real one."""
-    from tunediff.tuning import foreground
+    from tests.helpers import commands_in_this_process
 
-    def call(function, content, workload, lines):
-        module, _, name = function.partition(":")
-        return getattr(importlib.import_module(module), name)(content, lines)
-
-    monkeypatch.setattr(foreground, "call", call)
+    with commands_in_this_process():
+        yield
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """What tests that train share: two tiny trainings, an observer that remembers, several processes as one training."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
+import importlib
 import multiprocessing
 import os
 import socket
@@ -19,6 +21,7 @@ from tunediff.distributed import World
 from tunediff.training import hardware, state, trial
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
+from tunediff.tuning import foreground
 
 CPU = World(0, 1, torch.device("cpu"))
 TINY = {
@@ -150,6 +153,18 @@ def timed(seconds, hands, **how):
     return Clock(Budget(seconds, **how), now=hands)
 
 
+@contextlib.contextmanager
+def commands_in_this_process():
+    """Let commands train and profile in this process: another one takes seconds of imports."""
+
+    def call(function, content, workload, lines):
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(content, lines)
+
+    with mock.patch.object(foreground, "call", call):
+        yield
+
+
 # ------------------------------------------------------------------------------------------------------------- ranks
 _PAIR: list[ProcessPoolExecutor] = []
 
@@ -181,8 +196,9 @@ def end_pair():
 
 def _there(folder, environment, work, *args):
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # as the first optimizer does
     gc.collect()
-    gc.freeze()  # as in conftest
+    gc.freeze()  # as in conftest: a training is three times as fast
     os.chdir(folder)
     with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(hardware, *measured_once()):
         work(*args)

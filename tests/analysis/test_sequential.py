@@ -14,7 +14,7 @@ from tunediff.analysis.statistics import SAME, value_step
 
 def until_over(values, **options):
     """The look at which whoever looks after every round stops."""
-    for rounds in range(1, values.shape[1] + 1):
+    for rounds in range(sequential.first_look(values.shape[1]), values.shape[1] + 1):
         told = look(values[:, :rounds], values.shape[1], **options)
         if told.over:
             return told
@@ -65,10 +65,7 @@ def test_equal_configurations_are_seldom_called_better_whatever_their_noise(sds,
     assert shares(sds, noise)[0] <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / 400)
 
 
-@pytest.mark.parametrize(
-    "rules", [{}, {"one_sided": True}, {"fixed": True}, {"one_sided": True, "fixed": True}], ids=str
-)
-@pytest.mark.parametrize("level", [0.01, 0.05])
+@pytest.mark.parametrize(("rules", "level"), [({}, 0.05), ({"one_sided": True}, 0.01)], ids=str)
 def test_equal_sides_differ_as_often_as_their_level_allows(level, rules):
     better, worse = shares((1,), times=2000, level=level, **rules)
     due = level if "one_sided" in rules else level / 2
@@ -89,7 +86,7 @@ def test_a_gain_of_two_sd_is_found():
     """In 95 % with one rival; in 92 % with three, at the level of a search's first confirmation."""
     first = confirmation.level(Path("confirm"))
     assert shares((1,), gain=2.0)[0] >= 0.95
-    assert shares((1, 1, 1), gain=2.0, level=first, times=1000)[0] >= 0.92
+    assert shares((1, 1, 1), gain=2.0, level=first, times=700)[0] >= 0.92
 
 
 def test_confirming_again_and_again_spends_no_more_than_one_comparison():

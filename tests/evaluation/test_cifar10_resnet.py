@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.helpers import commands_in_this_process
 from tunediff import config as cfg
 from tunediff import train
 from tunediff.config import ConfigError
@@ -136,7 +137,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.parent.mkdir(parents=True)
             Image.new("RGB", (32, 32), (25 * label, 0, 0)).save(path)
     words = ["--config", "cifar10_classifier", "--samples", "20", "--out", str(folder / "run")]
-    assert train.main([*words, f"data.path={folder / 'set'}", *WORDS]) == 0
+    with commands_in_this_process():
+        assert train.main([*words, f"data.path={folder / 'set'}", *WORDS]) == 0
     return folder / "run" / "weights.safetensors"
 
 

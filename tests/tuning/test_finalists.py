@@ -48,7 +48,7 @@ def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("waits.py").write_text(WAITS)
     Path("helper.py").write_text(HELPER)
-    words = ["waits.py", "lr=0.01", "--budget", "1s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
+    words = ["waits.py", "lr=0.01", "--budget", "0.2s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
     code, told = compare.main(words), json.loads(capsys.readouterr().out)
     assert code == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]]
     assert (told["pairs"], told["runs"]) == (3, 6)

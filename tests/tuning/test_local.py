@@ -86,8 +86,11 @@ def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_pa
 
 
 WITHOUT_RAY = {
-    "compare and confirm": "from tunediff.api import compare_run, search_run; from tunediff.tuning import local, confirming",
-    "train": """
+    "compare, confirm and train": """
+from tunediff.api import compare_run, search_run, train_run
+from tunediff.tuning import confirming, foreground, local, worker
+""",
+    "training": """
 from tunediff import train
 sizes = ["data.max_images=64", "model.channels=8", "evaluation.images=16", "evaluation.points=1", "evaluation.steps=2"]
 assert train.main(["--config", "digits", *sizes, "--samples", "64", "--out", "run"]) == 0
@@ -107,7 +110,9 @@ assert stops == [False, True], stops
 }
 
 
-@pytest.mark.parametrize("what", WITHOUT_RAY)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.nightly] * (what == "training")) for what in WITHOUT_RAY]
+)
 def test_works_without_ray(what, tmp_path):
     """Ray cannot be imported there."""
     code = f"import sys; sys.modules['ray'] = None\n{WITHOUT_RAY[what]}"

@@ -103,7 +103,7 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
     trials = [{}, {"lr": 0.01}, *({"fault": fault} for fault in ("oom", "nan", "waits"))]
     trials.append({"fault": "waits", "loader.batch_size": 32})
     confirm = {"of": 1, "seeds": 2}
-    content = {"workload": "waits.py", "budget": {"per_trial": "1s"}, "trials": trials, "confirm": confirm}
+    content = {"workload": "waits.py", "budget": {"per_trial": "0.3s"}, "trials": trials, "confirm": confirm}
     one.file.write_text(yaml.safe_dump(content))
     process = one.start(str(one.file), "--name", "faults")
 

@@ -148,7 +148,7 @@ def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, 
 
 
 @pytest.mark.parametrize("edited", ["models/resnet.py", pytest.param("heads/plain.py", marks=pytest.mark.nightly)])
-def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited):
+def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited, in_this_process):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
     assert train_command.main(words) == 0
     assert train_command.main(words) == 0, "what it has imported is known, and unchanged"
