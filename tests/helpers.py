@@ -196,7 +196,8 @@ def end_pair():
 
 def _there(folder, environment, work, *args):
     torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # as the first optimizer does
+    from torch import _dynamo  # noqa: F401 - as the first optimizer does
+
     gc.collect()
     gc.freeze()  # as in conftest: a training is three times as fast
     os.chdir(folder)

@@ -323,4 +323,4 @@ def test_nothing_is_stopped_unless_asked_for():
 def test_names_on_rays_pages_show_knobs_with_three_digits():
     drawn = {"loader.batch_size": 64, "optimizer.lr": 0.00031234}
     trial = types.SimpleNamespace(config={tuner.SPEC: types.SimpleNamespace(name="t0007", drawn=drawn)})
-    assert tuner._readable(trial) == "t0007_batch_size=64,lr=0.000312"
+    assert tuner.trial_name(trial) == "t0007_batch_size=64,lr=0.000312"

@@ -155,7 +155,7 @@ def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
 def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, runtime_is, head, resource):
     """On another node they would be lost with it, and with the second one its trial."""
     runtime_is(get_node_id=lambda: head["NodeID"])
-    group = tuner._of_driver()
+    group = tuner.driver_resources()
     assert [list(bundle) for bundle in group.bundles] == [[resource]]
     assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
 
@@ -334,4 +334,4 @@ def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatc
         raise RayError("Traceback (most recent call last):\n  File …\nPermissionError: /data\n")
 
     monkeypatch.setattr(cluster.ray, "get", get)
-    assert cluster._answer(object()) == "PermissionError: /data"
+    assert cluster.answer_text(object()) == "PermissionError: /data"

@@ -160,7 +160,7 @@ def test_the_inner_fault_of_a_group_is_the_reason():
     """What Ray said of a run whose name is not ASCII."""
     failure = UnicodeEncodeError("ascii", "grün", 2, 3, "ordinal not in range(128)")
     reason = slot.reason_of(RayTaskError(ControllerError(failure)))
-    assert trial._short(reason) == f"UnicodeEncodeError: {failure}"
-    assert trial._short("x\nray.train.ControllerError: due to controller error:\nno room\n") == (
+    assert trial.short_reason(reason) == f"UnicodeEncodeError: {failure}"
+    assert trial.short_reason("x\nray.train.ControllerError: due to controller error:\nno room\n") == (
         "ray.train.ControllerError: due to controller error: no room"
     )

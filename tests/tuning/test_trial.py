@@ -205,7 +205,7 @@ def test_oom_of_ray_tells_who_held_the_memory(drive, used, own, others_mib, why)
 
 def test_oom_of_ray_counts_all_workers_of_the_trial():
     """Ray names the memory of the one that it has killed."""
-    found = trial._ray_memory_mib(KILLED.format("61.00", "14.00"), workers=4)
+    found = trial.ray_memory_mib(KILLED.format("61.00", "14.00"), workers=4)
     assert found == {"total_mib": 65536.0, "demand_mib": 4 * 14336.0, "others_mib": 5120.0}
 
 

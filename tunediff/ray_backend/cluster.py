@@ -334,10 +334,10 @@ def _on_each(
         machine: task.options(label_selector={"ray.io/node-id": machine.id}).remote(*args)
         for machine in machines
     }
-    return {machine: _answer(answer) for machine, answer in answers.items()}
+    return {machine: answer_text(answer) for machine, answer in answers.items()}
 
 
-def _answer(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
     try:
         return str(ray.get(answer, timeout=ANSWER_S))
     except GetTimeoutError:

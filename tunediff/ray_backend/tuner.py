@@ -91,15 +91,15 @@ def _tuner(
     session = len(list((folder / "tune").glob("*")))
     rule = early_stopping(space, read_trials(folder))
     return tune.Tuner(
-        tune.with_resources(Driver, _of_driver()),
+        tune.with_resources(Driver, driver_resources()),
         tune_config=tune.TuneConfig(
             num_samples=-1,  # the searcher knows the limits, and how many run at once
             search_alg=searcher,
             scheduler=EarlyStoppingScheduler(rule) if rule is not None else None,
             metric="objective",
             mode=space.mode,
-            trial_name_creator=_readable,
-            trial_dirname_creator=_readable,
+            trial_name_creator=trial_name,
+            trial_dirname_creator=trial_name,
             reuse_actors=True,  # a new driver process per trial costs seconds
         ),
         run_config=tune.RunConfig(
@@ -115,7 +115,7 @@ def _tuner(
     )
 
 
-def _of_driver() -> tune.PlacementGroupFactory:
+def driver_resources() -> tune.PlacementGroupFactory:
     """Return the resources of a trial's driver, on the search's node: a lost node then has no
     driver, only workers."""
     here = ray.get_runtime_context().get_node_id()
@@ -176,7 +176,7 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
         self._tell("end", trial)
 
 
-def _readable(trial: Any) -> str:
+def trial_name(trial: Any) -> str:
     """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
     knobs = [
         (

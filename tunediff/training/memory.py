@@ -22,15 +22,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tunediff.config.knobs import refuse
 
 # ---- freed memory of the CPU
-KEEPING = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**62),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
-"""What `keep_freed` sets, for the environment of a process that does not train in its main thread:
-glibc gives other threads heaps of 64 MiB of their own, and those of a thread that has begun cannot
-be joined to the main one any more."""
 # Options of mallopt, by their numbers in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
 _KEEP = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}

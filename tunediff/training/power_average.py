@@ -69,13 +69,6 @@ def gamma(half_life: float) -> float:
     return math.log(2) / half_life - 1
 
 
-def relative_std(half_life: float) -> float:
-    """Return σ_rel, as EDM2 names profiles: the standard deviation of p over the length of the
-    training."""
-    g = gamma(half_life)
-    return math.sqrt((g + 1) / ((g + 2) ** 2 * (g + 3)))
-
-
 def _products(t_a: Any, gamma_a: Any, t_b: Any, gamma_b: Any) -> Any:
     """Return ⟨p_a, p_b⟩ of profiles that end at t_a and t_b; arrays are broadcast (EDM2, algorithm
     2)."""

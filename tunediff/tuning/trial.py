@@ -82,10 +82,10 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
 
         # ---- a lost node or a full disk: no end, the trial goes on later
         if isinstance(ended, Lost) and (draining := slot.draining(place.nodes)):
-            journal.write("lost", nodes=draining, reason=_short(ended.reason), draining=True)
+            journal.write("lost", nodes=draining, reason=short_reason(ended.reason), draining=True)
             return
         if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and losses + 1 < LOSSES:
-            journal.write("lost", nodes=gone, reason=_short(ended.reason))
+            journal.write("lost", nodes=gone, reason=short_reason(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
             journal.write(
@@ -248,7 +248,7 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
 
     The full disk may be another one of their node, such as that of `/tmp`.
     """
-    reason = _short(lost.reason)
+    reason = short_reason(lost.reason)
     why = next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
     # A disk that is too full for a checkpoint may have room for the probe.
     return (
@@ -261,16 +261,16 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
 def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
     """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to
     `deaths`."""
-    deaths.append(reason := _short(lost.reason))
+    deaths.append(reason := short_reason(lost.reason))
     if _killed_for_memory(lost):
-        return End("oom", reason, memory=_ray_memory_mib(lost.reason, workers)).explained
+        return End("oom", reason, memory=ray_memory_mib(lost.reason, workers)).explained
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))
     died = End("error", f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
     return died if len(deaths) == ATTEMPTS else None
 
 
-def _ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
+def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
     """Return who held the memory of a node when Ray killed a worker for it, as `End.memory` has it;
     {}: unknown.
 
@@ -291,7 +291,7 @@ def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
     return {**numbers, "objective": numbers[objective.metric]}
 
 
-def _short(reason: str) -> str:
+def short_reason(reason: str) -> str:
     """Return the informative line of a Ray error, which has pages; with the next line if it ends in
     a colon."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
