@@ -1,4 +1,4 @@
-"""Find and read a search file, and check it as a whole before anything starts.
+"""Read a search file, and check it as a whole before anything starts.
 
 A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is every combination,
 `trials:` is a list run in order, `ladder:` is a list of named changes, each tried on top of those
@@ -11,25 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Metric, recorded, removed
-from tunediff.config.knobs import nearest, refuse
-from tunediff.core import remote, text
+from tunediff.config import Lines, Metric, removed
+from tunediff.config.knobs import refuse
 from tunediff.search_space import foreign, study
-from tunediff.search_space.model import (
-    LONGER_SEEDS,
-    MOST_RUNS,
-    RATE,
-    SEED_OFFSET,
-    SearchBudget,
-    SearchSpace,
-)
+from tunediff.search_space.consistency import check_space, check_together
+from tunediff.search_space.files import is_workload, of_search
+from tunediff.search_space.model import RATE, SearchBudget, SearchSpace
 from tunediff.search_space.points import listed_runs, spread
+from tunediff.search_space.schedule import listed_fields
 from tunediff.search_space.sections import (
     COSTS,
     BudgetSection,
@@ -40,99 +34,8 @@ from tunediff.search_space.sections import (
     checked,
 )
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-# In a checkout the search files lie beside the package; an installed wheel carries them inside it.
-SHIPPED = next(
-    (d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()),
-    _PACKAGE,
-)
-DEFAULT = "digits.yaml"
-TRIALS_WITH_NOISE = 6
-"""Trials from which a search runs its baseline twice, unless its file says otherwise."""
-TRIALS_WITH_RERUNS, RERUN_SHARE = 32, 8
-"""Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see
-docs/search.md."""
 OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
 """Budget and confirmation of a search for which only a workload's file is given."""
-
-
-def find(name: str | None) -> Path:
-    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`,
-    `digits.yaml`).
-
-    A workload's file or module stands for a search file that contains only its name.
-    """
-    if name is None:
-        return SHIPPED / DEFAULT
-    if is_workload(Path(name)):
-        return Path(name)
-    for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
-        if path.is_file():
-            return path
-    if Path(name).is_dir():
-        inside, images = (
-            Path(name) / "search.yaml",
-            text.command("search", "images", f"data.path={name}"),
-        )
-        hint = (
-            f"its search file is {inside}"
-            if inside.is_file()
-            else f"to learn the images in it: {images}"
-        )
-        raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
-    if Path(name).exists():  # a device: reading it says what is wrong
-        return Path(name)
-    hint = nearest(name.removesuffix(".yaml"), shipped()).replace("allowed:", "shipped:")
-    raise ConfigError(f"{name}: no such search file; {hint}")
-
-
-def shipped() -> list[str]:
-    """Return the names of the shipped search files: `digits`, `studies/ladder`, …"""
-    return sorted(
-        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml")
-    )
-
-
-def is_workload(path: Path) -> bool:
-    """Return whether a path is the file or module of a workload, perhaps with a preset's name."""
-    return cfg.is_users(str(path).partition(":")[0])
-
-
-def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
-    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
-
-    Where the storage has an address, what is new there is fetched, without weights. Raises
-    `ConfigError`.
-    """
-    remote.pull(storage / name)
-    places = (storage / name, Path(name))
-    return next((place for place in places if (place / file).is_file()), places[0]).absolute()
-
-
-def of_search(folder: Path) -> Path:
-    """Return the search file in the folder of a search.
-
-    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier
-    version.
-    """
-    if not (folder / "search.yaml").is_file():
-        searches = (
-            ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/search.yaml")))
-            or "none"
-        )
-        raise ConfigError(
-            f"{folder.name or folder}: no such search in {folder.parent}; there are: {searches}"
-        )
-    base = folder / "baseline.yaml"
-    why = "does not say of which workload its knobs are; use that version, or search again"
-    earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
-    refuse(
-        earlier,
-        f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml"
-        f" {why}",
-    )
-    recorded.check_search(folder)
-    return folder / "search.yaml"
 
 
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
@@ -214,27 +117,16 @@ def parse(
     baseline = _baseline(file, source, folder, words)
     workload = cfg.of(baseline)
     metric, cost = _objective(file.objective, workload.objective, f"{source}: objective")
-    _check_together(file, kind, metric, cost, source)
+    check_together(file, kind, metric, cost, source)
     limits = {**file.budget, **(budget or {})}
     search_budget = _budget(limits, source, kind, metric, cost)
 
-    # Dimensions and candidates, the runs of the baseline first
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     runs = listed_runs(file, kind, source, baseline, seeds, metric != RATE)
     most = search_budget.trials
     trials = most if kind == "search" else min(most, len(runs.candidates))
-    noise = _noise(file.noise, kind, trials, source)
-    first, *others = runs.candidates
-    repeats = [{**first, "seed": baseline.seed + number} for number in range(1, noise)]
-    candidates = (first, *repeats, *others)[:trials]
-    # The baseline's runs and the points under first: have trials that no rerun takes
-    reruns = _reruns(file.reruns, kind, cost, trials, trials - len(candidates), source)
-    if kind == "search" and len(others) > (left := trials - noise):
-        run = f"only {left} of {text.pluralize(len(others), 'point')} run"
-        of_all = f"{text.pluralize(trials, 'trial')}, {noise} of them the baseline"
-        runs.skipped.append(f"{source}: first: {run}: {of_all}; allowed: more trials")
-
+    listed = listed_fields(file, kind, source, runs, trials, baseline.seed, cost)
     confirm = table = None
     if file.confirm is not None:
         confirm = checked(Confirm, file.confirm, f"{source}: confirm")
@@ -251,63 +143,13 @@ def parse(
         cost=cost,
         label=metric.label or metric.name,
         budget=dataclasses.replace(search_budget, trials=trials),
-        dimensions=runs.dimensions,
-        candidates=candidates,
-        rungs=runs.rungs,
-        skipped=tuple(runs.skipped),
+        **listed,
         seeds=len(seeds),
-        noise=noise,
-        reruns=reruns,
         confirm=confirm,
         study=table,
     )
-    _check_shared(space)
-    _check_final(space.final, f"{source}: final", space)
-    if space.confirm is not None:
-        _check_longer(space.confirm, space)
-        _check_final(space.confirm.final, f"{source}: confirm: final", space)
-    _check_limits(space, limits, f"{source}: budget")
-    _check_seeds(space)
+    check_space(space, limits)
     return space
-
-
-def _check_seeds(space: SearchSpace) -> None:
-    """Raise `ConfigError` unless the seeds of further runs of a configuration are allowed too."""
-    last = {"noise": max(space.noise, MOST_RUNS if space.reruns else 1) - 1}
-    if space.confirm is not None:
-        last["confirm"] = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
-    for key, distance in last.items():
-        seed = space.baseline.seed + distance
-        cfg.override(space.baseline, {"seed": seed}, where=f"{space.source}: {key}", check=False)
-
-
-def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
-    """Return the number of runs of the baseline in a search. `runs`: the value in the file."""
-    if runs is None:
-        return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
-    where = f"{source}: noise"
-    refuse(
-        kind != "search", f"{where}: belongs to search:; {kind}: repeats every point with seeds:"
-    )
-    none_left = f"{where}: {runs} runs of the baseline leave none of {trials} trials to search"
-    allowed = f"allowed: at most {max(1, trials - 1)}, or more trials"
-    refuse(1 < runs >= trials, f"{none_left}; {allowed}")
-    return runs
-
-
-def _reruns(
-    value: int | None, kind: str, cost: str | None, trials: int, most: int, source: str
-) -> int:
-    """Return how many trials of a search repeat what leads, of `most`. `value`: in the file."""
-    if value is None:
-        drawn = kind == "search" and cost is None
-        return min(trials // RERUN_SHARE, most) if drawn and trials >= TRIALS_WITH_RERUNS else 0
-    where = f"{source}: reruns: {value} is not allowed"
-    refuse(kind != "search", f"{where}: it belongs to search:; allowed: no such line")
-    single = "two objectives have no single best"
-    refuse(value > 0 and cost is not None, f"{where}: {single}; allowed: 0")
-    refuse(value > most, f"{where} with {trials} trials; allowed: 0 to {most}")
-    return value
 
 
 def _kind(file: SearchFile, source: str) -> str:
@@ -320,46 +162,13 @@ def _kind(file: SearchFile, source: str) -> str:
         "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
     }
     kinds = [kind for kind in empty if getattr(file, kind) is not None]
-    of_file = file.workload is not None and cfg.is_users(file.workload.partition(":")[0])
-    more = (
-        " (search: may be left out where the workload's Knobs have a Range or a Choice)"
-        if of_file
-        else ""
-    )
+    more = ""
+    if file.workload is not None and cfg.is_users(file.workload.partition(":")[0]):
+        more = " (search: may be left out where the workload's Knobs have a Range or a Choice)"
     needed = "exactly one of search:, grid:, trials: and ladder: is needed"
     refuse(len(kinds) != 1, f"{source}: {needed}{more}, found {kinds or 'none'}")
     refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
     return kinds[0]
-
-
-def _check_together(
-    file: SearchFile, kind: str, metric: Metric, cost: str | None, source: str
-) -> None:
-    """Raise `ConfigError` for keys that contradict each other."""
-    drawn, stops = kind == "search", file.early_stopping != "none"
-    stopping, warm = (
-        f"early_stopping: {file.early_stopping!r} is not allowed",
-        f"{file.warm_start!r} is not allowed",
-    )
-    rules = {
-        f"first: belongs to search:; {kind}: runs its points in order": file.first is not None
-        and not drawn,
-        f"sampler: {file.sampler!r} is not allowed; {kind}: draws nothing": not drawn
-        and file.sampler != "TPESampler",
-        f"warm_start: {warm}; it belongs to search:; {kind}: draws nothing": file.warm_start
-        is not None
-        and not drawn,
-        f"{stopping} with two objectives: a trial that is bad in one may be the best in the other;"
-        " allowed: none": cost is not None and stops,
-        "seeds: belongs to grid:, trials: and ladder:, which repeat each of their points; search:"
-        " does not": file.seeds is not None and drawn,
-        f"seeds: {stopping}: only whole runs can be compared": file.seeds is not None and stops,
-        "confirm: belongs to searches of one seed; seeds: repeats every point already": file.seeds
-        is not None
-        and file.confirm is not None,
-    }
-    for why, broken in rules.items():
-        refuse(broken, f"{source}: {why}")
 
 
 def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str]) -> Any:
@@ -453,69 +262,3 @@ def _budget(
         price,
         limits.setup == "charged",
     )
-
-
-def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
-    """Raise `ConfigError` for limits within which no trial could end."""
-    limits, per_trial = space.budget, f"per_trial = {content.get('per_trial')!r}"
-    per_trial += f", {space.longest_s:g} s for a trial" if limits.unit == "device" else ""
-    deadline, total = limits.deadline_s or math.inf, limits.total_s or math.inf
-    refuse(
-        deadline <= space.longest_s,
-        f"{where}: deadline: {content.get('deadline')!r} is not above {per_trial}",
-    )
-    refuse(
-        total < space.longest_s,
-        f"{where}: total: {content.get('total')!r} is less than {per_trial}",
-    )
-
-
-def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless budgets rise from 1x, and longer ones can be judged."""
-    budgets, place = (
-        [int(times[:-1]) for times in confirm.budgets],
-        f"{space.source}: confirm: budgets",
-    )
-    rising = budgets[:1] == [1] and budgets == sorted(set(budgets))
-    refuse(
-        not rising,
-        f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]",
-    )
-    endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
-    refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
-
-
-def _check_shared(space: SearchSpace) -> None:
-    """Raise `ConfigError` for seconds and joules of a GPU that several trials share."""
-    shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
-    where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
-    refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
-    priced = space.budget.price_per_device_hour is not None
-    refuse(
-        shared and (device or priced),
-        f"{where} where devices are counted: budget: unit, price_per_device_hour",
-    )
-    counted = space.cost in ("device_s", "energy_wh", "price") or not space.evaluates
-    refuse(
-        shared and counted,
-        f"{where} for objective: {space.cost or space.metric}: it would be that of several",
-    )
-
-
-def _check_final(knobs: Lines, where: str, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless `final:` sets knobs of `evaluation.` outside the protocol only."""
-    judged = f"it belongs to searches by {space.workload.objective.name}"
-    refuse(
-        knobs and not space.evaluates,
-        f"{where}: {space.metric} is no judgement of a model; {judged}",
-    )
-    evaluation = [
-        knob for name, knob in space.schema.knobs.items() if name.startswith("evaluation.")
-    ]
-    allowed = [knob.name for knob in evaluation if not knob.protocol]
-    for name in knobs:
-        refuse(
-            name not in allowed,
-            f"{where}: {name}: is not allowed; allowed: {', '.join(allowed) or 'no knob'}",
-        )
-    cfg.override(space.baseline, knobs, where=where)

@@ -1,0 +1,84 @@
+"""Find search files: shipped ones, those of searches, and workloads that stand for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, recorded
+from tunediff.config.knobs import nearest, refuse
+from tunediff.core import remote, text
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a checkout the search files lie beside the package; an installed wheel carries them inside it.
+SHIPPED = next(
+    (d for d in (_PACKAGE.parent / "search_spaces", _PACKAGE / "search_spaces") if d.is_dir()),
+    _PACKAGE,
+)
+DEFAULT = "digits.yaml"
+
+
+def find(name: str | None) -> Path:
+    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`,
+    `digits.yaml`).
+
+    A workload's file or module stands for a search file that contains only its name.
+    """
+    if name is None:
+        return SHIPPED / DEFAULT
+    if is_workload(Path(name)):
+        return Path(name)
+    for path in (Path(name), SHIPPED / name, SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    if Path(name).is_dir():
+        hint = f"to learn the images in it: {text.command('search', 'images', f'data.path={name}')}"
+        if (inside := Path(name) / "search.yaml").is_file():
+            hint = f"its search file is {inside}"
+        raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
+    if Path(name).exists():  # a device: reading it says what is wrong
+        return Path(name)
+    hint = nearest(name.removesuffix(".yaml"), shipped()).replace("allowed:", "shipped:")
+    raise ConfigError(f"{name}: no such search file; {hint}")
+
+
+def shipped() -> list[str]:
+    """Return the names of the shipped search files: `digits`, `studies/ladder`, …"""
+    return sorted(
+        str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml")
+    )
+
+
+def is_workload(path: Path) -> bool:
+    """Return whether a path is the file or module of a workload, perhaps with a preset's name."""
+    return cfg.is_users(str(path).partition(":")[0])
+
+
+def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
+    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
+
+    Where the storage has an address, what is new there is fetched, without weights. Raises
+    `ConfigError`.
+    """
+    remote.pull(storage / name)
+    places = (storage / name, Path(name))
+    return next((place for place in places if (place / file).is_file()), places[0]).absolute()
+
+
+def of_search(folder: Path) -> Path:
+    """Return the search file in the folder of a search.
+
+    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier
+    version.
+    """
+    if not (folder / "search.yaml").is_file():
+        searches = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
+        missing = f"{folder.name or folder}: no such search in {folder.parent}"
+        raise ConfigError(f"{missing}; there are: {', '.join(searches) or 'none'}")
+    base = folder / "baseline.yaml"
+    earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
+    unread = f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml"
+    why = "does not say of which workload its knobs are; use that version, or search again"
+    refuse(earlier, f"{unread} {why}")
+    recorded.check_search(folder)
+    return folder / "search.yaml"
