@@ -10,7 +10,7 @@ from tunediff import config as cfg
 from tunediff.config import Lines
 from tunediff.config.knobs import refuse
 from tunediff.search_space import foreign
-from tunediff.search_space.points import spread
+from tunediff.search_space.searched_knobs import spread
 
 
 def infer_search_space(

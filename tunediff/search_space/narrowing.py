@@ -13,7 +13,7 @@ from tunediff.config import ConfigError, Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.search_space.model import Dimension, SearchSpace
-from tunediff.search_space.points import spread
+from tunediff.search_space.searched_knobs import spread
 from tunediff.search_space.sections import SearchFile
 
 _SECTIONS = ("baseline", "fixed", "search", "grid")
