@@ -17,7 +17,7 @@ from tunediff.analysis.sequential import look
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal, to_json
 from tunediff.core.trial_record import End, events, read_trial
-from tunediff.search_space.model import Dimension, Draw, combinations, count, to_params
+from tunediff.search_space.dimension import Dimension, Draw, combinations, count, to_params
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 examples = settings(derandomize=True, deadline=None, max_examples=40, database=None)

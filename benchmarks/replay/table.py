@@ -17,7 +17,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.core.point import Point
 from tunediff.core.trial_record import STATUSES
 from tunediff.search_space import SearchSpace
-from tunediff.search_space.model import Dimension
+from tunediff.search_space.dimension import Dimension
 
 TABLE, SEARCH = "table.csv", "search.yaml"
 """Files of a table's folder: what `benchmarks.replay.record` wrote, and the search file that it was given."""

@@ -11,7 +11,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError
 from tunediff.search_space import points
-from tunediff.search_space.model import Dimension, count
+from tunediff.search_space.dimension import Dimension, count
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -21,7 +21,7 @@ from tunediff.analysis.speed import rate
 from tunediff.analysis.statistics import LEVEL, Estimate, anova, estimate, holm
 from tunediff.core.text import knob_value, number
 from tunediff.search_space import Dimension
-from tunediff.search_space.model import as_param
+from tunediff.search_space.dimension import as_param
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from tunediff.analysis import Results, is_number
 from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Dimension
-from tunediff.search_space.model import as_param
+from tunediff.search_space.dimension import as_param
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -70,10 +70,8 @@ def _early_stopping(value: Any, where: str) -> str:
     plain = str(name).lower().removesuffix("scheduler").removesuffix("pruner").rstrip("_")
     if plain in NO_STOPPING:
         return "none"
-    refuse(
-        plain not in HALVING,
-        f"{where}: {name!r} is not allowed; allowed: early_stopping: asha, or none",
-    )
+    allowed = "allowed: early_stopping: asha, or none"
+    refuse(plain not in HALVING, f"{where}: {name!r} is not allowed; {allowed}")
     return "asha"
 
 
@@ -94,10 +92,8 @@ def _translate_objective(file: Lines, source: str, notes: list[str]) -> None:
     objective = {name_key: found["name"]} if "name" in found else {}
     if direction is not None:
         mode = str(direction).lower()[:3]
-        allowed = "allowed: minimize, maximize, min, max"
-        refuse(
-            mode not in ("min", "max"), f"{source}: goal: {direction!r} is not allowed; {allowed}"
-        )
+        allowed = f"{direction!r} is not allowed; allowed: minimize, maximize, min, max"
+        refuse(mode not in ("min", "max"), f"{source}: goal: {allowed}")
         objective["mode"] = mode
     file["objective"] = objective
     words = ", ".join(f"{key}: {value}" for key, value in objective.items())
@@ -123,9 +119,8 @@ def _translate_sweep(file: Lines, source: str, notes: list[str]) -> None:
         notes.append(f"{source}: parameters with a value are read as fixed:")
     for key in UNUSED:
         if key in file:
-            notes.append(
-                f"{source}: {key}: {file.pop(key)} has no effect; --track wandb shows runs"
-            )
+            unused = f"{key}: {file.pop(key)} has no effect"
+            notes.append(f"{source}: {unused}; --track wandb shows runs")
     if "program" in file:
         _translate_program(file, source, notes, [*drawn, *fixed])
 
@@ -170,10 +165,7 @@ def _middle(space: Any) -> Any:
     if isinstance(choices, list) and choices:
         return choices[(len(choices) - 1) // 2]
     low, high = space["low"], space["high"]
-    if space.get("log"):
-        value = float(f"{math.sqrt(low * high):.3g}")
-    else:
-        value = (low + high) / 2
+    value = float(f"{math.sqrt(low * high):.3g}") if space.get("log") else (low + high) / 2
     if isinstance(low, int) and isinstance(high, int):
         return round(value)
     step = space.get("step")
@@ -253,10 +245,8 @@ def _of_call(call: str, where: str) -> Any:
         return call
     name = ast.unparse(tree.func).rpartition(".")[2]
     if name not in _CALLS:
-        known = ", ".join(_CALLS)
-        raise ConfigError(
-            f"{where}: {call!r} is not a space; allowed: {{low: …, high: …}}, {known}"
-        )
+        allowed = f"allowed: {{low: …, high: …}}, {', '.join(_CALLS)}"
+        raise ConfigError(f"{where}: {call!r} is not a space; {allowed}")
     try:
         values = [ast.literal_eval(value) for value in tree.args]
         named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}

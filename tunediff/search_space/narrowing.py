@@ -12,7 +12,8 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
-from tunediff.search_space.model import Dimension, SearchSpace
+from tunediff.search_space.dimension import Dimension
+from tunediff.search_space.model import SearchSpace
 from tunediff.search_space.searched_knobs import spread
 from tunediff.search_space.sections import SearchFile
 

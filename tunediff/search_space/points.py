@@ -12,7 +12,8 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Schema, Values
 from tunediff.config.knobs import refuse
-from tunediff.search_space.model import Dimension, Rung, as_param, combinations, complete, count
+from tunediff.search_space.dimension import Dimension, as_param, combinations, complete, count
+from tunediff.search_space.model import Rung
 from tunediff.search_space.searched_knobs import SearchedKnobs, owners_of, same_everywhere
 from tunediff.search_space.sections import SearchFile
 

@@ -11,7 +11,7 @@ from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.search_space.model import combinations
+from tunediff.search_space.dimension import combinations
 
 LISTED = 500
 """Points of a space that are looked at one by one to know when it is used up: a second."""
