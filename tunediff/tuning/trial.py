@@ -95,7 +95,9 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
 
         # ---- memory ran out in the first steps: in a fresh process a smaller micro-batch may fit
         if _ran_out(ended, folder) and (smaller := with_more_passes(spec.config)) is not None:
-            journal.write("passes", passes=smaller.loader.accumulation, reason=_short(ended.reason))
+            journal.write(
+                "passes", passes=smaller.loader.accumulation, reason=short_reason(ended.reason)
+            )
             yield from run_trial_on_slot(spec, slot)
             return
 
@@ -118,7 +120,7 @@ def _ran_out(ended: End | Lost, folder: Path) -> bool:
 
 
 def _killed_for_memory(lost: Lost) -> bool:
-    return "outofmemory" in _short(lost.reason).lower().replace(" ", "")
+    return "outofmemory" in short_reason(lost.reason).lower().replace(" ", "")
 
 
 def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
