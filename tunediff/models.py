@@ -60,7 +60,7 @@ class Saved:
         """
         import torch
 
-        from tunediff.training import adapters, hardware, judging
+        from tunediff.training import adapters, convolutions, judging
         from tunediff.training.weights import check_fit
 
         weights = self.state()
@@ -70,7 +70,7 @@ class Saved:
             network = build(self.config.knobs)
             check_fit(weights, network, str(self.weights))
             adapters.put_into(network, weights)
-        if hardware.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
+        if convolutions.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
             network.to(memory_format=torch.channels_last)
         return network.eval().requires_grad_(False)
 

@@ -100,9 +100,10 @@ class Precision:
     conv_tf32: Bool = True
     """float32 convolutions of cuDNN in TF32, which is PyTorch's default; independent of
     `precision.matmul`, which is for products; no effect on a CPU."""
-    cudnn_benchmark: Bool = False
+    cudnn_benchmark: Literal[False, True, "auto"] = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect
-    on a CPU."""
+    on a CPU. `auto`: where that makes the model's most frequent convolution faster, measured before
+    the training."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device == "cuda":

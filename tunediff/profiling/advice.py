@@ -154,7 +154,8 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
         order = f"{reason}; NHWC is another order for them"
         yield Advice({"memory.channels_last": True}, order, amdahl(taken))
     fixed = f"{reason}; shapes never change"
-    yield Advice({"precision.cudnn_benchmark": True}, fixed, amdahl(taken))
+    if config.precision.cudnn_benchmark is False:
+        yield Advice({"precision.cudnn_benchmark": True}, fixed, amdahl(taken))
 
 
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from tunediff.core.environment import install_command
-from tunediff.training.capture.graph import MakeGraph
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
@@ -64,88 +59,16 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
         while len(seconds) < 3 or (time.perf_counter() < until and len(seconds) < 50):
             began = time.perf_counter()
             a @ b
-            _synchronize(device)
+            synchronize(device)
             seconds.append(time.perf_counter() - began)
         best = max(best, 2.0 * size**3 / min(seconds))
     return best
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told to."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def faster_in_nhwc(
-    model: nn.Module,
-    setting: bool | str,
-    dtype: torch.dtype | None = None,
-    make_graph: MakeGraph | None = None,
-) -> bool:
-    """Return whether to train a model in NHWC, by `memory.channels_last`; `auto` is measured here
-    and now. `make_graph`: captures passes, where steps are captured too."""
-    if setting != "auto":
-        return bool(setting)
-    return channels_last_gain(model, next(model.parameters()).device, dtype, make_graph) > 1
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()  # the caller may have switched gradients off
-def channels_last_gain(
-    model: nn.Module,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    make_graph: MakeGraph | None = None,
-) -> float:
-    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW; 0
-    where it has none.
-
-    Measures both passes on feature maps of 16×16, under autocast to `dtype`, in tens of
-    milliseconds. The two formats take turns, and the best time of each counts. A GPU gets more maps
-    and several passes in a row, since a pass of few takes as long as starting it; those of captured
-    steps are captured here as well, and replayed.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    kinds = Counter((layer.weight.shape, layer.stride, layer.groups) for layer in layers)
-    if not kinds:
-        return 0.0
-    (shape, stride, groups), _ = kinds.most_common(1)[0]
-    maps, passes = (128, 20) if device.type == "cuda" else (8, 1)
-    autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-    seconds: dict[torch.memory_format, list[float]] = {
-        torch.contiguous_format: [],
-        torch.channels_last: [],
-    }
-    for _, memory_format in itertools.product(range(8), seconds):
-        x = torch.ones(maps, shape[1] * groups, 16, 16, device=device)
-        weight = torch.ones(shape, device=device)
-        x, weight = (one.to(memory_format=memory_format).requires_grad_() for one in (x, weight))
-
-        def both_ways(x: Tensor = x, weight: Tensor = weight) -> None:
-            for _ in range(passes):
-                with autocast:
-                    y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
-                y.float().mean().backward()  # type: ignore[no-untyped-call]
-
-        seconds[memory_format].append(_seconds_of(both_ways, device, make_graph))
-    nchw, nhwc = (min(times[1:]) for times in seconds.values())  # the first loads libraries
-    return nchw / nhwc
-
-
-def _seconds_of(
-    make: Callable[[], None], device: torch.device, make_graph: MakeGraph | None
-) -> float:
-    """Return the seconds of a call, or of its replay where there is `make_graph`."""
-    if make_graph is not None:
-        make()  # libraries load outside of a capture
-        graph = make_graph([])
-        with graph.capturing():
-            make()
-        make = graph.replay
-    _synchronize(device)
-    began = time.perf_counter()
-    make()
-    _synchronize(device)
-    return time.perf_counter() - began
 
 
 # ---- energy

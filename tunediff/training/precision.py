@@ -31,8 +31,8 @@ def set_backends(precision: Precision, device: str) -> None:
     """Set what holds for the whole process: formats of float32, and cuDNN's choices where `device`
     is "cuda"."""
     _set_float32(precision.matmul, precision.conv_tf32)
-    if device == "cuda":
-        cudnn.benchmark = precision.cudnn_benchmark
+    if device == "cuda":  # `auto`: memory formats are compared with the best algorithm of each
+        cudnn.benchmark = precision.cudnn_benchmark is not False
 
 
 def _set_float32(matmul: str, conv_tf32: bool) -> None:
