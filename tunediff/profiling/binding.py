@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
@@ -34,6 +34,20 @@ KNOBS: dict[Part, Sequence[Values]] = {
 """What to try first where nothing but the parts of the step is known, the best first."""
 
 
+class DeviceUse(NamedTuple):
+    """What a step asks of its device; None: not measured."""
+
+    busy_s: float | None = None
+    """Seconds in which the device computes."""
+    moved_bytes: float | None = None
+    """Bytes that its operators read and write in the device's memory."""
+    copy_bytes_per_s: float | None = None
+    """Bytes that a copy reads and writes."""
+
+
+NOT_MEASURED = DeviceUse()
+
+
 @dataclasses.dataclass(frozen=True)
 class StepParts:
     """Measured seconds of a mean step, and what its device can do; None: not measured."""
@@ -41,16 +55,11 @@ class StepParts:
     step_s: float
     loader_s: float = 0.0
     """Waiting for batches, and bringing them to the device."""
-    device_busy_s: float | None = None
-    """In which the device computes."""
     flops: float | None = None
     """Arithmetic of a step."""
     peak_flops_per_s: float | None = None
     """Of the fastest matrix product."""
-    moved_bytes: float | None = None
-    """Bytes that a step reads and writes in the device's memory."""
-    peak_bytes_per_s: float | None = None
-    """Of a copy."""
+    use: DeviceUse = NOT_MEASURED
 
     @property
     def arithmetic(self) -> float | None:
@@ -59,8 +68,10 @@ class StepParts:
 
     @property
     def bandwidth(self) -> float | None:
-        """Return the share of the peak bandwidth that the step reaches."""
-        return self._share(self.moved_bytes, self.peak_bytes_per_s)
+        """Return the share of a copy's bandwidth that the step reaches at least; 1.0 as well where
+        caches serve it faster."""
+        share = self._share(self.use.moved_bytes, self.use.copy_bytes_per_s)
+        return None if share is None else min(1.0, share)
 
     def _share(self, amount: float | None, per_s: float | None) -> float | None:
         return None if amount is None or not per_s else amount / per_s / self.step_s
@@ -81,12 +92,12 @@ class Binding:
 
     def sentence(self, first: Values | None) -> str:
         """Return it in words, with the knobs to try first."""
-        percent = f"{100 * self.share:.0f} % of the time"
+        percent, measured = f"{100 * self.share:.0f} % of the time", self.of == "bandwidth"
         words = {
             "loader": f"the loader: the step waits for it {percent}",
             "host": f"the host: the device waits for it {percent}",
             "arithmetic": "arithmetic",
-            "memory": "memory traffic and small operations",
+            "memory": "memory traffic" + ("" if measured else " and small operations"),
             "device": "the device",
         }
         at = ""
@@ -99,9 +110,12 @@ class Binding:
 
 def binding(parts: StepParts) -> Binding:
     """Return what binds a step of these parts: whatever the device waits for longest, or else what
-    of its own abilities the step uses most."""
+    of its abilities, arithmetic or bandwidth, the step uses most.
+
+    Where the bandwidth was not measured, `ARITHMETIC` has to do.
+    """
     waits = parts.loader_s / parts.step_s
-    busy = None if parts.device_busy_s is None else parts.device_busy_s / parts.step_s
+    busy = None if parts.use.busy_s is None else parts.use.busy_s / parts.step_s
     idle = 0.0 if busy is None else max(0.0, 1.0 - busy - waits)
     arithmetic, bandwidth = parts.arithmetic, parts.bandwidth
     if busy is not None and busy < BUSY and idle >= waits:
@@ -113,7 +127,8 @@ def binding(parts: StepParts) -> Binding:
         return Binding("memory", computing, bandwidth, "bandwidth")
     if arithmetic is None:
         return Binding("device", computing, None)
-    part: Part = "arithmetic" if arithmetic >= ARITHMETIC else "memory"
+    known = bandwidth is not None or arithmetic >= ARITHMETIC
+    part: Part = "arithmetic" if known else "memory"
     return Binding(part, computing, arithmetic)
 
 
@@ -124,30 +139,31 @@ def of_profile(profile: Profile) -> str:
     parts = StepParts(
         step["step_s"],
         sum(step["parts_s"].get(name, 0.0) for name in ("data_wait", "host_to_device")),
-        profile.get("device_busy_s"),
         None if flops is None else flops * step["samples_per_s"] * step["step_s"],
         step.get("peak_flops_per_s"),
+        DeviceUse(
+            profile.get("device_busy_s"),
+            profile.get("moved_bytes"),
+            profile.get("copy_bytes_per_s"),
+        ),
     )
     advice = profile["advice"]
     return binding(parts).sentence(advice[0].change if advice else None)
 
 
 def of_point(
-    point: Point, config: Systems, device: str, busy_s: float | None, unread: Collection[str] = ()
+    point: Point, config: Systems, device: str, use: DeviceUse, unread: Collection[str] = ()
 ) -> str:
-    """Return the sentence of a training's point.
-
-    `busy_s`: seconds of a step in which the device computes; None: not measured. `unread`: knobs
-    that the workload does not follow.
-    """
+    """Return the sentence of a training's point. `unread`: knobs that the workload does not
+    follow."""
     assert point.step_s is not None
     flops = point.flops_per_sample
     parts = StepParts(
         point.step_s,
         sum(point.phases_s.get(name, 0.0) for name in ("data_wait", "host_to_device")),
-        busy_s,
         None if flops is None else flops * point.samples_per_s * point.step_s,
         point.peak_flops_per_s,
+        use,
     )
     bound = binding(parts)
     return bound.sentence(first_possible(KNOBS[bound.part], config, device, unread))

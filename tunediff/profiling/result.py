@@ -89,6 +89,8 @@ class Traced(TypedDict):
     traced_steps: int
     device_busy_s: NotRequired[float]
     device_busy_share: NotRequired[float]
+    moved_bytes: NotRequired[float]  # that operators of a step read and write; not of compiled ones
+    copy_bytes_per_s: NotRequired[float]  # that a copy reads and writes, measured
 
 
 class Attempt(TypedDict, total=False):
