@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -125,7 +126,6 @@ def _gain(
     (shape, stride, groups), _ = kinds.most_common(1)[0]
     cuda = device.type == "cuda"
     passes = 20 if cuda else 1
-    autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
     seconds: list[list[float]] = [[] for _ in variants]
     for _ in range(8):
         for variant, found in zip(variants, seconds, strict=True):
@@ -135,17 +135,29 @@ def _gain(
             x, weight = (
                 one.to(memory_format=variant.memory_format).requires_grad_() for one in (x, weight)
             )
-
-            def both_ways(x: Tensor = x, weight: Tensor = weight) -> None:
-                for _ in range(passes):
-                    with autocast:
-                        y = F.conv2d(x, weight, None, stride, shape[-1] // 2, groups=groups)
-                    y.float().mean().backward()  # type: ignore[no-untyped-call]
-
+            call = functools.partial(_both_ways, x, weight, stride, groups, dtype, passes)
             with variant.algorithms():
-                found.append(_seconds_of(both_ways, device, make_graph) / maps)
+                found.append(_seconds_of(call, device, make_graph) / maps)
     first, second = (min(times[1:]) for times in seconds)  # the first loads libraries
     return first / second
+
+
+def _both_ways(
+    x: Tensor,
+    weight: Tensor,
+    stride: tuple[int, ...],
+    groups: int,
+    dtype: torch.dtype | None,
+    passes: int,
+) -> None:
+    """Run a convolution forwards and backwards, so many times."""
+    number_format = torch.autocast(
+        x.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None
+    )
+    for _ in range(passes):
+        with number_format:
+            y = F.conv2d(x, weight, None, stride, weight.shape[-1] // 2, groups=groups)
+        y.float().mean().backward()  # type: ignore[no-untyped-call]
 
 
 def _seconds_of(
