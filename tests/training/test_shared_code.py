@@ -56,6 +56,22 @@ def test_nobody_uses_what_a_trial_is_still_compiling_or_has_left_unfinished(tmp_
     assert compiled(tmp_path, 4.0)[0] == 40.0
 
 
+def test_confirming_runs_find_the_code_of_their_search(tmp_path):
+    night = tmp_path / "night"
+    longer = night / "confirm-2" / "4x"
+    longer.mkdir(parents=True)
+    for folder in (night, longer.parent, longer):
+        (folder / "search.yaml").touch()
+    folders = {shared_code.folder_of(folder / "trials" / "t0001") for folder in (night, longer.parent, longer)}
+    assert folders == {night / ".compiled"}
+
+
+def test_a_folder_without_locks_costs_no_training(tmp_path):
+    (tmp_path / "k" / "lock").mkdir(parents=True)  # cannot be opened for writing
+    for _ in range(2):
+        assert compiled(tmp_path, 7.0) == (7.0, {}), "compiled by itself"
+
+
 def test_rates_share_code_and_shapes_do_not():
     net = nn.Linear(4, 4)
     key = shared_code.key(net, tiny(compile__mode="default"))

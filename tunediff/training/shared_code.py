@@ -37,6 +37,15 @@ NOT_COMPILED = ("seed", "evaluation.", "loader.workers", "loader.prefetch", "loa
 """Knobs that no compiled code depends on."""
 
 
+def folder_of(trial: Path) -> Path:
+    """Return the folder of the code that a trial shares with all others of its search, confirming
+    runs included: their folders lie in the search's."""
+    search = trial.parents[1]
+    while (search.parent / "search.yaml").is_file():
+        search = search.parent
+    return search / FOLDER
+
+
 def key(model: nn.Module, config: Systems) -> str:
     """Return what decides how long it takes to compile: network, shapes, knobs, torch, device.
 
@@ -125,8 +134,11 @@ def _cost(folder: Path) -> float | None:
 
 def _locked(path: Path) -> int | None:
     """Return a descriptor of a file that this process alone has locked, until it is closed; None:
-    another has."""
-    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    another has, or the file system has no locks."""
+    try:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    except OSError:  # a full disk is said where something is lost by it
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

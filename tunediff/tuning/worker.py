@@ -255,7 +255,7 @@ def _train(
                 folder=folder,
                 evaluates=job.evaluates,
                 clock=clock,
-                compiled=job.folder.parents[1] / shared_code.FOLDER,
+                compiled=shared_code.folder_of(job.folder),
             )
         )
     if world.main and outcome.unread:
