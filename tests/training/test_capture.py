@@ -4,18 +4,20 @@ the semantics of a CUDA graph."""
 import collections
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, tiny, toy, train, weights
-from tests.toy.train import INPUTS, TARGETS, begin, network
+from tests.toy.train import INPUTS, TARGETS, begin, error, network
 from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.graph import RecordedStep
 from tunediff.training.pace import Pace
 from tunediff.training.run_trial import run_trial
 from tunediff.training.training_run import Program
+from tunediff.workloads.diffusion.timesteps import KINDS
 
 EXACT = {"optimizer__implementation": "fused", "optimizer__lr": 2**-10, "optimizer__warmup": 0.0, "loader__workers": 0}
 """A learning rate that float32, in which a captured step reads it, holds exactly."""
@@ -72,6 +74,13 @@ def test_captured_training_of_the_diffusion_workload_equals_the_eager_one_bit_fo
         },
         {"timesteps__name": "stratified", "loader__accumulation": 2, "loader__resident": True},
         {"precision__amp": "bf16", "memory__channels_last": True, "loader__workers": 1},
+        {
+            "timesteps__name": "speed",
+            "weighting__name": "p2",
+            "optimizer__name": "sgd",
+            "optimizer__implementation": "fused",
+            "model__dropout": 0.1,
+        },
     ],
     ids=lambda knobs: "-".join(map(str, knobs.values())),
 )
@@ -79,6 +88,13 @@ def test_captured_training_equals_the_eager_one_with(knobs):
     captured, eager, told = both(tiny(**EXACT | knobs))
     assert told.facts["capture"] == "step"
     assert_equal(weights(captured), weights(eager))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sampler", sorted({kind().name for kind in KINDS} - {"beta_policy"}))
+def test_captured_training_equals_the_eager_one_with_the_sampler(sampler):
+    """`beta_policy` is refused by the configuration: it learns on the host in its steps."""
+    test_captured_training_equals_the_eager_one_with({"timesteps__name": sampler})
 
 
 def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
@@ -92,14 +108,16 @@ def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
     assert max(rates) > 2 * rates[-1] > 0, "the host knows each one"
 
 
-def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("program", [Recorded, Program])
+def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, program):
+    """Captured again, or in the loop: the checkpoint knows nothing of it."""
     config = tiny(**EXACT, evaluation__points=2)
     whole = train(config, program=Recorded())
     with pytest.raises(KilledError):
         train(config, program=Recorded(), folder=tmp_path, observer=Dies())
     told = Told()
-    resumed = train(config, program=Recorded(), folder=tmp_path, observer=told)
-    assert told.facts["capture"] == "step"
+    resumed = train(config, program=program(), folder=tmp_path, observer=told)
+    assert told.facts.get("capture") == ("step" if program is Recorded else None)
     assert_equal(weights(resumed), weights(whole))
 
 
@@ -134,12 +152,13 @@ def fused(trial, lr=2**-8, **kept):
     return net, optimizer
 
 
-def told_of(body, steps=12, **knobs):
+def told_of(body, steps=12, evaluates=False, **knobs):
     """What a captured training of this loop told, and how its weights differ from the eager one's."""
     config, told = toy(**{"evaluation.points": 1} | knobs), Told()
     samples = steps * config.loader.batch_size
-    captured = train(config, samples=samples, program=Recorded(), observer=told, body=body)
-    assert_equal(weights(captured), weights(train(config, samples=samples, body=body)), rtol=1e-5, atol=1e-7)
+    how = {"samples": samples, "body": body, "evaluates": evaluates}
+    captured = train(config, program=Recorded(), observer=told, **how)
+    assert_equal(weights(captured), weights(train(config, **how)), rtol=1e-5, atol=1e-7)
     return told
 
 
@@ -158,6 +177,25 @@ def test_plain_loop_with_a_schedule_of_learning_rates_is_captured():
             trial.record_step(loss, optimizer)
 
     assert told_of(body).facts["capture"] == "step"
+
+
+def test_numbers_that_the_loop_sets_before_each_step_reach_a_captured_one():
+    rates = {}
+
+    def body(trial):
+        net, optimizer = fused(trial)
+        seen = rates.setdefault(len(rates), [])
+
+        def halve():
+            optimizer.param_groups[0]["lr"] = 2**-6 if trial.progress < 0.5 else 2**-7
+            seen.append(optimizer.param_groups[0]["lr"])
+
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.before_step(halve)
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    assert told_of(body).facts["capture"] == "step"
+    assert rates[0][-10:] == rates[1][-10:] == 4 * [2**-6] + 6 * [2**-7]
 
 
 def test_loss_scaling_of_a_captured_step():
@@ -207,6 +245,15 @@ def with_item(trial, net, optimizer, inputs, targets):
     trial.step(loss * (1.0 if loss.item() > -1 else 2.0), optimizer)
 
 
+def with_strict_clipping(trial, net, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = F.mse_loss(net(inputs), targets)
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.step()
+    trial.record_step(loss, optimizer)
+
+
 def with_mask(trial, net, optimizer, inputs, targets):
     keep = inputs[:, 0] > -10
     trial.step(F.mse_loss(net(inputs[keep]), targets[keep]), optimizer)
@@ -225,6 +272,10 @@ def with_python_random(trial, net, optimizer, inputs, targets):
     trial.step(F.mse_loss(net(inputs), targets) * (1 + 0 * random.random()), optimizer)
 
 
+def with_numpy_random(trial, net, optimizer, inputs, targets):
+    trial.step(F.mse_loss(net(inputs), targets) * (1 + 0 * np.random.rand()), optimizer)
+
+
 def with_hidden(trial, net, optimizer, inputs, targets):
     net.hidden = [getattr(net, "hidden", [1.0])[0] + 0.125]
     trial.step(F.mse_loss(net(inputs), targets) * net.hidden[0], optimizer)
@@ -232,10 +283,12 @@ def with_hidden(trial, net, optimizer, inputs, targets):
 
 REASONS = {
     with_item: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
+    with_strict_clipping: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_mask: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_progress: "trial.progress is read, which trial.before_step may (test_capture.py:",
     with_rate: "a learning rate is set, which trial.before_step may",
     with_python_random: "random numbers are drawn by Python",
+    with_numpy_random: "random numbers are drawn by Python or NumPy",
     with_hidden: "the same steps made twice differ: ",
 }
 
@@ -300,6 +353,48 @@ def test_optimizer_that_reads_its_step_on_the_host_is_refused():
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 
     assert told_of(body).facts["capture"].startswith("refused: a value is read on the host")
+
+
+def test_optimizer_whose_rate_is_a_constant_of_the_step_is_refused_when_it_moves():
+    def body(trial):
+        net = trial.prepare(network(trial.knobs))
+        optimizer = torch.optim.SGD(net.parameters(), 2**-6, foreach=True)
+        trial.keep(net=net, optimizer=optimizer)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.before_step(lambda: optimizer.param_groups[0].update(lr=2**-6 if trial.progress < 0.5 else 2**-7))
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    assert told_of(body).facts["capture"] == (
+        "refused: lr of SGD (group 0) changes, and a captured step has it as a constant"
+    )
+
+
+def test_weights_that_an_evaluation_moves_end_the_replays():
+    def body(trial):
+        net, optimizer = fused(trial)
+
+        def moves():
+            net[0].weight.data = net[0].weight.data.clone()
+            return error(net)
+
+        trial.evaluate_with(moves)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    told = told_of(body, steps=24, evaluates=True, **{"evaluation.points": 2})
+    assert told.points[0].capture == "step"
+    assert told.points[1].capture == "refused: weights or the optimizer's state were moved to another place"
+
+
+def test_loop_by_epochs_is_refused_with_the_reason():
+    def body(trial):
+        net, optimizer = fused(trial)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), 8)
+        for _, batches in trial.epochs(loader):
+            for inputs, targets in batches:
+                trial.step(F.mse_loss(net(inputs), targets), optimizer)
+
+    assert told_of(body).points[-1].capture.startswith("refused: a loop by epochs")
 
 
 def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp_path):

@@ -35,6 +35,17 @@ def test_phases_add_up_what_runs_inside(passing):
     assert phases.read() == found  # reading takes nothing away
 
 
+def test_phases_of_a_captured_step_count_for_each_replay(passing):
+    phases = Phases(CPU)
+    with phases.captured():
+        for name, seconds in (("forward", 2), ("backward", 3)):
+            with phases(name):
+                passing(seconds)
+    for _ in range(4):
+        phases.replayed()
+    assert phases.read() == {**dict.fromkeys(COMMON, 0.0), "forward": 8.0, "backward": 12.0}
+
+
 def test_a_phase_that_fails_is_counted_and_can_be_entered_again(passing):
     phases = Phases(CPU)
     with pytest.raises(ValueError, match="x"), phases("forward"):

@@ -85,7 +85,11 @@ class MuonAdamW(torch.optim.AdamW):
             shaped = [
                 step.reshape(target.shape) for step, target in zip(steps, targets, strict=True)
             ]
-            torch._foreach_add_(targets, shaped, alpha=-group["lr"] * length)
+            if isinstance(group["lr"], Tensor):  # of a captured step, which reads it on the device
+                torch._foreach_mul_(shaped, -group["lr"] * length)
+                torch._foreach_add_(targets, shaped)
+            else:
+                torch._foreach_add_(targets, shaped, alpha=-group["lr"] * length)
 
 
 def _by_shape(

@@ -108,9 +108,10 @@ class StepCapture:
             yield from self._loop.passes()
             return
         batches = self._loop.fetch_batches()
-        if self._captured is not None and self._fits(self._captured, batches):
-            self._launch(self._captured, batches)
-        elif self.refusal:
+        captured = self._captured
+        if captured is not None and self._replayed(captured, batches):
+            return
+        if self.refusal:
             yield from self._loop.passes(batches)
         elif self._eager_steps == 1:
             yield from self._watched(batches)
@@ -255,22 +256,31 @@ class StepCapture:
         return CapturedStep(graph, batches, self._loop.step.loss, self._before, self._after)
 
     # ---- replays
+    def _replayed(self, captured: CapturedStep, batches: list[Any]) -> bool:
+        """Make the step by a replay if it fits; return whether it did."""
+        return self._fits(captured, batches) and self._launch(captured, batches) is not None
+
     def _fits(self, captured: CapturedStep, batches: list[Any]) -> bool:
         """Return whether these batches have the shapes of the captured ones, and all else is where
         it was."""
         if not alike(captured.batches, batches):
             return False
-        self._refuse_changed(self._constants)
         # Only an evaluation may have moved them: listing all takes longer than a small step
         before, self._points = self._points, len(self._run.points)
         if before != self._points and self._addresses != self._values.addresses():
             self.refuse("weights or the optimizer's state were moved to another place")
         return not self.refusal
 
-    def _launch(self, captured: CapturedStep, batches: list[Any]) -> Tensor:
-        """Make the captured step with these batches, and what belongs to it; return its loss."""
+    def _launch(self, captured: CapturedStep, batches: list[Any]) -> Tensor | None:
+        """Make the captured step with these batches, and what belongs to it; return its loss.
+
+        None: a number that is a constant of the step has changed, and the step is refused.
+        """
         for call in captured.before:
             call()
+        self._refuse_changed(self._constants)
+        if self.refusal:
+            return None
         self._values.fill()
         fill(captured.batches, batches)
         captured.graph.replay()
