@@ -21,7 +21,7 @@ from tunediff.core.clock import Budget
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
-from tunediff.training import convolutions, strategies
+from tunediff.training import convolutions, hardware, strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
@@ -217,7 +217,7 @@ def test_channels_last(monkeypatch, setting, gain):
 
 def test_the_gains_of_layout_and_algorithm_are_of_the_most_frequent_convolution(monkeypatch):
     seen, conv2d, now = [], F.conv2d, [0.0]
-    monkeypatch.setattr(convolutions, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(hardware, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slower_in_rows(x, weight, *others, **named):
         seen.append((tuple(weight.shape), named["groups"]))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.backends import cudnn
 
 from tunediff.training.capture.graph import MakeGraph
-from tunediff.training.hardware import synchronize
+from tunediff.training.hardware import call_seconds
 
 WORTH = 1.05
 """Least gain for which cuDNN is to time its algorithms: in the first step it does so for every
@@ -137,7 +136,7 @@ def _gain(
             )
             call = functools.partial(_both_ways, x, weight, stride, groups, dtype, passes)
             with variant.algorithms():
-                found.append(_seconds_of(call, device, make_graph) / maps)
+                found.append(call_seconds(call, device, make_graph) / maps)
     first, second = (min(times[1:]) for times in seconds)  # the first loads libraries
     return first / second
 
@@ -158,20 +157,3 @@ def _both_ways(
         with number_format:
             y = F.conv2d(x, weight, None, stride, weight.shape[-1] // 2, groups=groups)
         y.float().mean().backward()  # type: ignore[no-untyped-call]
-
-
-def _seconds_of(
-    make: Callable[[], None], device: torch.device, make_graph: MakeGraph | None
-) -> float:
-    """Return the seconds of a call, or of its replay where there is `make_graph`."""
-    if make_graph is not None:
-        make()  # libraries load outside of a capture
-        graph = make_graph([])
-        with graph.capturing():
-            make()
-        make = graph.replay
-    synchronize(device)
-    began = time.perf_counter()
-    make()
-    synchronize(device)
-    return time.perf_counter() - began

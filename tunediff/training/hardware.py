@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from tunediff.core.environment import install_command
+from tunediff.training.capture.graph import MakeGraph
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
@@ -87,6 +88,23 @@ def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done what it was told to."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def call_seconds(
+    make: Callable[[], None], device: torch.device, make_graph: MakeGraph | None = None
+) -> float:
+    """Return the seconds of a call, or of its replay where there is `make_graph`."""
+    if make_graph is not None:
+        make()  # libraries load outside of a capture
+        graph = make_graph([])
+        with graph.capturing():
+            make()
+        make = graph.replay
+    synchronize(device)
+    began = time.perf_counter()
+    make()
+    synchronize(device)
+    return time.perf_counter() - began
 
 
 # ---- energy

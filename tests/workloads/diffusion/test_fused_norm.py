@@ -14,9 +14,13 @@ from tests.helpers import tiny
 from tunediff.workloads.diffusion import unet
 
 fused_norm = pytest.importorskip("tunediff.workloads.diffusion.fused_norm", reason="Triton is not installed")
-SHAPES = {"float32": (128, 8, 32), "bfloat16": (384, 4, 32), "float16": (512, 4, 32), "odd": (24, 3, 4)}
-"""Channels, side and groups; 24 channels fill no tile, and 9 pixels neither."""
-BOUNDS = {"float32": 1e-6, "bfloat16": 0.01, "float16": 1e-3, "odd": 1e-6}
+check = pytest.importorskip("tunediff.workloads.diffusion.fused_norm_check")
+SHAPES = [("float32", 128, 8, 32), ("bfloat16", 384, 4, 32), ("float16", 512, 4, 32), ("float32", 24, 3, 4)]
+"""Number format, channels, side and groups; 24 channels fill no tile, and 9 pixels neither."""
+ALL_SHAPES = [
+    (name, channels, 8, 32) for name in ("float32", "bfloat16", "float16") for channels in (128, 256, 384, 512)
+]
+BOUNDS = {"float32": 1e-6, "bfloat16": 0.01, "float16": 1e-3}
 
 
 def in_torch(x, added, weight, bias, groups):
@@ -55,10 +59,10 @@ def test_network_learns_the_same_with_the_operation():
         torch.testing.assert_close(gradient, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def interpreted():
+def interpreted(shapes):
     """Compare the kernels with float64, dropout's mask with its share; runs in a process of Triton's interpreter."""
-    for name, (channels, side, groups) in SHAPES.items():
-        tensors = inputs(channels, side, getattr(torch, name, torch.float32))
+    for name, channels, side, groups in shapes:
+        tensors = inputs(channels, side, getattr(torch, name))
         y = fused_norm.norm_silu(*tensors, groups, 1e-6)
         dy = torch.randn_like(y)
         exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
@@ -69,7 +73,7 @@ def interpreted():
             strict=True,
         )
         for found, right in pairs:
-            assert (found.double() - right).norm() < BOUNDS[name] * right.norm(), name
+            assert (found.double() - right).norm() < BOUNDS[name] * right.norm(), (name, channels)
     x, _, weight, bias = inputs(128, 8, torch.float32)
     y = fused_norm.norm_silu(x, None, weight, bias, 32, 1e-6, 0.25)
     kept = (y != 0).double()
@@ -81,8 +85,12 @@ def interpreted():
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
-def test_kernels_compute_in_each_number_format_what_float64_does():
-    code = "from tests.workloads.diffusion.test_fused_norm import interpreted; interpreted(); print('compared')"
+@pytest.mark.parametrize("shapes", ["SHAPES", pytest.param("ALL_SHAPES", marks=pytest.mark.nightly)])
+def test_kernels_compute_in_each_number_format_what_float64_does(shapes):
+    code = (
+        f"from tests.workloads.diffusion.test_fused_norm import interpreted, {shapes} as shapes;"
+        " interpreted(shapes); print('compared')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[3],
         capture_output=True, text=True, timeout=600,
@@ -91,11 +99,29 @@ def test_kernels_compute_in_each_number_format_what_float64_does():
 
 
 def test_operation_is_used_only_where_it_agrees_with_torch(caplog):
-    assert fused_norm.works(torch.device("cpu"), torch.float32)
+    assert check.works(torch.device("cpu"), torch.float32)
     assert caplog.text == ""
     nowhere = torch.device("cuda", torch.cuda.device_count())
-    assert not fused_norm.works(nowhere, torch.float32)
+    assert not check.is_faster(nowhere, torch.float32)
     assert "torch computes it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "gain", "used"),
+    [("2.13.1+cu130", 0.9, True), ("2.15.0+cu132", 0.9, False), ("2.15.0+cu132", 1.1, True)],
+)
+def test_operation_is_used_where_it_is_faster_than_the_kernels_that_torch_has(version, gain, used):
+    check.is_faster.cache_clear()
+    with mock.patch.object(torch, "__version__", version), mock.patch.object(check, "gain", return_value=gain):
+        assert check.is_faster(torch.device("cpu"), torch.float32) == used
+    check.is_faster.cache_clear()
+
+
+def test_operation_is_timed_in_an_evaluation_too_and_draws_nothing():
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        assert check.gain(torch.device("cpu"), torch.bfloat16) > 0
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_operation_is_visible_to_torch_compile():

@@ -233,17 +233,18 @@ class NormSiLU(nn.GroupNorm):
 def fused_norm(x: Tensor) -> Any:
     """Return the module that computes GroupNorm and SiLU of this feature map in one operation.
 
-    None: operations of torch compute it. On a GPU, in NHWC order, where Triton is installed.
+    None: operations of torch compute it. On a GPU, in NHWC order, where Triton is installed and
+    torch is not faster.
     """
     if not x.is_cuda or x.numel() >= 2**31 or x.is_contiguous():
         return None
     if not x.is_contiguous(memory_format=torch.channels_last):
         return None
     try:
-        from tunediff.workloads.diffusion import fused_norm
+        from tunediff.workloads.diffusion import fused_norm, fused_norm_check
     except ImportError:
         return None
-    return fused_norm if fused_norm.works(x.device, x.dtype) else None
+    return fused_norm if fused_norm_check.is_faster(x.device, x.dtype) else None
 
 
 class ResidualBlock(nn.Module):
