@@ -1,15 +1,20 @@
 """The flagship's step on a GPU, in nine minutes: `python -m benchmarks.gpu_step [OUT] [--minutes 9] [--dry]`.
 
-Prints a row of JSON for each measurement, and keeps them in OUT/rows.jsonl (ray_results/reference/gpu-step). In this
-order, each part only while there is time for it:
+Prints a row of JSON for each measurement as it comes, and keeps them in OUT/rows.jsonl
+(ray_results/reference/gpu-step). Each part is a process of its own with a limit of seconds, in this order and only
+while there is time for it; what fails or has no time is a row too. `--only PART …` takes some of them, to go on later.
 
 - `ceilings`: matrix products and a copy, which the shares are of;
+- `step-128`, `step-1024`, `step-32`, `step-512`: real trainings of the flagship, captured and eager, fused and plain
+  norm, TF32 and bf16 (goals on an H200: 6,500 images/s and at most 4 GiB at 128, 8,000 with the best batch);
+- `evaluation`: 1,000 images in 20 steps as a trial pays them, by number format, with and without capture (1.5 s), and
+  one forward pass of it;
+- `examples`: examples/classifier.py and a small GPT, captured and eager (1.5 times as fast at least);
 - `operation`: `fused_norm` by shape, forward and backward, beside torch's GroupNorm and SiLU, in GB/s;
-- `step`: real trainings of the flagship, captured and eager, fused and plain norm, TF32 and bf16, by batch;
-- `evaluation`: the forward pass of sampling by number format, eagerly and as a CUDA graph;
-- `start`: imports and the CUDA context, each in a process of its own;
-- `tests`: those marked `gpu` that are about capture;
-- `search`: four trials with a confirmed verdict; `peers`: benchmarks.peers without torch.compile.
+- `peers`: benchmarks.peers with diffusers, as it comes, with our switches and compiled (3 times as fast as compiled);
+- `search`: four trials with a confirmed verdict, and the seconds from the command to the first trained step (20);
+- `tests`: those marked `gpu` that are about capture and the norm; `start`: imports and the CUDA context;
+- `compiled`: the captured step of torch.compile.
 
 --dry runs all of it on a CPU with tiny sizes, steps recorded instead of captured.
 """
@@ -18,6 +23,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
 import statistics
@@ -36,43 +43,55 @@ from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.config import Systems
+from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.point import Point
+from tunediff.data.images import Images
 from tunediff.distributed import alone
-from tunediff.training.capture.graph import RecordedStep, use_side_stream
+from tunediff.training.capture.captured_call import captured
+from tunediff.training.capture.graph import CudaStepGraph, MakeGraph, RecordedStep, use_side_stream
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.precision import float32_formats
+from tunediff.training.precision import evaluation_precision, float32_formats
 from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import Trial
 from tunediff.training.trial import run as run_training
 from tunediff.workloads.diffusion import train as workload
 from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion.evaluator import Evaluator
+from tunediff.workloads.diffusion.process import Diffusion
 
+FOLDER = Path(__file__).parent
+AGAIN = 64
+"""Exit code of a part whose device is of no more use: AGAIN + the number of the cell to go on with."""
 TINY = {
     "model.channels": 8, "model.norm_groups": 4, "model.multipliers": [1, 2], "model.attention": [],
     "data.image_size": 16, "optimizer.warmup": 0.0,
 }  # fmt: skip
 NHWC = {"precision.amp": "bf16", "precision.matmul": "high", "memory.channels_last": True}
+TUNED = {**NHWC, "precision.cudnn_benchmark": True}
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
-    "TF32, NCHW": ({"precision.matmul": "high"}, False),
+    "bf16, NHWC, fused norm": (TUNED, True),
+    "bf16, NHWC, plain norm": (TUNED, False),
     "bf16, NCHW": ({"precision.amp": "bf16", "precision.matmul": "high"}, False),
-    "bf16, NHWC, plain norm": ({**NHWC, "precision.cudnn_benchmark": True}, False),
-    "bf16, NHWC, fused norm": ({**NHWC, "precision.cudnn_benchmark": True}, True),
+    "TF32, NCHW": ({"precision.matmul": "high"}, False),
 }
-"""Knobs of a kind of step, and whether the norm is fused."""
+"""Knobs of a kind of step, and whether the norm is fused; what matters most first."""
 
 
 class Bench:
     """Rows, the time that is left, and the sizes."""
 
-    def __init__(self, out: Path, minutes: float, dry: bool) -> None:
-        self.dry, self.device = dry, torch.device("cpu" if dry else "cuda")
+    def __init__(self, out: Path, minutes: float, dry: bool, first: int = 0) -> None:
+        self.out, self.dry, self.first = out, dry, first
+        self.device = torch.device("cpu" if dry else "cuda")
         self.end = time.monotonic() + 60 * minutes
         out.mkdir(parents=True, exist_ok=True)
         self.file = open(out / "rows.jsonl", "a")  # noqa: SIM115 – open to the end
-        name = "dry run on a CPU" if dry else torch.cuda.get_device_name()
-        self.row("device", name=name, torch=torch.__version__, time=time.time())
+
+    @property
+    def make_graph(self) -> MakeGraph:
+        return RecordedStep if self.dry else CudaStepGraph
 
     def row(self, what: str, **values: Any) -> None:
         line = json.dumps({"what": what, **values})
@@ -118,6 +137,8 @@ def config_of(bench: Bench, batch: int, knobs: dict[str, Any]) -> Systems:
 
 # ---- parts
 def ceilings(bench: Bench) -> None:
+    name = "dry run on a CPU" if bench.dry else torch.cuda.get_device_name()
+    bench.row("device", name=name, torch=torch.__version__, time=time.time())
     size = 64 if bench.dry else 8192
     for name, dtype, matmul in (("bf16", torch.bfloat16, "high"), ("TF32", torch.float32, "high")):
         with float32_formats(matmul, True):
@@ -135,33 +156,24 @@ def operation(bench: Bench) -> None:
     from tunediff.workloads.diffusion import fused_norm
 
     shapes = [(128, 32), (256, 16), (384, 16), (256, 8), (512, 8), (512, 4), (384, 32), (256, 32)]
-    for channels, side in [(8, 4)] if bench.dry else shapes:
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            shape = (2 if bench.dry else 128, channels, side, side)
-            x = torch.randn(shape, device=bench.device).to(dtype, memory_format=torch.channels_last)
-            x.requires_grad_()
-            weight, bias = torch.ones(2, channels, device=bench.device, requires_grad=True).unbind()
-            groups = 4 if bench.dry else 32
-
-            def fused(
-                x: Tensor = x, w: Tensor = weight, b: Tensor = bias, g: int = groups
-            ) -> Tensor:
-                return fused_norm.norm_silu(x, None, w, b, g, 1e-6)
-
-            def plain(
-                x: Tensor = x, w: Tensor = weight, b: Tensor = bias, g: int = groups
-            ) -> Tensor:
-                return F.silu(F.group_norm(x, g, w.to(x.dtype), b.to(x.dtype), 1e-6))
-
-            gb = x.numel() * x.element_size() / 1e9
-            for name, call in (("fused", fused), ("torch", plain)):
+    formats = (torch.bfloat16, torch.float16, torch.float32)
+    for (channels, side), dtype in itertools.product([(8, 4)] if bench.dry else shapes, formats):
+        shape = (2 if bench.dry else 128, channels, side, side)
+        x = torch.randn(shape, device=bench.device).to(dtype, memory_format=torch.channels_last)
+        x.requires_grad_()
+        w, b = torch.ones(2, channels, device=bench.device, requires_grad=True).unbind()
+        groups, gb = 4 if bench.dry else 32, x.numel() * x.element_size() / 1e9
+        ways: dict[str, Callable[..., Tensor]] = {
+            "fused": lambda x, w, b, g: fused_norm.norm_silu(x, None, w, b, g, 1e-6),
+            "torch": lambda x, w, b, g: F.silu(F.group_norm(x, g, w.to(x.dtype), b.to(x.dtype))),
+        }
+        for name, way in ways.items():
+            with guarded(bench, f"operation {name} {shape} {dtype}"):
+                call = functools.partial(way, x, w, b, groups)
                 with torch.no_grad():
                     forward = bench.seconds(call)
                 y, dy = call(), torch.randn_like(x)
-
-                def backward(y: Tensor = y, x: Tensor = x, dy: Tensor = dy) -> Any:
-                    return torch.autograd.grad(y, x, dy, retain_graph=True)
-
+                backward = functools.partial(torch.autograd.grad, y, x, dy, retain_graph=True)
                 bench.row(
                     "operation", by=name, shape=list(shape), format=str(dtype).removeprefix("torch."),
                     forward_gb_per_s=2 * gb / forward, backward_gb_per_s=3 * gb / bench.seconds(backward),
@@ -190,84 +202,135 @@ class OnRecorder(Program):
         return RecordedStep if run.config.compile.capture == "step" else None
 
 
-@contextlib.contextmanager
-def random_images(config: Systems) -> Iterator[None]:
-    """Learn from random pixels, on which no speed depends."""
-    side, channels = config.knobs.data.image_size, config.knobs.data.channels
-    pixels = torch.randint(0, 256, (2048, channels, side, side), dtype=torch.uint8)
-    images = mock.Mock(pixels=pixels, digest="", summary=[])
-    images.name, images.__len__ = "random", lambda self: len(pixels)
-    with (
-        mock.patch.object(workload.data, "load", return_value=images),
-        mock.patch.object(Trial, "about"),
-    ):
-        yield
+def random_images(config: Systems) -> Images:
+    """Return random pixels, on which no speed depends."""
+    data = config.knobs.data
+    shape = (2048, data.channels, data.image_size, data.image_size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    return Images("random", pixels, labels=None, class_names=(), skipped=(), digest="random")
 
 
-def step(bench: Bench) -> None:
-    for batch in (4,) if bench.dry else (128, 1024, 32, 512):
-        for name, (knobs, fused) in KINDS.items():
-            for capture in ("none", "step"):
-                if bench.left_s < 150:
-                    return
-                with guarded(bench, f"{name} {batch} {capture}"):
-                    train(bench, batch, name, {**knobs, "compile.capture": capture}, fused)
+def step(bench: Bench, batch: int) -> None:
+    cells = [(name, capture) for name in KINDS for capture in ("step", "none")]
+    for number, (name, capture) in enumerate(cells[bench.first :], bench.first):
+        if bench.left_s < 12 and not bench.dry:
+            bench.row("FAILED", of=f"step {batch}", error=f"no time for {cells[number:]}")
+            return
+        knobs, fused = KINDS[name]
+        size = 4 if bench.dry else batch
+        config = config_of(bench, size, {**knobs, "compile.capture": capture})
+        with guarded(bench, f"step {batch} {name} {capture}"):
+            train(bench, "step", config, fused, kind=name, batch=size)
+            continue
+        if not usable(bench):
+            sys.exit(AGAIN + number + 1)
 
 
-def train(bench: Bench, batch: int, name: str, knobs: dict[str, Any], fused: bool) -> None:
-    config, observer = config_of(bench, batch, knobs), Facts()
+def usable(bench: Bench) -> bool:
+    """Return whether the device still computes and draws: a failed capture may have ended that."""
+    try:
+        return bool(torch.randn(8, device=bench.device).isfinite().all())
+    except RuntimeError:
+        return False
+
+
+def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about: Any) -> float:
+    """Train for three seconds and write a row; return samples per second."""
+    observer, images = Facts(), None
     budget = Budget(steps=8) if bench.dry else Budget(seconds=3.0, compile_charged=False)
     program = OnRecorder() if bench.dry else Program()
-    plain = (
-        contextlib.nullcontext()
-        if fused
-        else mock.patch.object(unet, "fused_norm", return_value=None)
-    )
-    with random_images(config), plain:
+    with contextlib.ExitStack() as stack:
+        if what != "example":
+            images = random_images(config)
+            stack.enter_context(mock.patch.object(workload.data, "load", return_value=images))
+            stack.enter_context(mock.patch.object(Trial, "about"))
+        if not fused:
+            stack.enter_context(mock.patch.object(unet, "fused_norm", return_value=None))
         run_training(Engine(config, budget, alone(), observer, program, evaluates=False))
     point = observer.points[-1]
     bench.row(
-        "step", kind=name, batch=batch, capture=observer.facts.get("capture", "none"),
+        what, **about, capture=observer.facts.get("capture", "none"),
         images_per_s=point.samples_per_s, step_ms=1000 * (point.step_s or 0.0), peak_share=point.peak_share,
         memory_mib=point.peak_memory_mib, compile_s=point.seconds["compile"], steps=point.steps,
         phases_ms={part: 1000 * taken for part, taken in point.phases_s.items()},
     )  # fmt: skip
+    return point.samples_per_s
+
+
+def compiled(bench: Bench) -> None:
+    """The captured step of torch.compile, by inductor's norm."""
+    if not bench.dry:
+        knobs = {**TUNED, "compile.mode": "default", "compile.capture": "step"}
+        train(bench, "step", config_of(bench, 128, knobs), False, kind="compiled", batch=128)
+
+
+def examples(bench: Bench) -> None:
+    for path, sizes in (
+        (FOLDER.parents[1] / "examples/classifier.py", (64, 512)),
+        (FOLDER / "gpt.py", (4, 16)),
+    ):
+        for size in sizes:
+            values = {"loader.batch_size": size, "loader.resident": True}
+            if path.stem == "gpt":
+                values |= {"precision.amp": "bf16"} | (
+                    {"width": 64, "layers": 1} if bench.dry else {}
+                )
+            with guarded(bench, f"{path.stem} {size}"):
+                eager, replayed = (
+                    train(
+                        bench,
+                        "example",
+                        cfg.override(
+                            cfg.baseline(str(path)), {**values, "compile.capture": capture}
+                        ),
+                        file=path.name,
+                        batch=size,
+                    )
+                    for capture in ("none", "step")
+                )
+                bench.row("gain", file=path.name, batch=size, captured_over_eager=replayed / eager)
 
 
 @torch.no_grad()
 def evaluation(bench: Bench) -> None:
-    """One denoising step of 500 images."""
-    config = config_of(bench, 4, {})
-    net = unet.network(config.knobs).to(bench.device).eval()
+    """Evaluations of 1,000 images in 20 steps: a trial's first, one between, and the last."""
+    for precision, capture in itertools.product(("bf16", "tf32", "fp32"), (True, False)):
+        if bench.dry and precision == "tf32":
+            continue
+        config = config_of(
+            bench, 4,
+            {
+                "evaluation.precision": precision, "evaluation.extractor": "cifar10-resnet", "data.split": "test",
+                "evaluation.images": 8 if bench.dry else 1000, "evaluation.steps": 2 if bench.dry else 20,
+                "evaluation.batch_size": 8 if bench.dry else 500,
+                "evaluation.validation_images": 4 if bench.dry else 256,
+            },
+        )  # fmt: skip
+        with guarded(bench, f"evaluation {precision} {capture}"):
+            net, size = network(bench, config), config.knobs.evaluation.batch_size
+            knobs, process = config.knobs, Diffusion(config.knobs.process, bench.device)
+            evaluator = Evaluator(knobs.data, knobs.evaluation, random_images(config), alone())
+            predict, taken = captured(net, bench.make_graph if capture else None), []
+            for last in (False, False, True):
+                begun = time.monotonic()
+                scores = evaluator(predict, process, last=last)
+                taken.append(time.monotonic() - begun)
+            shape = (size, knobs.data.channels, knobs.data.image_size, knobs.data.image_size)
+            x, t = torch.randn(shape, device=bench.device), torch.arange(size, device=bench.device)
+            with evaluation_precision(bench.device, precision):
+                forward = bench.seconds(functools.partial(predict, x, t % process.steps), 5)
+            bench.row(
+                "evaluation", format=precision, captured=capture, refusal=getattr(predict, "refusal", ""),
+                first_s=taken[0], between_s=taken[1], last_s=taken[2], forward_ms=1000 * forward,
+                shift=scores.get("precision_shift"),
+            )  # fmt: skip
+
+
+def network(bench: Bench, config: Systems) -> torch.nn.Module:
+    """Return a network that predicts little but not nothing, in NHWC order as the fastest training has it."""
+    net = unet.network(config.knobs).to(bench.device, memory_format=torch.channels_last).eval()
     torch.nn.init.normal_(net.output.weight, std=0.02)
-    count, side = (2, 16) if bench.dry else (500, 32)
-    exact: Tensor | None = None
-    for name, matmul, amp in (
-        ("float32", "highest", None),
-        ("TF32", "high", None),
-        ("bf16", "high", torch.bfloat16),
-    ):
-        layout = torch.channels_last if amp else torch.contiguous_format
-        net.to(memory_format=layout)
-        generator = torch.Generator(bench.device).manual_seed(0)
-        x = torch.randn(count, 3, side, side, device=bench.device, generator=generator)
-        x, t = x.contiguous(memory_format=layout), torch.arange(count, device=bench.device)
-
-        def predict(x: Tensor = x, t: Tensor = t, amp: Any = amp) -> Tensor:
-            with torch.autocast(bench.device.type, amp or torch.bfloat16, enabled=amp is not None):
-                return net(x, t)  # type: ignore[no-any-return]
-
-        with float32_formats(matmul, matmul == "high"):
-            found = predict().float()
-            exact = found if exact is None else exact
-            times = {"eager_ms": 1000 * bench.seconds(predict, 5)}
-            if not bench.dry:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                    predict()
-                times["graph_ms"] = 1000 * bench.seconds(graph.replay, 5)
-        error = float((found - exact).norm() / exact.norm())
-        bench.row("evaluation", format=name, images=count, relative_error=error, **times)
+    return net
 
 
 def start(bench: Bench) -> None:
@@ -276,21 +339,18 @@ def start(bench: Bench) -> None:
         "ray.train": "import ray.train", "worker": "import tunediff.tuning.worker",
         "workload": "import tunediff.workloads.diffusion.train",
     }.items():  # fmt: skip
-        begin = time.monotonic()
-        subprocess.run(
+        words, begin = (
             [sys.executable, "-c", code.replace("DEVICE", repr(bench.device.type))],
-            check=True,
-            timeout=120,
+            time.monotonic(),
         )
-        bench.row("start", imports=name, wall_s=time.monotonic() - begin)
+        with guarded(bench, f"start {name}"):
+            subprocess.run(words, check=True, timeout=60)
+            bench.row("start", imports=name, wall_s=time.monotonic() - begin)
 
 
-def command(bench: Bench, what: str, words: list[str], at_most_s: float, in_dry: list[str]) -> None:
+def command(bench: Bench, what: str, words: list[str], in_dry: list[str]) -> None:
     """Run a command of the project and keep the end of what it prints."""
-    limit = min(at_most_s, bench.left_s - 5)
-    if limit < 20:
-        bench.row(what, skipped="no time is left")
-        return
+    limit = bench.left_s - 3
     words, begin = [sys.executable, "-m", *(in_dry if bench.dry else words)], time.monotonic()
     try:
         done = subprocess.run(
@@ -314,29 +374,40 @@ def command(bench: Bench, what: str, words: list[str], at_most_s: float, in_dry:
 
 def tests(bench: Bench) -> None:
     words = ["pytest", "-q", "-m", "gpu", "tests/training/test_gpu.py", "-k", "capture or fused"]
-    command(bench, "tests", words, 120, [*words[:-1], "distance", "--co"])
+    command(bench, "tests", words, [*words[:-1], "distance", "--co"])
 
 
 def search(bench: Bench) -> None:
+    name, begun = f"gpu-step-{time.time():.0f}", time.time()
     words = [
         "tunediff.search",
         "digits",
-        "--trials",
-        "4",
-        "--budget",
-        "5s",
-        "--confirm",
-        "1",
         "--name",
-        "gpu-step",
+        name,
+        "--storage",
+        str(bench.out.absolute() / "searches"),
     ]
-    changes = [
+    large = [
         "model.channels=128",
         "model.multipliers=[1,2,2]",
         "memory.channels_last=true",
         "compile.capture=step",
     ]
-    command(bench, "search", [*words, *changes], 150, ["tunediff.search", "--help"])
+    short = ["--trials", "4", "--budget", "5s", "--confirm", "1"]
+    command(
+        bench,
+        "search",
+        [*words, *short, *large],
+        [*words, "--trials", "1", "--budget", "2s", "--confirm", "0"],
+    )
+    events = record.events(bench.out / "searches" / name / "trials" / "t0000")
+    for event in events:
+        if event["event"] == "point":
+            after = ("train", "data_wait", "evaluation", "compile")
+            trained = event["time"] - sum(event["seconds"].get(part, 0.0) for part in after)
+            bench.row("first step", after_s=trained - begun)
+            return
+    bench.row("FAILED", of="first step", error="the first trial has no point")
 
 
 def peers(bench: Bench) -> None:
@@ -350,16 +421,16 @@ def peers(bench: Bench) -> None:
         "2",
         "--steps",
         "20",
-        "--no-tuned",
     ]
-    knobs = [f"{name}={value}" for name, value in NHWC.items()]
-    command(
-        bench,
-        "peers",
-        [*words, *knobs, "compile.capture=step"],
-        150,
-        ["benchmarks.peers", "--help"],
-    )
+    knobs = [f"{name}={value}" for name, value in TUNED.items()]
+    words += [
+        "--peers",
+        "diffusers",
+        *knobs,
+        "compile.capture=step",
+        "optimizer.implementation=fused",
+    ]
+    command(bench, "peers", words, ["benchmarks.peers", "--help"])
 
 
 @contextlib.contextmanager
@@ -372,7 +443,51 @@ def guarded(bench: Bench, what: str) -> Iterator[None]:
         bench.row("FAILED", of=what, error=repr(error)[:400])
 
 
-PARTS = (ceilings, operation, step, evaluation, start, tests, search, peers)
+PARTS: dict[str, tuple[Callable[[Bench], None], float, float]] = {
+    "ceilings": (ceilings, 10, 40),
+    "step-128": (functools.partial(step, batch=128), 20, 100),
+    "step-1024": (functools.partial(step, batch=1024), 20, 100),
+    "evaluation": (evaluation, 20, 70),
+    "examples": (examples, 20, 60),
+    "operation": (operation, 20, 60),
+    "peers": (peers, 60, 200),
+    "search": (search, 60, 130),
+    "tests": (tests, 30, 120),
+    "step-32": (functools.partial(step, batch=32), 20, 80),
+    "step-512": (functools.partial(step, batch=512), 20, 80),
+    "start": (start, 20, 60),
+    "compiled": (compiled, 100, 200),
+}
+"""By name: the part, the seconds without which it is not begun, and those after which it is ended."""
+
+
+def run_part(bench: Bench, name: str, first: int = 0) -> None:
+    """Run a part in a process of its own, from a cell on: nothing that happens there reaches another part."""
+    _, least_s, most_s = PARTS[name]
+    limit_s = 300.0 if bench.dry else min(most_s, bench.left_s - 3)
+    if limit_s < least_s:
+        bench.row("SKIPPED", of=name, left_s=bench.left_s)
+        return
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_step",
+        str(bench.out),
+        "--part",
+        name,
+        "--first",
+        str(first),
+    ]
+    words += ["--minutes", str(limit_s / 60), *(["--dry"] if bench.dry else [])]
+    try:
+        code = subprocess.run(words, timeout=limit_s).returncode
+    except subprocess.TimeoutExpired:
+        bench.row("FAILED", of=name, error=f"stopped after {limit_s:.0f} s")
+        return
+    if code >= AGAIN:
+        run_part(bench, name, code - AGAIN)
+    elif code:
+        bench.row("FAILED", of=name, error=f"its process ended with {code}")
 
 
 def main() -> None:
@@ -380,15 +495,19 @@ def main() -> None:
     parser.add_argument("out", nargs="?", type=Path, default=Path("ray_results/reference/gpu-step"))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--only", nargs="*", default=[part.__name__ for part in PARTS])
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # in this process
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    bench = Bench(options.out, options.minutes, options.dry)
-    if not options.dry:
-        use_side_stream(bench.device)
-    for part in PARTS:
-        if part.__name__ in options.only and bench.left_s > 10:
-            with guarded(bench, part.__name__):
-                part(bench)
+    bench = Bench(options.out, options.minutes, options.dry, options.first)
+    if options.part is not None:
+        if not options.dry:
+            use_side_stream(bench.device)
+        with guarded(bench, options.part):
+            PARTS[options.part][0](bench)
+        return
+    for name in options.only:
+        run_part(bench, name)
     bench.row("end", left_s=bench.left_s)
 
 

@@ -185,6 +185,9 @@ def arguments() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="tuned contenders too (default: on a GPU)",
     )
+    parser.add_argument(
+        "--peers", nargs="+", choices=PACKAGES, default=PACKAGES, help="only these (default: both)"
+    )
     parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
     args: argparse.Namespace = parser.parse_args()
     if not 1 <= args.rounds <= 99 or args.steps < 1:
@@ -212,7 +215,7 @@ def main() -> int:
         rest = knobs, args.sampling, args.steps, args.rounds
         jobs.append(Job("ours", tuned, tuned, *rest))
         switched = knobs["memory.channels_last"] is not False or knobs["precision.amp"] == "bf16"
-        for package in PACKAGES:
+        for package in args.peers:
             if _installed(package):
                 jobs += [
                     Job(package, tuned, same, *rest)
