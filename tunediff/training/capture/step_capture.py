@@ -108,8 +108,7 @@ class StepCapture:
             yield from self._loop.passes()
             return
         batches = self._loop.fetch_batches()
-        captured = self._captured
-        if captured is not None and self._replayed(captured, batches):
+        if (captured := self._captured) is not None and self._replayed(captured, batches):
             return
         if self.refusal:
             yield from self._loop.passes(batches)
@@ -257,25 +256,19 @@ class StepCapture:
 
     # ---- replays
     def _replayed(self, captured: CapturedStep, batches: list[Any]) -> bool:
-        """Make the step by a replay if it fits; return whether it did."""
-        return self._fits(captured, batches) and self._launch(captured, batches) is not None
-
-    def _fits(self, captured: CapturedStep, batches: list[Any]) -> bool:
-        """Return whether these batches have the shapes of the captured ones, and all else is where
-        it was."""
+        """Make the step by a replay, if these batches have the shapes of the captured ones and all
+        else is where and what it was; return whether it did."""
         if not alike(captured.batches, batches):
             return False
         # Only an evaluation may have moved them: listing all takes longer than a small step
         before, self._points = self._points, len(self._run.points)
         if before != self._points and self._addresses != self._values.addresses():
             self.refuse("weights or the optimizer's state were moved to another place")
-        return not self.refusal
+        return not self.refusal and self._launch(captured, batches) is not None
 
     def _launch(self, captured: CapturedStep, batches: list[Any]) -> Tensor | None:
-        """Make the captured step with these batches, and what belongs to it; return its loss.
-
-        None: a number that is a constant of the step has changed, and the step is refused.
-        """
+        """Make the captured step with these batches, and what belongs to it; return its loss, None
+        where a constant of the step has changed."""
         for call in captured.before:
             call()
         self._refuse_changed(self._constants)
@@ -286,8 +279,7 @@ class StepCapture:
         captured.graph.replay()
         self._run.phases.replayed()
         loss = captured.loss.clone()  # the next replay overwrites it
-        optimizer = self._optimizer
-        rate = self._values.number(optimizer) if optimizer is not None else float("nan")
+        rate = float("nan") if self._optimizer is None else self._values.number(self._optimizer)
         self._loop.count_replay(loss, rate)
         for call, tensors in captured.after:
             call(*(tensor.clone() for tensor in tensors))
