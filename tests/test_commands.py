@@ -369,7 +369,9 @@ def config(tmp_path, monkeypatch):
     return "best.yaml"
 
 
-def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path, capsys):
+@pytest.mark.usefixtures("in_this_process", "poor_judge")
+def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "cache"))
     command = ["--config", config, "--samples", "256", "--out", "out"]
     assert train.main(command) == 0
     first = capsys.readouterr().out

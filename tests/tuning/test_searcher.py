@@ -157,11 +157,14 @@ def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(m
     assert make(**limits).suggest("c") == "FINISHED"
 
 
-def drawn_with_lost_ones(searcher, lost, lost_end):
-    """Run all that is drawn; `lost` ends so."""
-    drawn = []
+SIZES = {"search": {"loader.batch_size": [32, 64, 128]}, "first": []}
+
+
+def drawn_with_lost_ones(make, trials, lost, lost_end):
+    """Run all sizes that are drawn; `lost` ends so."""
+    searcher, drawn = make(**SIZES, budget={"per_trial": "3s", "trials": trials}), []
     while isinstance(suggestion := searcher.suggest("a"), dict):
-        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
+        drawn.append(suggestion["loader.batch_size"])
         is_lost = drawn[-1] in lost
         end(searcher, suggestion, None if is_lost else "a", status=None if is_lost else "ok")
         if is_lost:
@@ -176,26 +179,20 @@ CROWDED_OUT = End("oom", "why", memory={"total_mib": 80_000.0, "demand_mib": 9_0
 
 def test_configuration_that_is_lost_twice_is_drawn_no_third_time_in_its_session(make):
     """It would be drawn until all trials are used up: what kills its workers is then likely its own."""
-    limits = {"budget": {"per_trial": "3s", "trials": 14}, "first": []}
-    drawn = drawn_with_lost_ones(make(**limits), {(32, True)}, DIED)
-    assert (len(drawn), len(set(drawn)), drawn.count((32, True))) == (7, 6, 2)
-    assert drawn_with_lost_ones(make(**limits), {(32, True)}, DIED) == [(32, True)] * 2, "a node may have been bad"
+    assert sorted(drawn_with_lost_ones(make, 14, {32}, DIED)) == [32, 32, 64, 128]
+    assert drawn_with_lost_ones(make, 14, {32}, DIED) == [32, 32], "a node may have been bad"
 
 
 def test_configuration_is_drawn_again_as_often_as_others_crowd_it_out(make):
     """That rules nothing out: whoever held the memory may leave."""
-    limits = {"budget": {"per_trial": "3s", "trials": 8}, "first": []}
-    drawn = drawn_with_lost_ones(make(**limits), {(32, True)}, CROWDED_OUT)
-    assert (len(drawn), len(set(drawn)), drawn.count((32, True))) == (8, 6, 3)
+    assert sorted(drawn_with_lost_ones(make, 5, {32}, CROWDED_OUT)) == [32, 32, 32, 64, 128]
 
 
 @pytest.mark.parametrize("lost_end", [DIED, CROWDED_OUT], ids=["died", "crowded_out"])
 def test_resume_draws_what_was_lost_often(make, lost_end):
-    limits = {"budget": {"per_trial": "3s", "trials": 14}, "first": []}
-    points = {(size, resident) for size in (32, 64, 128) for resident in (False, True)}
-    drawn_with_lost_ones(make(**limits), points, lost_end)
-    raised = limits | {"budget": {"per_trial": "3s", "trials": 100}}
-    assert set(drawn_with_lost_ones(make(**raised), set(), lost_end)) == points
+    sizes = {32, 64, 128}
+    drawn_with_lost_ones(make, 8, sizes, lost_end)
+    assert set(drawn_with_lost_ones(make, 100, set(), lost_end)) == sizes
 
 
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
