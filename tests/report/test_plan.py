@@ -6,7 +6,7 @@ import pytest
 
 from tests import searches
 from tunediff import search_space
-from tunediff.report import console, plan
+from tunediff.report import console, plan, plan_words
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_an_unknown_evaluation_is_null_and_named(tmp_path):
     """0.0 would say that it costs nothing."""
     values = planned(tmp_path / "night")
     assert (values["seconds"]["evaluation"], values["wall_clock_lacks"]) == (None, ["evaluation"])
-    assert any(line.startswith("evaluation: unknown") for line in plan.cost_lines(values))
+    assert any(line.startswith("evaluation: unknown") for line in plan_words.cost_lines(values))
     timed = planned(tmp_path / "other", {"evaluation_s": 22.56})
     assert (timed["seconds"]["evaluation"] > 0, timed["wall_clock_lacks"]) == (True, [])
 
@@ -48,7 +48,7 @@ def test_the_start_names_cost_data_and_points_without_a_trial(tmp_path, capsys):
         "evaluation takes 4.5 times as long as training", "wall-clock: about ",
     ):  # fmt: skip
         assert printed.count(f"] {line}") == 1, line
-        assert any(line in entry for entry in plan.lines(values))
+        assert any(line in entry for entry in plan_words.lines(values))
     assert printed.count("first: only 1 of 2 points run: 2 trials, 1 of them the baseline") == 1
 
 
@@ -64,7 +64,7 @@ def test_the_start_names_cost_data_and_points_without_a_trial(tmp_path, capsys):
 def test_a_plan_says_what_a_limit_leaves(tmp_path, total, measured, words):
     """15 s of start-up, 3 s of training and 2 s for a run are more than 10 s; evaluations come on top."""
     values = planned(tmp_path / "night", measured, budget={"per_trial": "3s", "trials": 8, "total": total})
-    assert f"wall-clock: {words}" in plan.cost_lines(values)
+    assert f"wall-clock: {words}" in plan_words.cost_lines(values)
 
 
 @pytest.mark.parametrize(("trials", "total", "confirming_s"), [(2, "2m30s", 91), (100, "10m", 9 * 22)])
@@ -105,7 +105,7 @@ def test_no_refusal_rests_on_a_timing_beside_other_processes(tmp_path):
     assert "days of wall-clock" in quiet["refused"]
     loaded = planned(tmp_path / "busy", busy)
     assert (loaded["refused"], loaded["seconds"]) == (None, quiet["seconds"])
-    warnings = [[line for line in plan.cost_lines(values) if "WARNING" in line] for values in (quiet, loaded)]
+    warnings = [[line for line in plan_words.cost_lines(values) if "WARNING" in line] for values in (quiet, loaded)]
     assert [len(lines) for lines in warnings] == [0, 1]
     assert warnings[1][0].startswith("WARNING: other processes use 63% of the cores: ")
     long = planned(tmp_path / "long", busy, budget={"per_trial": "900h", "trials": 8})

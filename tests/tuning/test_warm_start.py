@@ -18,7 +18,7 @@ from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.core import machine_options
 from tunediff.core.journal import Journal
-from tunediff.report import plan
+from tunediff.report import plan, plan_words
 from tunediff.tuning import experiment, warm_start
 
 
@@ -147,13 +147,13 @@ def test_a_start_says_how_much_is_believed(make, earlier):
 
 def test_dry_run_says_how_much_a_warm_start_reuses(make, earlier, tmp_path):
     planned = plan.values(make(**EARLIER, warm_start=str(earlier)).proposer.space, tmp_path, {})
-    assert "warm start: 4 of 4 results of earlier are reused" in plan.lines(planned)
+    assert "warm start: 4 of 4 results of earlier are reused" in plan_words.lines(planned)
 
 
 def test_dry_run_on_a_cluster_says_nothing_of_this_machine_about_a_warm_start(make, earlier, tmp_path):
     request = search_setup.SearchRequest(tmp_path, make(**EARLIER, warm_start=str(earlier)).proposer.space)
     planned = search_setup.planned(request, SearchOptions(address="head:6379"))
-    assert not any("warm start" in line for line in plan.lines(planned))
+    assert not any("warm start" in line for line in plan_words.lines(planned))
 
 
 def test_a_search_goes_on_where_the_earlier_one_is_gone(make, earlier, tmp_path):

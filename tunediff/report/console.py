@@ -16,7 +16,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import plan
+from tunediff.report import plan, plan_words
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.mixed_hardware import MixedHardware
 from tunediff.report.remaining import RemainingTime
@@ -115,7 +115,7 @@ class Console(Listener):
             *([dashboard] if dashboard is not None else []),
             f"results {self.folder}",
             *plan.skipped(self.space),
-            *(plan.start_lines(planned) if planned is not None else []),
+            *(plan_words.start_lines(planned) if planned is not None else []),
             f"{trials} × {text.seconds(budget.per_trial_s)} {budget.clock.what};"
             " starting the workers",
         ):

@@ -9,7 +9,7 @@ from tunediff import config as cfg
 from tunediff.analysis import evaluating, sequential
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName, own_s
-from tunediff.report.plan import load_warning
+from tunediff.report.plan_words import load_warning
 
 
 def values(

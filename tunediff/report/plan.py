@@ -12,7 +12,6 @@ from tunediff import search_space
 from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
-from tunediff.core.clock import UNITS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources, warm_start
 
@@ -36,32 +35,64 @@ def values(
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
     cost = evaluating.Cost.of(space, measured)
-    spent, points = cost.parts(share.least), search_space.size(space)
+    spent = cost.parts(share.least)
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price = budget.price_per_device_hour
-    # Disk: float32 weights of every run are kept. A running trial also has a checkpoint (weights,
-    # averages and two moments of the optimizer), and two of them while it replaces the old one.
     parameters = measured.get("parameters", 0)
-    stored_runs = trials + sum(runs for runs, _ in space.again)
-    disk: float = 4 * parameters * (stored_runs + 2 * 4 * share.slots) if space.evaluates else 0
-    disk_folder = next(path for path in [folder, *folder.parents] if path.exists())
-    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
+    reused = _reused(space, folder, machine.device) if on_this_machine else []
     plan = {
+        **_runs(space),
+        "at_once": share.slots,
+        **_times(space, cost, spent, measured),
+        "trials_within_limit": trials,
+        "budget_s": budget.per_trial_s,
+        "budget_unit": budget.unit,
+        "device_hours": device_hours,
+        "price": device_hours * price if price is not None else None,
+        "machine": str(machine),
+        "world_sizes": sizes,
+        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
+        "disk_mib": _disk_mib(space, parameters, trials, share.slots),
+        "disk_free_mib": _free_mib(folder),
+        "objective": _objective(space),
+        "data": [*measured.get("data", []), *_batch(space)],
+        "advice": cost.advice(),
+        "space": {dimension.name: str(dimension) for dimension in space.dimensions},
+        "first": [space.changed(point) for point in space.candidates],
+        "skipped": skipped(space),
+        "notes": [*share.notes, *reused],
+    }
+    # Do not refuse a search because of timings that were made while other processes used the cores.
+    certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
+    return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _runs(space: SearchSpace) -> dict[str, Any]:
+    """Return what runs, by the search file."""
+    points = search_space.size(space)
+    return {
         "search": str(space.source),
         "knobs": len(space.dimensions),
         "points": None if points == float("inf") else points,
-        "trials": budget.trials,
+        "trials": space.budget.trials,
         "training_s_per_trial": space.longest_s,
-        "at_once": share.slots,
         "seeds": space.seeds,
         "baseline_runs": space.noise,
         "reruns": space.reruns,
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in space.again],
+    }
+
+
+def _times(
+    space: SearchSpace, cost: evaluating.Cost, spent: Mapping[str, float], measured: Measured
+) -> dict[str, Any]:
+    """Return what takes how long, and what of it is unknown or uncertain. `spent`: by part."""
+    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
+    return {
         "seconds": {**spent, **dict.fromkeys(unknown)},
-        "total_limit_s": budget.total_s,
-        "trials_within_limit": trials,
+        "total_limit_s": space.budget.total_s,
         "wall_clock_lacks": unknown,
         "evaluation_s": cost.evaluation_s,
         "evaluations_per_trial": space.baseline.evaluation.points,
@@ -72,29 +103,22 @@ def values(
         "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
         "trial_s": cost.trial_s,
         "confirming_s": cost.confirming_s,
-        "budget_s": budget.per_trial_s,
-        "budget_unit": budget.unit,
-        "device_hours": device_hours,
-        "price": device_hours * price if price is not None else None,
-        "machine": str(machine),
-        "world_sizes": sizes,
-        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
-        "disk_mib": disk / 2**20,
-        "disk_free_mib": shutil.disk_usage(disk_folder).free / 2**20,
-        "objective": _objective(space),
-        "data": [*measured.get("data", []), *_batch(space)],
-        "advice": cost.advice(),
-        "space": {dimension.name: str(dimension) for dimension in space.dimensions},
-        "first": [space.changed(point) for point in space.candidates],
-        "skipped": skipped(space),
-        "notes": [
-            *share.notes,
-            *(_reused(space, folder, machine.device) if on_this_machine else ()),
-        ],
     }
-    # Do not refuse a search because of timings that were made while other processes used the cores.
-    certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
-    return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _disk_mib(space: SearchSpace, parameters: int, trials: int, slots: int) -> float:
+    """Return what a search writes: float32 weights of every run are kept.
+
+    A running trial also has a checkpoint (weights, averages and two moments of the optimizer), and
+    two of them while it replaces the old one.
+    """
+    stored_runs = trials + sum(runs for runs, _ in space.again)
+    return 4 * parameters * (stored_runs + 2 * 4 * slots) / 2**20 if space.evaluates else 0.0
+
+
+def _free_mib(folder: Path) -> float:
+    existing = next(path for path in [folder, *folder.parents] if path.exists())
+    return shutil.disk_usage(existing).free / 2**20
 
 
 def _batch(space: SearchSpace) -> list[str]:
@@ -164,134 +188,6 @@ def check(plan: Mapping[str, Any], force: bool) -> None:
     """Raise `ConfigError` for a plan that is likely a mistake, unless `force`."""
     if plan["refused"] is not None and not force:
         raise ConfigError(f"command line: {plan['refused']}; --force starts it all the same")
-
-
-def lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return the plan in words, one line per item; `plan`: as `values` returns it."""
-    count, unit = plan["parameters"], UNITS[plan["budget_unit"]].what
-    points = "unlimited points"
-    if plan["points"] is not None:
-        points = text.pluralize(round(plan["points"]), "point")
-    output = [
-        f"search: {plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {points})",
-        _trials(plan),
-    ]
-    stages = [
-        f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"]
-    ]
-    if stages:
-        runs = f"at most {' and '.join(stages)} {unit}"
-        output.append(f"confirming: {runs}; it ends when it is decided")
-    output += cost_lines(plan)
-    # What the limit leaves of the trials is an estimate.
-    bound = "at most" if plan["total_limit_s"] is None else "about"
-    hours = f"{plan['device_hours']:.2f}"
-    output.append(f"device_hours: {bound} {hours} of training, confirming runs included")
-    if plan["price"] is not None:
-        output.append(f"price: {bound} {text.number(plan['price'])}")
-    limit = text.seconds(plan["total_limit_s"]) if plan["total_limit_s"] else "none"
-    output += [
-        f"total_limit: {limit}",
-        f"machine: {plan['machine']}; world sizes {', '.join(map(str, plan['world_sizes']))} fit",
-    ]
-    disk, free = plan["disk_mib"], plan["disk_free_mib"]
-    if count == 0:  # of a command, which alone knows
-        output.append(f"disk_mib: {free:.0f} free; what the command writes is not counted")
-    else:
-        unknown = "unknown (the workload has no network(knobs))"
-        fits = "fits" if disk < free else "DOES NOT FIT"
-        output += [
-            f"parameters: {f'{count:,}' if count else unknown}",
-            f"disk_mib: {disk:.0f} of {free:.0f} free ({fits})",
-        ]
-    output += [f"objective: {plan['objective']}"] if plan["objective"] else []
-    output += [*plan["data"], *plan["notes"]]
-    output += [f"  {name}: {choices}" for name, choices in plan["space"].items()]
-    output += [f"  first {i}: {text.knobs(point)}" for i, point in enumerate(plan["first"])]
-    return [*output, *plan["skipped"]]
-
-
-def _trials(plan: Mapping[str, Any]) -> str:
-    """Return how many trials there are, and how many of them are new configurations."""
-    trial = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
-    line = f"trials: {plan['trials']} × {trial}, {plan['at_once']} at once"
-    if plan["seeds"] > 1:
-        return f"{line}, {plan['seeds']} seeds each"
-    new = plan["trials"] - plan["baseline_runs"] - plan["reruns"]
-    runs = f"{plan['baseline_runs']} runs of it, for the noise" if plan["baseline_runs"] > 1 else ""
-    parts = [
-        text.pluralize(new, "other configuration"),
-        "the baseline" if not runs else f"the baseline ({runs})",
-        f"{text.pluralize(plan['reruns'], 'rerun')} of what leads" if plan["reruns"] else "",
-    ]
-    return f"{line}: {', '.join(filter(None, parts))}"
-
-
-def start_lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return the lines that a search prints when it starts."""
-    objective = [f"objective: {plan['objective']}"] if plan["objective"] else []
-    return [_trials(plan), *objective, *plan["data"], *cost_lines(plan)]
-
-
-def cost_lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return the wall-clock of every part and in total, with warnings and advice to reduce it."""
-    output = []
-    for part, spent_s in plan["seconds"].items():
-        words = text.seconds(spent_s or 0.0)
-        if part == "evaluation":
-            words = _evaluation(plan, words)
-        elif part == "confirmation":
-            words = f"up to about {words}"
-            if last_s := plan["final_evaluation_s_per_confirming_run"]:
-                words += f", {text.seconds(last_s)} per run for its final evaluation"
-        elif part == "wall_clock":
-            unknown = " and evaluation" if plan["evaluation_s"] is None else ""
-            words = f"about {words}{unknown}{_limited(plan)}"
-        if spent_s or part != "confirmation":
-            output.append(f"{part.replace('_', '-')}: {words}")
-    return [*output, *load_warning(plan), *plan["advice"]]
-
-
-def _evaluation(plan: Mapping[str, Any], words: str) -> str:
-    each_s, last_s = plan["evaluation_s"], plan["final_evaluation_s"]
-    if each_s is None:
-        why = "one takes too long to be timed here" if plan["timing_too_long"] else "not timed"
-        return f"unknown ({why})"
-    if not each_s:
-        return words
-    last = f", {_short(last_s)} in the end" if last_s else ""
-    per_trial = f"{plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}"
-    return f"{words} ({per_trial}, as timed on this machine)"
-
-
-def _limited(plan: Mapping[str, Any]) -> str:
-    """Return what the limit leaves of a search, as a clause; '' for one that it has room for."""
-    limit_s, trials, planned_s = plan["total_limit_s"], plan["trials"], plan["seconds"]
-    if limit_s is None:
-        return ""
-    if planned_s["wall_clock"] > limit_s + 1:
-        return f"; one trial runs in any case, though the limit is {text.seconds(limit_s)}"
-    confirming_s, within = planned_s["confirmation"], plan["trials_within_limit"]
-    if within == trials and confirming_s + 1 > plan["confirming_s"]:
-        return ""
-    room = f"about {within} of {text.pluralize(trials, 'trial')}"
-    if plan["confirming_s"]:
-        room += f" and {text.seconds(confirming_s)} of confirming"
-    return f"; the limit of {text.seconds(limit_s)} has room for {room}"
-
-
-def load_warning(plan: Mapping[str, Any]) -> list[str]:
-    """Return a warning that others used the machine while a plan was made, or []."""
-    if not plan["disturbed"]:
-        return []
-    load = f"other processes use {plan['other_load_share']:.0%} of the cores"
-    return [
-        f"WARNING: {load}: evaluation may be timed too long, and all may take longer while they do"
-    ]
-
-
-def _short(value: float) -> str:
-    return f"{value:.2g}s" if value < 10 else text.seconds(value)
 
 
 def skipped(space: SearchSpace) -> list[str]:
