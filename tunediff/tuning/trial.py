@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.analysis import seconds_of
+from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.config.systems import with_more_passes
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS, unwritable
@@ -288,9 +289,12 @@ def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
-    """Return a point for Tune: its numbers, and the objective by that name."""
+    """Return a point for Tune: its numbers, and the objective by that name; of a run that has not
+    met its target yet, infinite seconds."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
-    return {**numbers, "objective": numbers[objective.metric]}
+    met = objective.metric in numbers or objective.metric != TIME_TO_TARGET
+    value = numbers[objective.metric] if met else math.inf
+    return {**numbers, "objective": value}
 
 
 def short_reason(reason: str) -> str:
