@@ -69,6 +69,7 @@ class Saved:
         else:
             network = build(self.config.knobs)
             check_fit(weights, network, str(self.weights))
+            adapters.note_base(network)
             adapters.put_into(network, weights)
         if convolutions.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
             network.to(memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import searches
-from tests.helpers import CPU, Dies, KilledError, assert_equal, train, weights
+from tests.helpers import CPU, Dies, KilledError, assert_equal, ranks, train, weights
 from tunediff import config as cfg
 from tunediff import export, models, search_space
 from tunediff.config.code import WorkloadError
@@ -79,6 +79,23 @@ def test_files_hold_the_adapter_and_a_killed_training_goes_on_exactly(tuned, tmp
     assert all("lora" in name for name in names)
     base_bytes = 4 * sum(parameter.numel() for parameter in base_of(tuned).parameters())
     assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < base_bytes / 20
+
+
+def of_a_rank(world, folder):
+    values = {"evaluation.points": 1, "parallel.workers": 2}
+    config = cfg.override(cfg.baseline(str(folder / "tuned.py")), values)
+    outcome = train(config, samples=32, folder=folder / "run", evaluates=True, world=world)
+    again = judged(config, outcome.weights, world)["held_out"]
+    return set(outcome.weights), again == outcome.points[-1]["held_out"]
+
+
+@pytest.mark.nightly
+def test_two_ranks_write_the_adapter_too(tuned, tmp_path):
+    (names, equal), _ = ranks(of_a_rank, tmp_path, tmp_path)
+    assert FROZEN_BASE in names
+    assert len(names) == 5
+    assert equal
+    assert (tmp_path / "run" / "checkpoint.pt").stat().st_size < 2**18
 
 
 def test_another_base_is_refused_and_an_older_file_with_the_base_in_it_still_fits(tuned, tmp_path):

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tunediff.config.code import WorkloadError
 from tunediff.training import weights
@@ -48,17 +47,14 @@ class _FrozenBase:
 _bases: weakref.WeakKeyDictionary[nn.Module, _FrozenBase] = weakref.WeakKeyDictionary()
 
 
-def note_base(model: nn.Module) -> _FrozenBase | None:
-    """Return the frozen base of a peft model, as it was when this was first called; None for other
-    models, and for one whose weights are shared out over ranks."""
+def note_base(model: nn.Module) -> None:
+    """Note the frozen base of a peft model as the file has built it: it is left out from now on.
+
+    Other models, and copies of one such as averages, are saved complete.
+    """
     peft = sys.modules.get("peft")
-    if peft is None or not isinstance(model, peft.PeftModel):
-        return None
-    if model not in _bases:
-        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            return None
+    if peft is not None and isinstance(model, peft.PeftModel):
         _bases[model] = _FrozenBase(model)
-    return _bases[model]
 
 
 def state_of(model: nn.Module) -> Mapping[str, Any]:
@@ -67,7 +63,7 @@ def state_of(model: nn.Module) -> Mapping[str, Any]:
     All of them, but for a peft model without its frozen base, unless that has changed: then the
     file does not build it as it is.
     """
-    base = note_base(model)
+    base = _bases.get(model)
     if base is None:
         return model.state_dict()
     state = model.state_dict()
@@ -88,7 +84,7 @@ def put_into(model: nn.Module, state: Mapping[str, Any]) -> None:
     if FROZEN_BASE not in state:
         model.load_state_dict(state)
         return
-    base = note_base(model)
+    base = _bases.get(model)
     if base is None or not torch.equal(
         base.digest_in(model.state_dict()), state[FROZEN_BASE].cpu()
     ):
@@ -104,7 +100,7 @@ def put_into(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 def about(model: nn.Module | None, state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return what a file of these weights says of its adapter, for `write`; {} without one."""
-    if model is None or note_base(model) is None:
+    if model is None or model not in _bases:
         return {}
     name = cast(Any, model).active_adapter
     names = {id(value): own for own, value in state.items()}

@@ -271,12 +271,10 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     config = _for_this_machine(config)
     ranks = config.parallel.processes
     if config.parallel.workers < workers:
-        here = text.pluralize(config.parallel.workers, "GPU")
-        say(f"{title}: parallel.workers = {workers} is checked with the {here} of this machine")
-    doing = (
-        f"checking {title}: {STEPS} steps and {STEPS}"
-        f" evaluations{f' on {ranks} ranks' if ranks > 1 else ''}"
-    )
+        gpus = text.pluralize(config.parallel.workers, "GPU")
+        say(f"{title}: parallel.workers = {workers} is checked with the {gpus} of this machine")
+    on_ranks = f" on {ranks} ranks" if ranks > 1 else ""
+    doing = f"checking {title}: {STEPS} steps and {STEPS} evaluations{on_ranks}"
     content = pickle.dumps(config)
     options = {"workload": config.schema.workload, "trains": False}
     with (
@@ -297,7 +295,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         except template.TemplateError as error:
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if report.get("oom") and (smaller := with_more_passes(config)) is not None:
-        say(f"{title}: out of memory; loader.accumulation = {smaller.loader.accumulation} is next")
+        say(f"{title}: out of memory; next: loader.accumulation = {smaller.loader.accumulation}")
         return before_search(smaller, say)
     if "error" in report:
         raise ConfigError(report["error"])

@@ -63,7 +63,8 @@ def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] 
     run.program.before_prepare(run, model)
     run.seeded = torch.initial_seed() == run.config.seed
     model.to(run.device)
-    adapters.note_base(model)
+    if run.world.size == 1 or run.config.parallel.strategy == "ddp":
+        adapters.note_base(model)  # other strategies divide it
     if nhwc := _uses_channels_last(run, model):
         model.to(memory_format=torch.channels_last)
     if run.config.precision.cudnn_benchmark == "auto":

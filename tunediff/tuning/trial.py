@@ -13,7 +13,6 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from tunediff import config as cfg
 from tunediff.analysis import seconds_of
 from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.config.systems import with_more_passes
@@ -67,11 +66,10 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
         return
 
     # ---- attempts: each hands the job to the slot once
-    deadline = time.monotonic() + spec.deadline_s
-    lost_places = [event for event in record.events(folder) if event["event"] == "lost"]
-    passes = [event["passes"] for event in record.events(folder) if event["event"] == "passes"]
-    if passes:  # of an earlier attempt, which ran out of memory
-        spec = spec.with_config(cfg.override(spec.config, {"loader.accumulation": passes[-1]}))
+    deadline, events = time.monotonic() + spec.deadline_s, list(record.events(folder))
+    lost_places = [event for event in events if event["event"] == "lost"]
+    passes = [event["passes"] for event in events if event["event"] == "passes"]
+    spec = spec.with_passes(passes[-1]) if passes else spec
     lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
     deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
@@ -89,21 +87,18 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
             journal.write("lost", nodes=gone, reason=short_reason(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
-            journal.write(
-                "unwritable", reason=why
-            )  # a disk too full for a checkpoint has room for a line
+            # a disk too full for a checkpoint has room for a line
+            journal.write("unwritable", reason=why)
             raise OSError(why)  # the trial has no end, and the search stops
 
         # ---- memory ran out in the first steps: in a fresh process a smaller micro-batch may fit
-        if _ran_out(ended, folder) and (smaller := with_more_passes(spec.config)) is not None:
-            journal.write(
-                "passes", passes=smaller.loader.accumulation, reason=short_reason(ended.reason)
-            )
+        if _ran_out(ended, folder) and (more := with_more_passes(spec.config)) is not None:
+            why = short_reason(ended.reason)
+            journal.write("passes", passes=more.loader.accumulation, reason=why)
             yield from run_trial_on_slot(spec, slot)
             return
 
-        # ---- an end: of the workers, who may have written it before they were lost, or because
-        # they died too often
+        # ---- an end: of the workers, who may have written it, or because they died too often
         end = ended if isinstance(ended, End) else _after_loss(ended, deaths, spec.group.size)
         if (written := record.read_trial(folder)) is None or not written.finished:
             if end is None:
@@ -116,12 +111,12 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
 def _ran_out(ended: End | Lost, folder: Path) -> bool:
     """Return whether memory ran out before the first point of a trial."""
     trial = record.read_trial(folder)
-    is_oom = ended.status == "oom" if isinstance(ended, End) else _killed_for_memory(ended)
+    is_oom = ended.status == "oom" if isinstance(ended, End) else _names_memory(ended.reason)
     return is_oom and trial is not None and not trial.points
 
 
-def _killed_for_memory(lost: Lost) -> bool:
-    return "outofmemory" in short_reason(lost.reason).lower().replace(" ", "")
+def _names_memory(reason: str) -> bool:
+    return "outofmemory" in short_reason(reason).lower().replace(" ", "")
 
 
 def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
@@ -265,7 +260,7 @@ def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
     """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to
     `deaths`."""
     deaths.append(reason := short_reason(lost.reason))
-    if _killed_for_memory(lost):
+    if _names_memory(reason):
         return End("oom", reason, memory=ray_memory_mib(lost.reason, workers)).explained
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))

@@ -9,6 +9,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.config import Systems, Values
 from tunediff.core.clock import Budget, UnitName
 from tunediff.core.journal import Journal
@@ -154,8 +155,9 @@ class TrialSpec:
         group = WorkerGroupSpec(self.config.parallel.workers, allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
 
-    def with_config(self, config: Systems) -> TrialSpec:
-        """Return the trial with another configuration."""
+    def with_passes(self, passes: int) -> TrialSpec:
+        """Return the trial with so many accumulation passes."""
+        config = cfg.override(self.config, {"loader.accumulation": passes})
         return dataclasses.replace(self, pickled=pickle.dumps(config))
 
     def begin(self) -> Journal:
