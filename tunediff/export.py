@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export_configuration(args: argparse.Namespace) -> None:
     """Write the configuration of a trial, and its weights beside it."""
+    places = (Path(args.name).expanduser(), args.storage / args.name)
+    if training := next((one for one in places if (one / models.WEIGHTS).is_file()), None):
+        _export_training(training, args)
+        return
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
@@ -126,6 +130,18 @@ def write(
         )
     remote.push_or_warn(out)
     return written | {"train": _train(search, trial, shown_out)}
+
+
+def _export_training(training: Path, args: argparse.Namespace) -> None:
+    """Write the adapter of a training. Raises `ConfigError` for one without: its folder has all."""
+    weights, adapter = training / models.WEIGHTS, args.out or training / "adapter"
+    with writing("--out", adapter):
+        if not _write_adapter(weights, adapter):
+            raise cfg.ConfigError(
+                f"{args.name}: is a training, whose weights are {weights}; allowed: a search, or a"
+                " training with an adapter of peft"
+            )
+    _print_written({"weights": str(weights), "adapter": str(adapter)}, args.json)
 
 
 def _write_adapter(weights: Path, folder: Path) -> bool:

@@ -145,3 +145,10 @@ def test_the_exported_adapter_is_loaded_by_peft_and_by_load_model(tuned, tmp_pat
     assert torch.equal(logits(network), logits(loaded))
     assert not torch.equal(logits(network), logits(base_of(tuned)))
     assert read(folder / "best.safetensors").keys() == outcome.weights.keys()
+
+    assert export.main([str(place), "--out", "of-a-training"]) == 0
+    trained = sorted(path.name for path in (tmp_path / "of-a-training").iterdir())
+    assert trained == ["adapter_config.json", "adapter_model.safetensors"]
+    save({"weight": torch.ones(1)}, place / "weights.safetensors", {})
+    assert export.main([str(place)]) == 2
+    assert f"is a training, whose weights are {place}/weights.safetensors; allowed: a search" in capsys.readouterr().err
