@@ -107,28 +107,15 @@ def _parser() -> argparse.ArgumentParser:
         "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
     )
     add("--seeds", type=int, metavar="K", help=seeds)
-    add(
-        "--split",
-        help="real images to compare with: train, test or all (default: the learned ones)",
-    )
+    split = "real images to compare with: train, test or all (default: the learned ones)"
+    add("--split", help=split)
     add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
     extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
     add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
-    add(
-        "--weights-path",
-        metavar="FILE",
-        help="weights of a trained extractor (default: as for a training)",
-    )
-    add(
-        "--data-path",
-        metavar="PATH",
-        help="where the real images lie (default: as for the training)",
-    )
-    add(
-        "--batch-size",
-        type=int,
-        help="images at once on each process (default: as for the training)",
-    )
+    trained = "(default: as for the training)"
+    add("--weights-path", metavar="FILE", help=f"weights of a trained extractor {trained}")
+    add("--data-path", metavar="PATH", help=f"where the real images lie {trained}")
+    add("--batch-size", type=int, help=f"images at once on each process {trained}")
     places = (
         f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz:"
         " images as arr_0, uint8 "

@@ -144,10 +144,9 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
         if not path.is_dir():
             return _of_file(path)
         if (path / "search.yaml").is_file():
-            from tunediff import analysis
-            from tunediff.analysis import evidence
+            from tunediff.analysis import evidence, read
 
-            best = evidence.choose(analysis.read(path.absolute()), None)
+            best = evidence.choose(read(path.absolute()), None)
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, record.CHECKPOINT)):
             return _of_run(path)
@@ -155,18 +154,15 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
             gone = removed.reason("pipeline of diffusers")
             raise ConfigError(f"{what}: is a pipeline of diffusers: {gone}")
     if paths:
-        raise ConfigError(
-            f"{what}: no model in this folder; looked for a search (search.yaml) and a training"
-            f" ({record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT})"
-        )
+        empty = "no model in this folder; looked for a search (search.yaml) and a training"
+        files = f"{record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT}"
+        raise ConfigError(f"{what}: {empty} ({files})")
     names = list(_names(storage))
     hint = f"there are: {', '.join(names[:20]) or 'none'}"
     if near := difflib.get_close_matches(what, names, n=5, cutoff=0.5):
         hint = f"did you mean {' or '.join(near)}?"
-    raise ConfigError(
-        f"{what}: no such file or folder, and no training or search of that name in {storage};"
-        f" {hint}"
-    )
+    missing = f"no such file or folder, and no training or search of that name in {storage}"
+    raise ConfigError(f"{what}: {missing}; {hint}")
 
 
 def find_with_hook(

@@ -93,9 +93,8 @@ def importance(
     # to these.
     where: dict[tuple[int, ...], list[str]] = {tuple(range(len(rows))): []}
     for d in varied:
-        where.setdefault(
-            tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn), []
-        ).append(d.name)
+        applies = tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn)
+        where.setdefault(applies, []).append(d.name)
     # One forest for each set of trials
     shares = dict[str, float]()
     for places, names in where.items():

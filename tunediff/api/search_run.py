@@ -62,9 +62,8 @@ def run(
         remote_lock.held(request.folder, options.force, fetch) as lock,
     ):
         command_time = sessions.CommandTime(request.folder, lines.begun)
-        resume = text.command(
-            "search", "--resume", request.folder.name, storage=request.folder.parent
-        )
+        name, storage = request.folder.name, request.folder.parent
+        resume = text.command("search", "--resume", name, storage=storage)
         activity = search_setup.activity("search", request.folder, space, resume)
         listeners = Listeners(lock)
         try:

@@ -175,8 +175,7 @@ def _listing(
         splits = both if data.split == "all" else {data.split}
         outside = [name for name in names if _part(name, depth) not in both]
         skipped += [(name, "outside train/ and test/") for name in outside]
-        others = both - splits
-        skipped = [(name, why) for name, why in skipped if _part(name, depth) not in others]
+        skipped = [one for one in skipped if _part(one[0], depth) not in both - splits]
         names = [name for name in names if _part(name, depth) in splits]
         depth += 1
     elif names and data.split == "test":

@@ -105,15 +105,13 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
         "first": points,
         "ladder": {"type": "object", "additionalProperties": values},
     }
-    properties = {
-        name: {**of, "description": HELP[name]} for name, of in properties.items()
-    } | FORMAT
+    properties = {name: {**of, "description": HELP[name]} for name, of in properties.items()}
     title = f"tunediff search file: {schema.title}"
     return {
         **content,
         "$schema": DRAFT,
         "title": title,
-        "properties": properties,
+        "properties": properties | FORMAT,
         "$defs": definitions,
     }
 

@@ -60,8 +60,7 @@ class OptunaProposer:
         """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler
         from a seed, by default what the space names; `storage` keeps the study, by default
         likewise; `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
-        `environment.differences`.
-        """
+        `environment.differences`."""
         self.space, self.experiment = space, experiment
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
         self._running: dict[str, Trial] = {}

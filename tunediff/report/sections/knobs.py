@@ -214,12 +214,8 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
     at, ticks, names = 0.0, list[float](), list[str]()
     # One block of rows per knob: its name and verdict, then one row per value.
     for effect in chosen:
-        look: dict[str, Any] = {
-            "ha": "right",
-            "fontsize": 9,
-            "fontweight": "bold",
-            "color": style.INK,
-        }
+        look: dict[str, Any] = {"ha": "right", "fontsize": 9, "fontweight": "bold"}
+        look["color"] = style.INK
         for axes in filter(style.in_first_column, panels):
             name = short(effect.knob, style.max_characters(44))
             style.annotate(axes, name, (0, at), (-6, 0), **look, **OUTSIDE)

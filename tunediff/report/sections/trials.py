@@ -23,14 +23,12 @@ from tunediff.report.words import has_value, noted, rounded, versus
 
 # ---- all of them
 def trials(context: ReportContext, files: Files) -> Html | None:
-    """Return the table of all trials: the best first, repeats below their baseline, then trials
-    without a result."""
+    """Return the table of all trials: best first, repeats below their baseline, failures last."""
     results, evidence = context.results, context.evidence
     if not results.trials:
         return None
     frame = evidence.table()
-    # New seeds decide: one run's speed-up does not count for a trial that they did not show to be
-    # better.
+    # One run's speed-up does not count for a trial that new seeds did not show to be better
     if "speedup" in frame:
         rejected = [not _may_be_faster(context, trial) for trial in results.trials]
         frame.loc[rejected, ["speedup", "speedup_at_least"]] = None
