@@ -19,13 +19,9 @@ SILENCE_S, LONGEST_S = 30.0, 300.0
 """Seconds without output after which a line is printed; every line makes the next wait longer, up
 to the second number."""
 PARTS = {
-    "setup": "preparing",
-    "compile": "compiling",
-    "train": "training",
-    "evaluation": "evaluating",
-    "checkpoint": "saving",
-    "waiting": "waits for its workers",
-}
+    "setup": "preparing", "compile": "compiling", "train": "training",
+    "evaluation": "evaluating", "checkpoint": "saving", "waiting": "waits for its workers",
+}  # fmt: skip
 
 
 class Heartbeat:

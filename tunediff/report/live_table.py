@@ -157,14 +157,9 @@ class LiveTable(Console):
         if self.confirming:
             search = self.folder.parents[self.confirming.count("/")].name
             name, noun = f"{search}: confirming runs ({self.confirming})", "runs"
-        words = [
-            name,
-            f"{self.following.ended}/{budget.trials} {noun}",
-            text.seconds(time.monotonic() - self.lines.begun),
-            self.remaining_words(),
-            self.best_words(),
-            self._speedup(),
-        ]
+        ended = f"{self.following.ended}/{budget.trials} {noun}"
+        spent = text.seconds(time.monotonic() - self.lines.begun)
+        words = [name, ended, spent, self.remaining_words(), self.best_words(), self._speedup()]
         noise = self.evidence.noise
         if noise is not None and self.evidence.near:
             size = noise_words(noise, self.results.label)

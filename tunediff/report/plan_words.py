@@ -33,10 +33,8 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     if plan["price"] is not None:
         output.append(f"price: {bound} {text.number(plan['price'])}")
     limit = text.seconds(plan["total_limit_s"]) if plan["total_limit_s"] else "none"
-    output += [
-        f"total_limit: {limit}",
-        f"machine: {plan['machine']}; world sizes {', '.join(map(str, plan['world_sizes']))} fit",
-    ]
+    sizes = ", ".join(map(str, plan["world_sizes"]))
+    output += [f"total_limit: {limit}", f"machine: {plan['machine']}; world sizes {sizes} fit"]
     output += _disk_lines(plan)
     output += [f"objective: {plan['objective']}"] if plan["objective"] else []
     output += [*plan["data"], *plan["notes"]]

@@ -77,12 +77,8 @@ class Row:
 
     def value(self, column: str) -> object:
         """Return the cell of a column: a knob, a quantity, or a property of the row."""
-        words = {
-            "configuration": self.label,
-            "trial": self.runs[0].name,
-            "status": self.status,
-            "runs": len(self.ok),
-        }
+        words: dict[str, object] = {"configuration": self.label, "trial": self.runs[0].name}
+        words |= {"status": self.status, "runs": len(self.ok)}
         return words[column] if column in words else self.knobs.get(column, self.values.get(column))
 
 

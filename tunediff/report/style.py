@@ -180,12 +180,9 @@ def annotate(
 
 CURVE: dict[str, Any] = {"marker": "o", "markersize": 4.0}
 RING: dict[str, Any] = {
-    "marker": "o",
-    "markerfacecolor": "white",
-    "markeredgewidth": 1.7,
-    "zorder": 5,
+    "marker": "o", "markerfacecolor": "white", "markeredgewidth": 1.7, "zorder": 5,
     "linestyle": "none",
-}
+}  # fmt: skip
 """Looks of a curve through evaluations, and of a hollow dot for a point between two of them."""
 
 

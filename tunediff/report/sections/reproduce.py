@@ -20,26 +20,14 @@ from tunediff.report.words import duration, percent
 from tunediff.tuning import sessions
 
 _SPENT = {
-    "train": "training",
-    "data_wait": "waiting for {unit}",
-    "setup": "setup",
-    "compile": "compiling",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoints",
-}
+    "train": "training", "data_wait": "waiting for {unit}", "setup": "setup",
+    "compile": "compiling", "evaluation": "evaluation", "checkpoint": "checkpoints",
+}  # fmt: skip
 _HARDWARE = {
-    "device": "device",
-    "threads": "threads of a worker",
-    "cpu": "CPU",
-    "cpu_cores": "CPU cores",
-    "usable_cores": "CPU cores it may use",
-    "cpu_features": "instruction sets",
-    "gpus": "GPUs",
-    "code": "code (hash)",
-    "memory_gib": "memory (GiB)",
-    "system": "system",
-    "python": "Python",
-}
+    "device": "device", "threads": "threads of a worker", "cpu": "CPU", "cpu_cores": "CPU cores",
+    "usable_cores": "CPU cores it may use", "cpu_features": "instruction sets", "gpus": "GPUs",
+    "code": "code (hash)", "memory_gib": "memory (GiB)", "system": "system", "python": "Python",
+}  # fmt: skip
 _DRAWN = {
     "search": "drawn by Optuna's TPE",
     "grid": "all combinations that the file allows",
@@ -144,14 +132,9 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
         return None
     files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     total_s = sum(parts.values())
-    rows = [
-        [
-            _SPENT.get(name, name).format(unit=context.unit),
-            duration(spent),
-            percent(spent / total_s),
-        ]
-        for name, spent in sorted(parts.items(), key=lambda item: -item[1])
-    ]
+    most_first = sorted(parts.items(), key=lambda item: -item[1])
+    names = {name: _SPENT.get(name, name).format(unit=context.unit) for name in parts}
+    rows = [[names[name], duration(s), percent(s / total_s)] for name, s in most_first]
     rows.append(["all workers together", duration(total_s), ""])
     confirming_s = sum(sessions.spent_s(runs.folder) for runs in context.confirming_results)
     if wall_s := sessions.spent_s(context.results.folder) + confirming_s:

@@ -137,8 +137,4 @@ def _look_of(group: Group, best: Group | None, others: Iterator[int]) -> tuple[s
     # All colours first, then again in the next style.
     turn, color = divmod(next(others), len(colors.SERIES))
     line_style = LINE_STYLES[turn % len(LINE_STYLES)]
-    return group.name, {
-        "color": colors.SERIES[color],
-        "linewidth": 1.5,
-        "linestyle": line_style,
-    }
+    return group.name, {"color": colors.SERIES[color], "linewidth": 1.5, "linestyle": line_style}

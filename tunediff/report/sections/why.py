@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tunediff.analysis import RATE, Results, curve, disturbed, last, noise
+from tunediff.analysis import RATE, Results, curve, disturbed, last
 from tunediff.analysis.noise import Noise
-from tunediff.analysis.speed import compile_s, per_thousand, rate, samples_per_step
+from tunediff.analysis.speed import compile_s, rate, samples_per_step
 from tunediff.analysis.why import Why
 from tunediff.analysis.why import why as decompose
 from tunediff.core.clock import UNITS
@@ -22,7 +21,8 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
 from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, lead, note, table
+from tunediff.report.html import Html, join, lead, note, table
+from tunediff.report.sections.step_parts import noise_of_run, part_label, parts_of_step, step_parts
 from tunediff.report.words import percent, rounded, secs, signed, times
 
 NEGLIGIBLE = 0.02
@@ -32,11 +32,8 @@ Quantity = tuple[str, float | None, float | None]
 
 
 def why(context: ReportContext, files: Files) -> Html | None:
-    """Return the section that compares baseline and winner; it explains only differences beyond the
-    noise.
-
-    None if the baseline itself is best, or one of them is missing.
-    """
+    """Return the section that compares baseline and winner; None if the baseline is best, or one
+    of them is missing. It explains only differences beyond the noise."""
     results, evidence = context.results, context.evidence
     base, winner = context.highlights.baseline, context.highlights.rival
     if base is None or winner is None or not base.points:
@@ -49,7 +46,7 @@ def why(context: ReportContext, files: Files) -> Html | None:
     if parts is None:
         sentence = _faster(context, base, winner)
     else:
-        split, scatter = parts, _noise(context, results.metric)
+        split, scatter = parts, noise_of_run(context, results.metric)
         sentence = explain(parts, context.label, _trust(context), unit, seconds, scatter)
         figure = files.chart(
             "why_curves",
@@ -58,36 +55,39 @@ def why(context: ReportContext, files: Files) -> Html | None:
             f"The same curves against seconds and against {unit} seen. The gap at equal {unit} is"
             f" learning per {one_of(unit)}; what the gap at equal seconds has beyond it is speed.",
         )
-        caveat = (
-            f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
-            " one whose schedules end there was not run. "
-        )
-        if _has_shares(parts, scatter):
-            of = "ratio's logarithm" if results.ratios else "difference"
-            caveat = f"The percentages are shares of the {of} of both values. {caveat}"
+        caveat = _caveat(unit, results.ratios, _has_shares(parts, scatter))
     if not better:
         nothing = "Nothing to explain"
         if better is None:
             nothing = "Whether there is a difference to explain is not known"
         sentence = f"{nothing}: {evidence.speedup(winner)}."
-    # All quantities of both, side by side.
     rows = _quantities(context, base, winner, parts)
     files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
-    cells = []
-    for name, theirs, mine in rows:
-        versus = times(mine / theirs) if theirs and mine is not None else ""
-        if not results.ratios and name.startswith(f"{context.label} at equal "):
-            versus = signed(mine - theirs) if mine is not None and theirs is not None else ""
-        cells.append([name, _cell(theirs), _cell(mine), versus])
-    header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})"]
-    header.append("ratio" if results.ratios or parts is None else "ratio or difference")
     return join(
         lead(sentence),
         figure,
-        table(header, cells),
+        _table(context, base, winner, rows, parts is not None),
         note(caveat, files.links("why")),
-        _steps(context, files, base, winner),
+        step_parts(context, files, base, winner),
     )
+
+
+def _table(
+    context: ReportContext,
+    base: TrialRecord,
+    winner: TrialRecord,
+    rows: list[Quantity],
+    split: bool,
+) -> Html:
+    """Return all quantities of both, side by side. `split`: whether the gain was decomposed."""
+    cells, ratios = [], context.results.ratios
+    for name, theirs, mine in rows:
+        versus = times(mine / theirs) if theirs and mine is not None else ""
+        if not ratios and name.startswith(f"{context.label} at equal "):
+            versus = signed(mine - theirs) if mine is not None and theirs is not None else ""
+        cells.append([name, _cell(theirs), _cell(mine), versus])
+    header = ["", f"baseline ({base.name})", f"{context.highlights.winner_is} ({winner.name})"]
+    return table([*header, "ratio" if ratios or not split else "ratio or difference"], cells)
 
 
 def heading(context: ReportContext) -> str:
@@ -99,6 +99,14 @@ def heading(context: ReportContext) -> str:
     return "Why it wins" if context.evidence.winner else "Why it is better"
 
 
+def _caveat(unit: str, ratios: bool, has_shares: bool) -> str:
+    """Return how values at equal samples and shares of a gain were computed."""
+    of = "ratio's logarithm" if ratios else "difference"
+    shares = f"The percentages are shares of the {of} of both values. "
+    equal = f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
+    return f"{shares if has_shares else ''}{equal} one whose schedules end there was not run. "
+
+
 def _trust(context: ReportContext) -> str:
     """Return how many runs the comparison rests on, and whether other processes disturbed them."""
     repeated = context.evidence.confirmation is not None or context.evidence.compared is not None
@@ -106,13 +114,6 @@ def _trust(context: ReportContext) -> str:
     if any(disturbed(trial) for trial, _, _ in context.highlights.pairs()):
         runs += ", and others used the machine meanwhile"
     return runs
-
-
-def _noise(context: ReportContext, metric: str) -> Noise | None:
-    """Return the noise of one run in a quantity, confirming runs included; None if unknown."""
-    confirmation = context.evidence.confirmation
-    runs = confirmation.compared.results if confirmation is not None else None
-    return noise.measured(context.results, runs, metric)
 
 
 def _equal_learning(parts: Why, scatter: Noise | None) -> bool:
@@ -131,13 +132,9 @@ def _has_shares(parts: Why, scatter: Noise | None) -> bool:
 
 
 def explain(
-    parts: Why,
-    label: str,
-    trust: str,
-    unit: str,
-    seconds: str = UNITS["wall"].seconds,
-    scatter: Noise | None = None,
-) -> str:
+    parts: Why, label: str, trust: str, unit: str,
+    seconds: str = UNITS["wall"].seconds, scatter: Noise | None = None,
+) -> str:  # fmt: skip
     """Return the decomposition as one sentence; without shares if the gap at equal samples is
     within the noise.
 
@@ -191,17 +188,6 @@ def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> s
 
 
 # ---- quantities
-def _parts_of_step(base: TrialRecord, winner: TrialRecord) -> list[str]:
-    """Return the parts of a step of either trial, in the order in which they first ended."""
-    points = [point for trial in (base, winner) for point in trial.points[-1:]]
-    return list(dict.fromkeys(part for point in points for part in point.phases_s))
-
-
-def _part_label(results: Results, part: str) -> str:
-    label = results.quantity(f"step_{part}_s").label
-    return label if label != f"step_{part}_s" else part.replace("_", " ")
-
-
 def _quantities(
     context: ReportContext, base: TrialRecord, winner: TrialRecord, parts: Why | None
 ) -> list[Quantity]:
@@ -226,8 +212,8 @@ def _quantities(
         rows.append(at_end("optimizer steps", "steps"))
         rows.append((f"{unit} per step", samples_per_step(base), samples_per_step(winner)))
     rows.append(at_end("time of a step (ms)", "step_s", 1000.0))
-    for part in _parts_of_step(base, winner):
-        name = f"· {_part_label(context.results, part)} (ms)"
+    for part in parts_of_step(base, winner):
+        name = f"· {part_label(context.results, part)} (ms)"
         rows.append(at_end(name, f"step_{part}_s", 1000.0))
     rows += [
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
@@ -245,66 +231,6 @@ def _cell(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 10 else rounded(float(value))
-
-
-# ---- a step
-def _steps(context: ReportContext, files: Files, base: TrialRecord, winner: TrialRecord) -> Html:
-    """Return the parts of a step, in seconds per 1,000 samples, as a sentence and a figure."""
-    theirs, mine, unit = per_thousand(base), per_thousand(winner), context.unit
-    if not theirs or not mine:
-        return note("The parts of a step were not recorded for both.")
-    names = _parts_of_step(base, winner)
-    rows = [[part, theirs.get(part), mine.get(part)] for part in names]
-    columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
-    files.csv("step", pd.DataFrame(rows, columns=columns))
-    # The part that saves or costs most is named only if the difference in speed is beyond the
-    # noise of one run.
-    before, after = sum(theirs.values()), sum(mine.values())
-    sentence = f"1,000 {unit} take {secs(after)} of training instead of {secs(before)}"
-    speed, of_base, scatter = rate(winner), rate(base), _noise(context, RATE)
-    if scatter is not None and speed and of_base and scatter.differ(speed, of_base):
-        saved = {part: theirs.get(part, 0.0) - mine.get(part, 0.0) for part in names}
-        most = max(saved, key=lambda part: saved[part] * (before - after))
-        change, label = "saved" if after < before else "lost", _part_label(context.results, most)
-        sentence += f"; most is {change} in {label}, {secs(abs(saved[most]))}"
-    scale, scale_unit = (1.0, "seconds") if before >= 5 else (1000.0, "milliseconds")
-    labels = {part: _part_label(context.results, part) for part in {**theirs, **mine}}
-    bars = {
-        "baseline": {labels[part]: spent * scale for part, spent in theirs.items()},
-        context.highlights.winner_is: {labels[part]: spent * scale for part, spent in mine.items()},
-    }
-    figure = files.chart(
-        "step",
-        lambda: _bars(bars, f"{scale_unit} per 1,000 {unit}"),
-        "parts of a training step, baseline and winner",
-        f"By {unit} and not by steps, because batch sizes may differ; over the last interval of"
-        " each.",
-    )
-    return join(el("h3", "Where a step goes"), el("p", f"{sentence}."), figure)
-
-
-def _bars(of_roles: Mapping[str, Mapping[str, float]], unit: str) -> Figure | None:
-    """Draw the parts of a step of baseline and winner as pairs of bars; None if all are 0."""
-    parts = list(dict.fromkeys(part for values in of_roles.values() for part in values))
-    longest = max((spent for values in of_roles.values() for spent in values.values()), default=0)
-    if not longest:
-        return None
-    figure, (axes,) = style.sheet(1, 0.7 + 0.42 * len(parts))
-    looks = ((BASELINE, -0.19), (WINNER, 0.19))
-    for (role, values), (color, shift) in zip(of_roles.items(), looks, strict=True):
-        lengths = [values.get(part, 0.0) for part in parts]
-        rows = [row + shift for row in range(len(parts))]
-        axes.barh(rows, lengths, height=0.33, color=color, label=role)
-        for row, length in zip(rows, lengths, strict=True):
-            style.annotate(axes, number(length), (length, row), (4, 0), fontsize=8, color=color)
-    axes.set_yticks(range(len(parts)), parts)
-    axes.tick_params(axis="y", length=0, labelcolor=style.INK)
-    axes.set_ylim(len(parts) - 0.5, -0.5)
-    axes.set_xlim(0, 1.12 * longest)
-    axes.set_xlabel(unit)
-    axes.grid(True, axis="x")
-    style.legend(figure)
-    return figure
 
 
 # ---- curves
