@@ -82,10 +82,10 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
 class Bench:
     """Rows, the time that is left, and the sizes."""
 
-    def __init__(self, out: Path, minutes: float, dry: bool, first: int = 0) -> None:
+    def __init__(self, out: Path, end: float, dry: bool, first: int = 0) -> None:
         self.out, self.dry, self.first = out, dry, first
         self.device = torch.device("cpu" if dry else "cuda")
-        self.end = time.monotonic() + 60 * minutes
+        self.end = end  # by the clock of all processes
         out.mkdir(parents=True, exist_ok=True)
         self.file = open(out / "rows.jsonl", "a")  # noqa: SIM115 – open to the end
 
@@ -365,15 +365,17 @@ def command(bench: Bench, what: str, words: list[str], in_dry: list[str]) -> Non
             timeout=limit,
             env={**os.environ, "NO_COLOR": "1"},
         )
-        code, lines = done.returncode, (done.stdout + done.stderr).splitlines()
-    except subprocess.TimeoutExpired:
-        code, lines = -1, [f"stopped after {limit:.0f} s"]
+        code, said, errors = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
+        said, errors = ((one or b"").decode(errors="replace") for one in (late.stdout, late.stderr))  # type: ignore[union-attr]
+        code, errors = -1, f"{errors}\nstopped after {limit:.0f} s"
     bench.row(
         what,
         command=" ".join(words[2:]),
         code=code,
         wall_s=time.monotonic() - begin,
-        end=lines[-25:],
+        end=said.splitlines()[-25:],
+        errors=errors.splitlines()[:10] + errors.splitlines()[-5:],
     )
 
 
@@ -483,7 +485,7 @@ def run_part(bench: Bench, name: str, first: int = 0) -> None:
         "--first",
         str(first),
     ]
-    words += ["--minutes", str(limit_s / 60), *(["--dry"] if bench.dry else [])]
+    words += ["--end", str(time.monotonic() + limit_s), *(["--dry"] if bench.dry else [])]
     try:
         code = subprocess.run(words, timeout=limit_s).returncode
     except subprocess.TimeoutExpired:
@@ -503,8 +505,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # in this process
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    bench = Bench(options.out, options.minutes, options.dry, options.first)
+    end = options.end or time.monotonic() + 60 * options.minutes
+    bench = Bench(options.out, end, options.dry, options.first)
     if options.part is not None:
         if not options.dry:
             use_side_stream(bench.device)
