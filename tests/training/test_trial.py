@@ -67,7 +67,12 @@ def accumulates(trial):
 def test_accumulation_learns_what_the_whole_batch_learns(body):
     told = [Told(), Told()]
     found = [
-        train(toy(norm=False, loader__accumulation=count), samples=IMAGES, observer=observer, body=body)
+        train(
+            toy(norm=False, loader__accumulation=count, loader__accumulate_to_fit=count > 1),
+            samples=IMAGES,
+            observer=observer,
+            body=body,
+        )
         for count, observer in zip((1, 2), told, strict=True)
     ]
     assert found[0].steps == found[1].steps == STEPS
