@@ -118,7 +118,7 @@ class Server:
         objective: str,
         values: Sequence[str] = (),
         revisions: Sequence[str] = (),
-        mode: str = "min",
+        mode: str | None = None,
         outcome: str = "budget",
         pattern: str | None = None,
         budget: str | None = None,
@@ -130,8 +130,8 @@ class Server:
         A and B differ in one thing: two commands, two git revisions ("HEAD", "." is the working
         copy), or one value given twice ("lr=1e-3", "lr=3e-3"). commands: with {name} for values and
         {seed}, "python train.py --lr {lr} --seed {seed}". objective: the metric as they print it.
-        mode: min or max. outcome: budget (the value when the budget is spent) or final. pattern: a
-        regular expression for the metric.
+        mode: min or max (None: min, unless the name says more is better). outcome: budget (the
+        value when the budget is spent) or final. pattern: a regular expression for the metric.
         """
         options: dict[str, Any] = {"run": commands, "at": revisions, "objective": objective}
         options |= {
@@ -149,7 +149,7 @@ class Server:
         objective: str,
         baseline: dict[str, Any],
         search: dict[str, Any],
-        mode: str = "min",
+        mode: str | None = None,
         outcome: str = "budget",
         pattern: str | None = None,
         budget: str | None = None,

@@ -272,6 +272,7 @@ REFUSED = {
     "pairs": ["--run", RUN, "lr=1", "lr=2", "--pairs", "2"],
     "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],
     "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss"],
+    "direction": ["--run", RUN, "lr=1", "lr=2", "--objective", "val_acc"],
     "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
     "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
     "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
@@ -281,7 +282,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_before_anything_runs(program, capsys, name):
-    assert compare.main([*REFUSED[name], "--objective", "loss", "--no-check"]) == 2
+    assert compare.main(["--objective", "loss", *REFUSED[name], "--no-check"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not list(program.glob("ray_results/*"))
 

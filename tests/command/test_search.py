@@ -68,6 +68,13 @@ REFUSED = {
     "workload": {"workload": "digits"},
     "outcome": {"outcome": "best"},
     "grace": {"grace": "long"},
+    "outcom: no such key; did you mean outcome": {"outcom": "final"},
+    "objective: mode: is missing: more of val_acc is better": {"objective": {"name": "val_acc"}},
+    "early_stopping: 'asha' is not allowed with a target": {
+        "objective": {"name": "loss", "target": "loss<=1"},
+        "outcome": "time",
+        "early_stopping": "asha",
+    },
 }
 
 
@@ -75,6 +82,11 @@ REFUSED = {
 def test_bad_files_are_refused_with_their_key(tmp_path, key):
     with pytest.raises(ConfigError, match=rf"search\.yaml: {key}"):
         parsed(tmp_path, FILE | REFUSED[key])
+    if key == "objective":
+        with pytest.raises(ConfigError, match=r"search\.yaml: serach: no such key; did you mean search"):
+            parsed(tmp_path, {key: value for key, value in FILE.items() if key != "search"} | {"serach": {}})
+        with pytest.raises(ConfigError, match=r"search\.yaml: search: is missing"):
+            parsed(tmp_path, {key: value for key, value in FILE.items() if key != "search"})
 
 
 @pytest.mark.nightly

@@ -198,6 +198,11 @@ class Pairs:
         return int((b < a if self.lower_is_better else b > a).sum())
 
     @property
+    def equal(self) -> int:
+        """Return in how many pairs both sides had the same value."""
+        return int((self.values[0] == self.values[1]).sum())
+
+    @property
     def trained_s(self) -> float:
         """Return the training seconds of all runs."""
         return sum(run.points[-1].train_s for run in self.test.begun if run.points)

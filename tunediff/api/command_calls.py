@@ -77,7 +77,7 @@ def search_file(call: Any) -> Path:
     settings = {**call.settings, "grace": float(call.grace)}
     defaults = {field.name: field.default for field in dataclasses.fields(CommandSettings)}
     given = {name: value for name, value in settings.items() if value != defaults.get(name)}
-    objective = {"name": call.objective, "mode": call.mode}
+    objective = {"name": call.objective} | ({"mode": call.mode} if call.mode else {})
     content = {
         "command": call.command,
         "objective": objective | {key: given[key] for key in OF_OBJECTIVE if key in given},

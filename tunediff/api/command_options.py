@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from tunediff.analysis.targets import Counted
 from tunediff.api.options import JobOptions, ProofOptions, TargetOptions, VerdictOptions
-from tunediff.command.definition import CommandDefinition, Mode, OutcomeName
+from tunediff.command.definition import CommandDefinition, Mode, OutcomeName, default_mode
 from tunediff.config import ConfigError
 from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow
@@ -22,7 +22,11 @@ class CommandSettings(TargetOptions):
     objective: str | None = option(
         None, "the metric that decides, as the command prints it", metavar="NAME"
     )
-    mode: str = option("min", "which direction is better (default: min)", choices=get_args(Mode))
+    mode: str | None = option(
+        None,
+        "which direction is better (default: min; to be said of names such as accuracy)",
+        choices=get_args(Mode),
+    )
     pattern: str | None = option(None, "a regular expression for it, with one group: the number")
     metrics: str | None = option(
         None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
@@ -53,6 +57,7 @@ class CommandSettings(TargetOptions):
         names = [field.name for field in dataclasses.fields(CommandSettings)]
         names.remove("grace")
         settings = {name: getattr(self, name) for name in names} | {"grace_s": float(self.grace)}
+        settings["mode"] = self.mode or default_mode(self.objective, "--mode")
         # Where a run goes on to its own end, its target is a matter of the verdict
         return settings if self.outcome == "time" else {**settings, "target": None}
 

@@ -211,7 +211,9 @@ def planned(request: CommandCompareRequest) -> dict[str, Any]:
 
 def plan_lines(request: CommandCompareRequest) -> list[str]:
     """Return what would run, in words."""
-    most, budget_s = request.max_pairs, request.budget_s
+    most, definition = request.max_pairs, request.sides[0].definition
+    budget_s = None if definition.outcome == "final" else request.budget_s
+    better = "less" if definition.mode == "min" else "more"
     each = "its own end" if budget_s is None else f"{text.seconds(budget_s)} of wall-clock"
     at_most_s = 2 * most * (budget_s or 0.0) / request.at_once
     total = "" if budget_s is None else f": at most {text.seconds(at_most_s)}"
@@ -219,6 +221,7 @@ def plan_lines(request: CommandCompareRequest) -> list[str]:
         total += f", {request.at_once} runs at the same time"
     return [
         *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
+        f"objective: {definition.objective}, of which {better} is better",
         f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
         *honesty([side.definition for side in request.sides], systems_knobs=False),
     ]

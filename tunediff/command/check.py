@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.command import calibration
+from tunediff.command.process import LOG
 from tunediff.command.run import Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core.point import Point
@@ -59,7 +60,7 @@ class Checked:
         if self.clock == "process" and self.first_value_s > MOST_START_UP * budget_s:
             yield (
                 f"the first value comes after {self.first_value_s:.1f} s of a budget of"
-                f" {budget_s:.0f} s: start-up counts unless the command prints TUNEDIFF start"
+                f" {budget_s:g} s: start-up counts unless the command prints TUNEDIFF start"
             )
         yield from self.failing
         for name in self.without_effect:
@@ -94,9 +95,8 @@ def check(
         ]
     clock = "process" if first.clock is None else first.clock.kind
     idle = idle if deterministic else []
-    return Checked(
-        first.first_s, deterministic, idle, attempt.failures, written, clock, run.budget_s
-    )
+    budget_s = None if run.definition.outcome == "final" else run.budget_s
+    return Checked(first.first_s, deterministic, idle, attempt.failures, written, clock, budget_s)
 
 
 def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
@@ -152,6 +152,7 @@ class _Attempts:
                 end = event
         if point is None or end is None or end.status in ("error", "oom"):
             reason = end.reason if end is not None else "it printed nothing"
+            reason = reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
             values = " ".join(f"{name}={value}" for name, value in run.values.items())
             raise ConfigError(f"command: with {values or 'no parameters'}: {reason}")
         first_s = clock.start_up_s if clock is not None else time.monotonic() - begun

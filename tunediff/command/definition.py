@@ -19,6 +19,24 @@ from tunediff.core import machine
 FILE = "tunediff_command.yaml"
 Mode = Literal["min", "max"]
 OutcomeName = Literal["budget", "final", "time"]
+GAINS = re.compile(
+    r"acc[15]?|accuracy|auc|auroc|bleu|dice|f1|m?iou|map|precision|psnr|recall|returns?|rewards?"
+    r"|rouge|score|ssim|throughput|top[15]"
+)
+LOSSES = re.compile("err|error|loss|nll")
+"""Words in names of metrics of which more is better, or less."""
+
+
+def default_mode(objective: str, where: str) -> Mode:
+    """Return `min`, where nobody has said which direction is better. Raises `ConfigError` for a
+    name that says it of the other one."""
+    words = re.findall("[a-z0-9]+", objective.lower())
+    if any(map(GAINS.fullmatch, words)) and not any(map(LOSSES.fullmatch, words)):
+        raise ConfigError(
+            f"{where}: is missing: more of {objective} is better, to go by its name; allowed: max,"
+            " or min"
+        )
+    return "min"
 
 
 @dataclasses.dataclass(frozen=True)

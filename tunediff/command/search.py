@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunediff.command import trial
 from tunediff.command.check import check
-from tunediff.command.definition import CommandDefinition
+from tunediff.command.definition import CommandDefinition, default_mode
 from tunediff.command.workload import common_type, make
-from tunediff.config import ConfigError, Lines, flatten
+from tunediff.config import ConfigError, Lines, flatten, removed
+from tunediff.config.knobs import nearest
 from tunediff.search_space import SearchSpace, duration_s
+from tunediff.search_space.sections import SearchFile
 
 OF_OBJECTIVE = ("mode", "pattern", "metrics", "reduce", "target")
 """Fields of a definition that stand under `objective:`, beside its name."""
@@ -32,6 +35,10 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
         raise ConfigError(f"{source}: objective: {objective!r} is not allowed; allowed: {example}")
     settings = _taken(dict(objective), ("name", *OF_OBJECTIVE), f"{source}: objective")
     settings["objective"] = settings.pop("name")
+    settings.setdefault("mode", None)
+    settings["mode"] = settings["mode"] or default_mode(
+        settings["objective"], f"{source}: objective: mode"
+    )
     settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
     if "target" in settings:
         settings.setdefault("outcome", "time")
@@ -51,6 +58,7 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
             raise ConfigError(
                 f"{source}: {key}: is not allowed with command:; allowed: one of them"
             )
+    _check_keys(rest, source)
     parameters = _parameters(rest, source)
     rest.pop("baseline", None)
     rest.pop("fixed", None)
@@ -78,6 +86,17 @@ def _taken(lines: Lines, allowed: Iterable[str], where: str) -> Lines:
         if key not in allowed:
             raise ConfigError(f"{where}: {key}: unknown key; allowed: {', '.join(allowed)}")
     return lines
+
+
+def _check_keys(rest: Lines, source: str) -> None:
+    """Refuse unknown keys of a file, and one that searches nothing. Raises `ConfigError`."""
+    common = {field.name for field in dataclasses.fields(SearchFile)} - {"workload", "base"}
+    known = [*OF_COMMAND, "command", "grace", *sorted(common)]
+    for key in rest:
+        if key not in known and not removed.reason(key):
+            raise ConfigError(f"{source}: {key}: no such key; {nearest(key, known)}")
+    if not {"search", "grid", "trials", "ladder"} & rest.keys():
+        raise ConfigError(f"{source}: search: is missing: which parameters to vary, and how")
 
 
 def _parameters(content: Lines, source: str) -> dict[str, Any]:

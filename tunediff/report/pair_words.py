@@ -32,6 +32,8 @@ def sentences(pairs: Pairs) -> list[str]:
         return [f"Not decided yet after {count}: {difference}."]
     lines = _verdict(pairs, count, difference, resolution)
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
+    if pairs.equal == look.rounds:
+        ahead = f"Both sides are equal in all {look.rounds} pairs."
     if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"
         ahead = f"With one run each, {single}; {ahead}"
