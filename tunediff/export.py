@@ -146,12 +146,16 @@ def _export_training(training: Path, args: argparse.Namespace) -> None:
 
 def _write_adapter(weights: Path, folder: Path) -> bool:
     """Write the adapter of peft that a file of weights holds; return whether it holds one."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     from tunediff.training import adapters
     from tunediff.training.weights import read
 
-    with safe_open(weights, "np") as file:
+    try:
+        file = safe_open(weights, "np")
+    except SafetensorError:  # damaged: whoever loads the copy is told so
+        return False
+    with file:
         metadata = file.metadata() or {}
     return adapters.write(metadata, read(weights), folder)
 

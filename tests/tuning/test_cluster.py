@@ -176,7 +176,7 @@ def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_
 def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     """Two nodes of one core run two trials at once; one dies with a trial on it, another one comes."""
     doomed = nodes.add()
-    one = search("night", **GRID)
+    one = search("night", **(GRID | {"budget": {"per_trial": "40s", "trials": 6}}))  # nodes take long to come
     process = one.start(str(one.file), "--name", "night", "--address", nodes.address)
     names = [f"t{number:04d}" for number in range(6)]
     victim = one.wait_for(lambda: next((n for n in names if ran_on(one, n, doomed) and one.events(n, "point")), None))

@@ -194,6 +194,16 @@ def test_a_trial_that_wants_too_much_memory_is_oom_and_teaches(search):
     assert not one.events("t0002", "worker")
 
 
+def loaders_of(one):
+    """The loader processes of the first trial: its template's server forks them."""
+
+    def found():
+        template = psutil.Process(pids(one, "t0000")[1]).parent()
+        return [child for child in template.children(recursive=True) if child.name() == "pt_data_worker"]
+
+    return one.wait_for(found)
+
+
 def test_a_hung_loader_times_out(search):
     """A loader process stands still, as on a file system that does not answer."""
     one, process = begin(
@@ -201,7 +211,7 @@ def test_a_hung_loader_times_out(search):
         fixed={"loader.workers": 1, "loader.resident": False},
     )  # fmt: skip
     one.wait_for(has(one, "t0000", 1))
-    for loader in psutil.Process(pids(one, "t0000")[1]).children(recursive=True):
+    for loader in loaders_of(one):
         loader.suspend()
     one.family = set(of_search(process))
     one.wait_for(lambda: one.trial("t0000").finished)
@@ -246,10 +256,7 @@ def test_a_killed_loader_process_costs_one_attempt(search):
     """The out-of-memory killer takes loader processes first: no fault of the configuration."""
     one, process = begin(search, "loader", fixed={"loader.workers": 1, "loader.resident": False})
     one.wait_for(has(one, "t0000", 1))
-    worker = psutil.Process(pids(one, "t0000")[1])
-    loaders = [p for p in worker.children(recursive=True) if "pt_data_worker" in p.name() or p.is_running()]
-    assert loaders
-    for loader in loaders:
+    for loader in loaders_of(one):
         loader.kill()
     one.wait_for(lambda: one.trial("t0000").finished)
     assert (one.trial("t0000").status, one.trial("t0000").attempts) == ("ok", 2)

@@ -177,10 +177,11 @@ def both(world):
     divided |= {"parallel__schedule": "gpipe", "parallel__microbatches": 1}  # the statistics of the whole batch
     piped_with_norm = train(digits(**divided), samples=32 * 4, world=world)
     with_norm = train(digits(parallel__workers=2), samples=32 * 4, world=world)
+    (net := network(digits().knobs)).load_state_dict(weights(with_norm))
     judge = evaluator_of(digits(parallel__workers=2, evaluation__batch_size=50).knobs, world)
     return {
         "weights": weights(outcome), "points": told.points, "with_norm": weights(with_norm),
-        "judged": judged(judge, with_norm.model), "piped_with_norm": weights(piped_with_norm),
+        "judged": judged(judge, net), "piped_with_norm": weights(piped_with_norm),
     }  # fmt: skip
 
 
