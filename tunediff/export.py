@@ -152,7 +152,7 @@ def _write_adapter(weights: Path, folder: Path) -> bool:
     from tunediff.training.weights import read
 
     try:
-        file = safe_open(weights, "np")
+        file: Any = safe_open(weights, "np")
     except SafetensorError:  # damaged: whoever loads the copy is told so
         return False
     with file:
