@@ -64,7 +64,7 @@ def test_a_pair_that_was_killed_begins_again_as_a_pair(program, capsys):
         trials = [Path(f"ray_results/x/trials/t000{i}") for i in range(2)]
         logs = [trial / "output.log" for trial in trials]
         wait_until(lambda: all(log.is_file() and "loss" in log.read_text() for log in logs))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # who starts us in the background lets SIGINT be ignored
         assert "resume: python -m tunediff.compare --resume x" in process.stderr.read()
     assert process.returncode == 130
     wait_until(lambda: not processes_of("train.py"))
