@@ -22,7 +22,7 @@ from tunediff.analysis.online_fdr import level_of
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.analysis.targets import Target, target_gate
-from tunediff.tuning.at_once import place_of
+from tunediff.tuning.at_once import device_index
 
 MOST = 12
 TIME_SD, LOSS_SD = 0.005, 0.0013
@@ -131,7 +131,9 @@ def of_parallel(
         speed, wave = (
             unequal * rng.standard_normal(devices), TIME_SD * rng.standard_normal(MOST)[of_pair // groups]
         )  # fmt: skip
-        places = [[place_of(2 * pair + side, 2, devices) for pair in of_pair] for side in (0, 1)]
+        places = [
+            [device_index(2 * pair + side, 2, devices) for pair in of_pair] for side in (0, 1)
+        ]
         seconds = np.exp(TIME_SD * rng.standard_normal((2, MOST)) + speed[places] + wave)
         seconds[1] *= 1 - gain
         for many in range(groups, MOST + 1, groups):  # a look after each wave

@@ -70,3 +70,10 @@ def test_blocks_are_a_two_way_layout():
     assert (with_blocks.low, with_blocks.high) == pytest.approx((off.mean() - half, off.mean() + half))
     without = look(np.stack([np.zeros(6), off]), 6, ratios=False, rules=fixed).differences[0]
     assert with_blocks.resolution < 0.2 * without.resolution
+
+
+def test_neighbours_are_named_where_they_disturb():
+    said = drift.neighbours_sentence({"product_s": 0.01, "copy_s": 0.41, "loader_s": 0.08})
+    assert said.startswith("Runs at the same time slow each other: copy 41%, loader 8%. ")
+    assert drift.neighbours_sentence({"product_s": 0.05, "copy_s": 0.3, "loader_s": -0.1}) == ""
+    assert drift.neighbours_sentence(None) == ""

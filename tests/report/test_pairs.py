@@ -120,6 +120,11 @@ def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
     assert -0.02 < said["ratio_low"] - 1 < 0 < said["ratio_high"] - 1 < 0.02
 
 
+def test_equal_sides_are_not_behind():
+    found = pairs.read(made({"A": [2.0, 2.2, 1.9], "B": [2.0, 2.2, 1.9]}))
+    assert "Both sides are equal in all 3 pairs." in " ".join(pair_words.sentences(found))
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_an_open_comparison_has_no_verdict(count):
     """Neither in Python nor in the JSON that `result` of the MCP server returns, nor on the page."""

@@ -1,4 +1,4 @@
-"""Both sides of a pair at the same time: which share of the machine a run gets, and what a kill leaves."""
+"""Both sides of a pair at the same time: which device of the machine a run gets, and what a kill leaves."""
 
 import json
 import os
@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.command.test_run import processes_of, wait_until
+from tests.comparisons import made, told
 from tunediff import compare, run_comparison
 from tunediff.analysis.pair_test import PairTest
 from tunediff.config import ConfigError
-from tunediff.core import trial_record
+from tunediff.core import machine, trial_record
 from tunediff.tuning import at_once
 
 PAIR = """
@@ -30,7 +31,7 @@ if os.path.exists("waits"):
     time.sleep(3600)
 """
 WORDS = ("lr=1", "lr=2", "--objective", "loss", "--outcome", "final", "--no-check", "--quiet", "--parallel")
-TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two runs at a time need two cores")
+TWO_CORES = pytest.mark.skipif(machine.cores() < 2, reason="two runs at a time need two cores")
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def test_both_sides_run_at_the_same_time_on_cores_that_they_swap(program, capsys
     assert (result["verdict"], result["pairs"], result["runs_at_once"]) == ("worse", 3, 2)
     assert set(result["machine"]["neighbours"]) == {"product_s", "copy_s", "loader_s"}
     said = [Path(f"ray_results/x/trials/t{i:04d}/output.log").read_text().split()[:3] for i in range(6)]
+    assert "they ran at the same time" in Path("ray_results/x/report.html").read_text()
     first, second = sorted(os.sched_getaffinity(0))[:2]
     cores = [first, second, second, first, first, second]
     assert said == [["core", str(core), "1"] for core in cores]
@@ -71,20 +73,28 @@ def test_a_pair_that_was_killed_begins_again_as_a_pair(program, capsys):
     assert not any(trial_record.read_trial(trial).finished for trial in trials)
 
     # the one side had ended, the other had not
-    trial_record_end = {"event": "end", "status": "ok", "reason": "", "time": 1.0, "seconds": {"train": 1.0}}
+    end = {"event": "end", "status": "ok", "reason": "", "time": 1.0, "seconds": {"train": 1.0}}
     with open(trials[0] / "journal.jsonl", "a") as journal:
-        journal.write(json.dumps(trial_record_end) + "\n")
+        journal.write(json.dumps(end) + "\n")
     Path("waits").unlink()
     assert compare.main(["--resume", "x"]) == 11
     assert all("its pair was interrupted" in (trial / "journal.jsonl").read_text() for trial in trials)
     assert not capsys.readouterr().err
 
 
-def test_rounds_of_several_places_swap_from_wave_to_wave():
+def test_a_failure_ends_it_though_the_other_side_has_no_result(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = made({"A": [2.0, 2.1], "B": [1.0]}, statuses=[(("A", 2), "oom")], at_once=2)
+    before = (folder / "trials/t0002/journal.jsonl").read_text()
+    assert told(capsys)[0] == 12
+    assert (folder / "trials/t0002/journal.jsonl").read_text() == before
+
+
+def test_rounds_of_several_devices_swap_from_wave_to_wave():
     """Eight devices have four pairs at a time; in the next wave each side has the other's device."""
-    waves = [[at_once.place_of(number, 2, 8) for number in range(first, first + 8)] for first in (0, 8)]
+    waves = [[at_once.device_index(number, 2, 8) for number in range(first, first + 8)] for first in (0, 8)]
     assert waves == [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]]
-    assert [at_once.place_of(number, 3, 3) for number in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert [at_once.device_index(number, 3, 3) for number in range(6)] == [0, 1, 2, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -93,23 +103,21 @@ def test_rounds_of_several_places_swap_from_wave_to_wave():
 def test_shares_are_as_many_as_the_threads_of_a_run_allow(threads, cores, count):
     if not count:
         with pytest.raises(ConfigError, match="--parallel: there are no two equal devices"):
-            at_once.divided(cores, range(cores), threads, [], [])
+            at_once.equal_devices(cores, range(cores), threads, [], [])
         return
-    shares = at_once.divided(cores, range(cores), threads, [], [])
-    assert [share.threads for share in shares] == [threads or cores // 2] * count
-    used = [core for share in shares for core in share.cores]
-    assert len(used) == len(set(used)) == count * shares[0].threads
+    run_devices = at_once.equal_devices(cores, range(cores), threads, [], [])
+    assert [device.threads for device in run_devices] == [threads or cores // 2] * count
+    used = [core for device in run_devices for core in device.cores]
+    assert len(used) == len(set(used)) == count * run_devices[0].threads
 
 
 def test_a_gpu_of_the_most_frequent_model_is_a_share():
-    shares = at_once.divided(16, range(16), None, list("01234"), ["H200", "A100", "H200", "H200", "H200"])
-    assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in shares] == ["0", "2", "3", "4"]
-    assert {share.threads for share in shares} == {4}
+    run_devices = at_once.equal_devices(16, range(16), None, list("01234"), ["H200", "A100", "H200", "H200", "H200"])
+    assert [device.variables["CUDA_VISIBLE_DEVICES"] for device in run_devices] == ["0", "2", "3", "4"]
+    assert {device.threads for device in run_devices} == {4}
 
 
 def test_devices_are_blocks_of_the_test(tmp_path):
-    from tests.comparisons import made
-
     folder = made({"A": [2.0, 2.2, 1.9, 2.1], "B": [1.0, 2.2, 0.9, 2.2]}, folder=tmp_path / "x")
     half = {"pairs": 12, "within": None}
     one_by_one = PairTest.read(folder, half, "frechet", "min").look.differences[0]

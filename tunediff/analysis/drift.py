@@ -89,8 +89,8 @@ def neighbours_sentence(neighbours: Mapping[str, float] | None) -> str:
         return ""
     parts = ", ".join(f"{part} {share:.0%}" for part, share in slow.items())
     return (
-        f"Runs at the same time slow each other: {parts}. Both sides had the same neighbours; a"
-        " side that uses shared memory more is helped less, or disturbs more, than alone."
+        f"Runs at the same time slow each other: {parts}. A side that uses less of what they share,"
+        " memory above all, gains from that; one run at a time would not show it."
     )
 
 

@@ -198,9 +198,10 @@ class Pairs:
         return int((b < a if self.lower_is_better else b > a).sum())
 
     @property
-    def equal(self) -> int:
-        """Return in how many pairs both sides had the same value."""
-        return int((self.values[0] == self.values[1]).sum())
+    def equal(self) -> bool:
+        """Return whether both sides had the same value in every pair."""
+        a, b = self.values[:, np.isfinite(self.values).all(axis=0)]
+        return len(a) > 0 and bool((a == b).all())
 
     @property
     def trained_s(self) -> float:

@@ -87,10 +87,8 @@ def resume(options: CommandCompareOptions) -> Path:
     machine_options.check(options)
     listeners.check(options.track)
     new = CommandCompareOptions()
-    given = any(
-        getattr(options, name)
-        for name in ("words", "run", "at", "objective", "budget", "name", "reproduce")
-    )
+    keys = ("words", "run", "at", "objective", "budget", "name", "reproduce")
+    given = any(getattr(options, key) for key in keys)
     rules = ["seed", *(field.name for field in dataclasses.fields(VerdictOptions))]
     if given or any(getattr(options, name) != getattr(new, name) for name in rules):
         raise ConfigError("--resume: takes both sides and what is measured from the folder")
@@ -213,7 +211,6 @@ def plan_lines(request: CommandCompareRequest) -> list[str]:
     """Return what would run, in words."""
     most, definition = request.max_pairs, request.sides[0].definition
     budget_s = None if definition.outcome == "final" else request.budget_s
-    better = "less" if definition.mode == "min" else "more"
     each = "its own end" if budget_s is None else f"{text.seconds(budget_s)} of wall-clock"
     at_most_s = 2 * most * (budget_s or 0.0) / request.at_once
     total = "" if budget_s is None else f": at most {text.seconds(at_most_s)}"
@@ -221,7 +218,7 @@ def plan_lines(request: CommandCompareRequest) -> list[str]:
         total += f", {request.at_once} runs at the same time"
     return [
         *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
-        f"objective: {definition.objective}, of which {better} is better",
+        f"objective: {definition.objective} ({definition.mode})",
         f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
         *honesty([side.definition for side in request.sides], systems_knobs=False),
     ]

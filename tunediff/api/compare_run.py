@@ -80,7 +80,9 @@ def _repeat_halves(folder: Path) -> None:
     """Let both sides of a pair that was interrupted begin again where they run at the same time:
     the one that goes on alone would have no neighbour."""
     comparison = pairs.read(folder)
-    for pair in comparison.runs if comparison.test.at_once > 1 else ():
+    if comparison.test.at_once == 1 or comparison.over:
+        return
+    for pair in comparison.runs:
         if all(run is not None and run.finished for run in pair):
             continue
         for run in filter(None, pair):
@@ -89,14 +91,19 @@ def _repeat_halves(folder: Path) -> None:
             Journal(trial).restarted("its pair was interrupted, whose runs are at the same time")
 
 
-def _shares(comparison: Pairs) -> list[at_once.Share]:
-    """Return the shares of this machine for runs at the same time; [] for one at a time. Raises
+def _run_devices(comparison: Pairs) -> list[at_once.RunDevice]:
+    """Return the devices of this machine for runs at the same time; [] for one at a time. Raises
     `ConfigError` if it has not as many as the comparison began with."""
     if (count := comparison.test.at_once) == 1:
         return []
-    shares = at_once.shares()
-    allow(len(shares) == count, "--parallel", len(shares), f"{count} equal devices, as it began")
-    return shares
+    run_devices = at_once.run_devices()
+    allow(
+        len(run_devices) == count,
+        "--parallel",
+        len(run_devices),
+        f"{count} equal devices, as it began",
+    )
+    return run_devices
 
 
 def _resume(options: AnyOptions) -> Path:
@@ -184,22 +191,28 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
     notes = RunLines(folder, say), sessions.SessionNotes(folder)
     with listeners.with_listeners(*notes):
         make = functools.partial(command_runs.proposal, folder)
-        shares = _shares(comparison)
-        command_runs.run(comparison, _rounds(comparison, make, say, shares), listeners, shares)
+        run_devices = _run_devices(comparison)
+        command_runs.run(
+            comparison, _rounds(comparison, make, say, run_devices), listeners, run_devices
+        )
     for name in pairs.SIDES:  # the revisions stay in its file
         worktrees.remove(folder / name / worktrees.SOURCE)
 
 
-def _dividing(comparison: Pairs) -> Callable[..., resources.ResourcePartition]:
+def _dividing(
+    comparison: Pairs, run_devices: Sequence[at_once.RunDevice]
+) -> Callable[..., resources.ResourcePartition]:
     """Return how machines are divided for the runs of a comparison."""
-    needs, at_once = compare_setup.needs(comparison.configs), comparison.test.at_once
+    needs, count = compare_setup.needs(comparison.configs), len(run_devices)
+    strategies = [one.parallel.strategy for one in comparison.configs]
 
     def divided(*machines: resources.Machine) -> resources.ResourcePartition:
-        strategies = [one.parallel.strategy for one in comparison.configs]
-        partition = resources.divided(machines, *needs, strategies=strategies)
-        if at_once > 1:
-            partition = dataclasses.replace(partition, whole=False, at_once=at_once)
-        return partition
+        if not run_devices:
+            return resources.divided(machines, *needs, strategies=strategies)
+        first = run_devices[0]  # the others are equal
+        used = resources.Machine(count * first.threads, count if first.gpu is not None else 0)
+        partition = resources.divided([used], *needs, strategies=strategies)
+        return dataclasses.replace(partition, whole=False, at_once=count)
 
     return divided
 
@@ -208,7 +221,7 @@ def _run_workloads(
     comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners
 ) -> None:
     """Run trainings on workers, of this machine or of a cluster."""
-    folder, shares = comparison.folder, _shares(comparison)
+    folder, run_devices = comparison.folder, _run_devices(comparison)
 
     def greet(dashboard: str | None) -> None:
         if dashboard is not None:
@@ -219,11 +232,11 @@ def _run_workloads(
         backend = stack.enter_context(
             connection.one_by_one(
                 folder,
-                _dividing(comparison),
+                _dividing(comparison, run_devices),
                 options.address,
                 greet,
                 comparison.configs,
-                shares=shares,
+                run_devices=run_devices,
             )
         )
         backend.say_through(say)
@@ -243,7 +256,7 @@ def _run_workloads(
                 RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
             )
         )
-        rounds.run(folder, _rounds(comparison, make, say, shares), backend, listeners)
+        rounds.run(folder, _rounds(comparison, make, say, run_devices), backend, listeners)
 
 
 def _say_budget(comparison: Pairs, say: Say) -> None:
@@ -259,11 +272,11 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
 
 def _rounds(
     comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say,
-    shares: Sequence[at_once.Share],
+    run_devices: Sequence[at_once.RunDevice],
 ) -> rounds.Rounds[R]:  # fmt: skip
     """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
     folder, last_words = comparison.folder, [""]
-    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None, shares)
+    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None, run_devices)
 
     def tell(now: Pairs) -> None:
         if (
@@ -280,7 +293,7 @@ def _rounds(
 
     sides = zip(comparison.configs, pairs.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
-    settings = candidates, comparison.max_pairs, make, over, max(1, len(shares))
+    settings = candidates, comparison.max_pairs, make, over, max(1, len(run_devices))
     if comparison.judges[0] is None:
         return rounds.Rounds(*settings)
     judged = locked_judge.JudgedRounds(*settings)

@@ -122,7 +122,7 @@ class VerdictOptions(TargetOptions):
             "level": self._own_level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
-            **({"at_once": len(at_once.shares())} if self.parallel else {}),
+            **({"at_once": len(at_once.run_devices())} if self.parallel else {}),
             **self._judge_content(),
             **self._time_content(metric, counted),
         }

@@ -17,7 +17,7 @@ from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
-from tunediff.tuning.at_once import AtOnce, OneByOne, Running, Share, place_of
+from tunediff.tuning.at_once import AtOnce, OneByOne, RunDevice, Running, device_index
 from tunediff.tuning.rounds import Rounds, writing_to
 
 
@@ -35,12 +35,15 @@ class SideRun(NamedTuple):
 
 
 def run(
-    comparison: Pairs, rounds: Rounds[SideRun], listeners: Listeners, shares: Sequence[Share]
+    comparison: Pairs,
+    rounds: Rounds[SideRun],
+    listeners: Listeners,
+    run_devices: Sequence[RunDevice],
 ) -> None:
     """Run what `rounds` proposes until it is decided: one command at a time, or one on each of
-    `shares` of this machine. Raises `StoppedError` where a journal cannot be written."""
+    `run_devices` of this machine. Raises `StoppedError` where a journal cannot be written."""
     sides = dict[str, SideRun]()
-    several = AtOnce[str, Point]() if shares else None
+    several = AtOnce[str, Point]() if run_devices else None
     running: Running[str, Point] = several or OneByOne()
     with writing_to(comparison.folder), several.ended() if several else contextlib.nullcontext():
         while True:
@@ -50,8 +53,8 @@ def run(
                 if several is None:
                     iterate = functools.partial(_follow, comparison, side)
                 else:
-                    share = shares[place_of(side.number, len(SIDES), len(shares))]
-                    iterate = functools.partial(_follow, comparison, side, share, several.check)
+                    device = run_devices[device_index(side.number, len(SIDES), len(run_devices))]
+                    iterate = functools.partial(_follow, comparison, side, device, several.check)
                 running.start(side.name, iterate)
             if not sides:
                 return
@@ -65,15 +68,15 @@ def run(
 
 
 def _follow(
-    comparison: Pairs, side: SideRun, share: Share | None = None,
+    comparison: Pairs, side: SideRun, device: RunDevice | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Point]:  # fmt: skip
-    """Run one side, on a share of the machine if it is given, and yield its points."""
+    """Run one side, on a device of the machine if it is given, and yield its points."""
     command = trial.run_of(side.config, side.folder, comparison.budget_s or None)
-    if share is not None:
-        share.pin()
-        devices = () if share.gpu is None else (share.gpu,)
-        command = dataclasses.replace(command, devices=devices, threads=share.threads)
+    if device is not None:
+        device.pin()
+        devices = () if device.gpu is None else (device.gpu,)
+        command = dataclasses.replace(command, devices=devices, threads=device.threads)
     yield from trial.follow(command, side.config, side.drawn, side.number, stopped)
 
 

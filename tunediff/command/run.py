@@ -273,11 +273,10 @@ def _end(
         tail = "\n".join([*causes, *process.errors]) or f"see {log}"
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         status, reason = "oom" if reader.out_of_memory else "error", f"{how}: {tail}"
-    elif reader.values == 0 and ending == "budget" and reader.run.limit_s is not None:
-        limit_s = f"{reader.run.limit_s:g} s"
-        status, reason = "error", f"no value of {definition.objective} within its {limit_s}"
     elif reader.values == 0:
         where = definition.metrics or f"what it printed ({log}); allowed: --pattern for other forms"
+        if ending == "budget":
+            where += f", or more than the {reader.run.limit_s:g} s after which it was ended"
         latest = "".join(f"\n  {line}" for line in process.latest)
         last = f"; its last lines:{latest}" if latest else ""
         status, reason = "error", f"no value of {definition.objective} in {where}{last}"

@@ -35,10 +35,8 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
         raise ConfigError(f"{source}: objective: {objective!r} is not allowed; allowed: {example}")
     settings = _taken(dict(objective), ("name", *OF_OBJECTIVE), f"{source}: objective")
     settings["objective"] = settings.pop("name")
-    settings.setdefault("mode", None)
-    settings["mode"] = settings["mode"] or default_mode(
-        settings["objective"], f"{source}: objective: mode"
-    )
+    where = f"{source}: objective: mode"
+    settings["mode"] = settings.get("mode") or default_mode(settings["objective"], where)
     settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
     if "target" in settings:
         settings.setdefault("outcome", "time")

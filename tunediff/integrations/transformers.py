@@ -59,7 +59,6 @@ _OFF = {
     "load_best_model_at_end": "the model at the end of the budget is judged and saved",
 }
 """Fields that are switched off, and why."""
-_SHARDING = ("fsdp", "deepspeed", "parallelism_config")
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that step by evaluations."""
 _TIMES = ("_runtime", "_per_second", "_preparation_time")

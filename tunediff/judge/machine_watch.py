@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tunediff.analysis.drift import FILE
 from tunediff.core import environment, machine
-from tunediff.tuning.at_once import Share
+from tunediff.tuning.at_once import RunDevice
 
 LEAST_S, MOST_S, SHARE = 0.05, 2.0, 0.02
 """Seconds of each part of the reference: this share of those of a pair, within these limits."""
@@ -157,14 +157,14 @@ def _fastest_s(part: Callable[[], object], seconds: float) -> float:
     return float(np.quantile(times, 0.1))
 
 
-def neighbours(shares: Sequence[Share], seconds: float = 0.3) -> dict[str, float]:
+def neighbours(run_devices: Sequence[RunDevice], seconds: float = 0.3) -> dict[str, float]:
     """Return by which share of its seconds each part of the reference takes longer while every
     share of the machine runs it: equal work on equal devices, first one by one, then at once."""
     command = [sys.executable, "-c", f"from {__name__} import serve; serve()", str(seconds)]
     processes = []
     with contextlib.ExitStack() as stack:
-        for share in shares:
-            cores = ",".join(map(str, share.cores))
+        for device in run_devices:
+            cores = ",".join(map(str, device.cores))
             process = subprocess.Popen(
                 [*command, cores], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
@@ -206,11 +206,11 @@ class MachineWatch:
     """Writes a line about the machine between the pairs of a comparison."""
 
     def __init__(
-        self, folder: Path, noted: int | None = None, shares: Sequence[Share] = ()
+        self, folder: Path, noted: int | None = None, run_devices: Sequence[RunDevice] = ()
     ) -> None:
         """`noted`: pairs of a comparison that is over, after which nothing more is to be said;
-        `shares`: of the machine, on which runs at the same time are neighbours."""
-        self._file, self._noted, self._shares = folder / FILE, noted, shares
+        `run_devices`: on which runs at the same time are neighbours."""
+        self._file, self._noted, self._run_devices = folder / FILE, noted, run_devices
         self._pair_began: float | None = None
 
     def note(self, pairs: int) -> None:
@@ -223,8 +223,8 @@ class MachineWatch:
         line = {"time": time.time(), "pairs": pairs, **reference(seconds), **state()}
         if not self._file.is_file():
             line |= {"facts": facts()}
-            if self._shares:
-                line |= {"neighbours": neighbours(self._shares)}
+            if self._run_devices:
+                line |= {"neighbours": neighbours(self._run_devices)}
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._pair_began = time.monotonic()

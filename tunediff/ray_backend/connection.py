@@ -25,7 +25,7 @@ from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import local, resources
-from tunediff.tuning.at_once import Share
+from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.experiment import why_stopped
 from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
@@ -212,9 +212,9 @@ def one_by_one(
     greet: Callable[[str | None], None],
     configs: Sequence[Systems],
     evaluates: bool = True,
-    shares: Sequence[Share] = (),
+    run_devices: Sequence[RunDevice] = (),
 ) -> Iterator[Backend]:
-    """Yield the backend for runs of these configurations, one at a time or on each of `shares`: on
+    """Yield the backend for runs of these configurations, one at a time or on `run_devices`: on
     this machine without Ray, or on the cluster at `address` as `workers` does."""
     if address is not None:
         with workers(folder, share, address, None, greet, configs, evaluates) as of_cluster:
@@ -223,7 +223,7 @@ def one_by_one(
 
     partition = share(resources.local())
     names = dict.fromkeys(config.schema.workload for config in configs)
-    with terminable(), local.opened(folder, partition, list(names), shares) as here:
+    with terminable(), local.opened(folder, partition, list(names), run_devices) as here:
         log_exceptions("the start", greet, None)
         yield here
 

@@ -32,7 +32,7 @@ def sentences(pairs: Pairs) -> list[str]:
         return [f"Not decided yet after {count}: {difference}."]
     lines = _verdict(pairs, count, difference, resolution)
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
-    if pairs.equal == look.rounds:
+    if pairs.equal:
         ahead = f"Both sides are equal in all {look.rounds} pairs."
     if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"

@@ -121,8 +121,11 @@ def _pairs(pairs: Pairs, files: Files) -> Html:
     """Write pairs.csv and return the table with one row per pair."""
     files.csv("pairs", values_of_pairs := frame(pairs))
     header, *lines = _rows(pairs, values_of_pairs)
+    order = "every other pair ran B first"
+    if pairs.test.at_once > 1:
+        order = "they ran at the same time, on two devices that they swap"
     method = (
-        "Both runs of a pair begin with the same seed; every other pair ran B first. Interval and"
+        f"Both runs of a pair begin with the same seed; {order}. Interval and"
         " verdict account for a look after every pair (the error of 5 % is spent over the looks,"
         " after Lan and DeMets). "
     )

@@ -1,8 +1,8 @@
-"""Runs at the same time on equal shares of this machine: which share a run gets, and threads that
+"""Runs at the same time on equal devices of this machine: which device a run gets, and threads that
 follow them.
 
 Both sides of a pair run at the same time, so that both have the same minute of the machine, on two
-shares that they swap in every other round. Imports neither torch nor Ray.
+devices that they swap in every other round. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
-    """What one run has for itself."""
+class RunDevice(NamedTuple):
+    """What one run has for itself: a GPU, or CPU cores."""
 
     cores: tuple[int, ...]
     """Numbers of the CPU cores; empty: the system places the threads."""
@@ -44,21 +44,21 @@ class Share(NamedTuple):
         return {} if self.gpu is None else {machine.VISIBLE: self.gpu}
 
 
-def shares() -> list[Share]:
-    """Return the equal shares of this machine, see `divided`."""
+def run_devices() -> list[RunDevice]:
+    """Return the equal devices of this machine, see `equal_devices`."""
     chosen = int(os.environ.get(machine.OMP) or 1) if machine.threads() is None else None
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     models = environment.describe_machine()["gpus"]
-    return divided(machine.cores(), numbers, chosen, machine.gpus(), models)
+    return equal_devices(machine.cores(), numbers, chosen, machine.gpus(), models)
 
 
-def divided(
+def equal_devices(
     cores: int, numbers: Sequence[int], chosen: int | None, gpus: list[str], models: Sequence[str]
-) -> list[Share]:
-    """Return equal shares of a machine, an even number: a GPU of the most frequent model each;
+) -> list[RunDevice]:
+    """Return equal devices of a machine, an even number: a GPU of the most frequent model each;
     else as many cores as the user has chosen threads, by default half of all.
 
-    `numbers`: of the cores; `models`: of the GPUs. Raises `ConfigError` for fewer than two shares.
+    `numbers`: of the cores; `models`: of the GPUs. Raises `ConfigError` for fewer than two.
     """
     if len(gpus) == len(models) and gpus:
         (model, _), *_ = collections.Counter(models).most_common(1)
@@ -73,13 +73,15 @@ def divided(
         )
     each = cores // count if gpus else each
     return [
-        Share(tuple(numbers[i * each : (i + 1) * each]), gpus[i] if gpus else None, max(1, each))
+        RunDevice(
+            tuple(numbers[i * each : (i + 1) * each]), gpus[i] if gpus else None, max(1, each)
+        )
         for i in range(count)
     ]
 
 
-def place_of(number: int, candidates: int, at_once: int) -> int:
-    """Return the share of run `number`, which is that of candidate `number % candidates`, from 0.
+def device_index(number: int, candidates: int, at_once: int) -> int:
+    """Return the device of run `number`, which is that of candidate `number % candidates`, from 0.
 
     As many rounds run at the same time as there is room for; of each, the candidates change places
     from one wave to the next.

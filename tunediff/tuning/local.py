@@ -13,7 +13,7 @@ from tunediff.core.listeners import Listener
 from tunediff.core.template import TemplateError, rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
-from tunediff.tuning.at_once import Interrupted, Share, place_of
+from tunediff.tuning.at_once import Interrupted, RunDevice, device_index
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
@@ -29,21 +29,21 @@ well."""
 
 
 class LocalBackend:
-    """What runs on this machine; a `Backend`. It has one slot, or one for each of equal shares of
+    """What runs on this machine; a `Backend`. It has one slot, or one for each of equal devices of
     the machine; a slot trains one job at a time, in a thread for each rank."""
 
     environment = None
 
     def __init__(
         self, folder: Path, partition: ResourcePartition, workloads: Sequence[str],
-        shares: Sequence[Share] = (),
+        run_devices: Sequence[RunDevice] = (),
     ) -> None:  # fmt: skip
         """`folder`: for what trials print; `workloads`: whose templates are prepared at once, for
-        trials of one rank; `shares`: of the machine, each of which has a run of a pair."""
+        trials of one rank; `run_devices`: each has a run of a pair; none: one run at a time."""
         self.device = "cuda" if partition.gpu else "cpu"
         self.devices = Pool(partition)
         self._notes = (*partition.notes, *omp_notes(partition))
-        self._slots = [_Slot(folder / OUTPUT, share) for share in shares or (None,)]
+        self._slots = [_Slot(folder / OUTPUT, device) for device in run_devices or (None,)]
         for slot in self._slots if workloads and partition.sizes[-1] == 1 else ():
             slot.provide_ranks(1, workloads)
 
@@ -54,7 +54,7 @@ class LocalBackend:
             return self._slots[0]
         for slot in self._slots:
             slot.wait_until_prepared()
-        return self._slots[place_of(spec.number, len(SIDES), len(self._slots))]
+        return self._slots[device_index(spec.number, len(SIDES), len(self._slots))]
 
     def release(self, spec: TrialSpec) -> None:
         """Do nothing: no trial is stopped early here."""
@@ -81,17 +81,17 @@ class LocalBackend:
 class _Slot(Mailbox):
     """A mailbox and the ranks that it serves; a `backend.Slot`."""
 
-    def __init__(self, output: Path, share: Share | None) -> None:
+    def __init__(self, output: Path, device: RunDevice | None) -> None:
         super().__init__()
         self._output = open(output, "ab")  # noqa: SIM115 – closed with the slot
         self._ranks: list[_Rank] = []
-        self._share, self._closed = share, False
+        self._device, self._closed = device, False
 
     def start(self, job: TrialSpec) -> str:
         size = job.group.size // job.group.place.each
         self.provide_ranks(size)
         for rank, variables in zip(self._ranks, rank_variables(size), strict=True):
-            rank.variables = variables | (self._share.variables if self._share else {})
+            rank.variables = variables | (self._device.variables if self._device else {})
         return super().start(job)
 
     def event(self, serial: str, cursor: int) -> Event | None:
@@ -116,11 +116,11 @@ class _Slot(Mailbox):
             templates, shared = [kept(TRIALS)], uuid.uuid4().hex
             if size > 1:
                 templates = [Templates(shared=shared) for _ in range(size)]
-            if self._share is not None:
+            if self._device is not None:
                 templates = [Templates()]
             for one in templates:
                 one.output = self._output
-            self._ranks = [_Rank(self, one, workloads, self._share) for one in templates]
+            self._ranks = [_Rank(self, one, workloads, self._device) for one in templates]
 
     def wait_until_prepared(self) -> None:
         for rank in self._ranks:
@@ -141,24 +141,30 @@ class _Rank:
     """A thread with the templates of one rank: the kernel ends them with the thread."""
 
     def __init__(
-        self, jobs: Mailbox, templates: Templates, workloads: Sequence[str], share: Share | None
+        self,
+        jobs: Mailbox,
+        templates: Templates,
+        workloads: Sequence[str],
+        device: RunDevice | None,
     ) -> None:
         self.variables = dict[str, str]()
         self.prepared = threading.Event()
-        self._share = share
+        self._device = device
         self._templates, self._jobs = templates, jobs
         self._over = False
         threading.Thread(target=self._serve, args=(workloads,), daemon=True, name="rank").start()
 
     def _serve(self, workloads: Sequence[str]) -> None:
-        if self._share is not None:
-            self._share.pin()
-        for workload in workloads:
-            self._templates.prepare(workload)
-        if self._share is not None:
-            with contextlib.suppress(TemplateError):  # its trial will say it
-                self._templates.ready(workloads[-1])
-        self.prepared.set()
+        if self._device is not None:
+            self._device.pin()
+        try:
+            for workload in workloads:
+                self._templates.prepare(workload)
+            if self._device is not None:
+                with contextlib.suppress(TemplateError):  # its trial will say it
+                    self._templates.ready(workloads[-1])
+        finally:
+            self.prepared.set()
         done = ""
         while not self._over:
             if (assignment := self._jobs.take(done)) is not None and not self._over:
@@ -174,11 +180,11 @@ class _Rank:
 @contextlib.contextmanager
 def opened(
     folder: Path, partition: ResourcePartition, workloads: Sequence[str],
-    shares: Sequence[Share] = (),
+    run_devices: Sequence[RunDevice] = (),
 ) -> Iterator[LocalBackend]:  # fmt: skip
-    """Yield the backend for what runs in `folder`, on each of `shares` at the same time; prepare
+    """Yield the backend for what runs in `folder`, on `run_devices` at the same time; prepare
     the templates of `workloads` meanwhile."""
-    backend = LocalBackend(folder, partition, workloads, shares)
+    backend = LocalBackend(folder, partition, workloads, run_devices)
     try:
         yield backend
     finally:

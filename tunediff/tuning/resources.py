@@ -197,11 +197,9 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
     if not partition.gpu or partition.sizes[-1] > 1:
-        why = (
-            "trials of several workers have GPUs of their own"
-            if partition.gpu
-            else "there are no GPUs"
-        )
+        why = "there are no GPUs"
+        if partition.gpu:
+            why = "trials of several workers have GPUs of their own"
         raise ConfigError(
             f"{space.source}: trials_per_gpu: {per_gpu} is not allowed here: {why}; allowed: 1"
         )

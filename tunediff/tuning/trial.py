@@ -249,11 +249,8 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
     reason = short_reason(lost.reason)
     why = next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
     # A disk that is too full for a checkpoint may have room for the probe.
-    return (
-        why
-        if why is not None and (str(folder) in lost.reason or unwritable(folder) is not None)
-        else None
-    )
+    is_ours = why is None or str(folder) in lost.reason or unwritable(folder) is not None
+    return why if is_ours else None
 
 
 def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
@@ -287,9 +284,7 @@ def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
     """Return a point for Tune: its numbers, and the objective by that name; of a run that has not
     met its target yet, infinite seconds."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
-    met = objective.metric in numbers or objective.metric != TIME_TO_TARGET
-    value = numbers[objective.metric] if met else math.inf
-    return {**numbers, "objective": value}
+    return {**numbers, "objective": {TIME_TO_TARGET: math.inf, **numbers}[objective.metric]}
 
 
 def short_reason(reason: str) -> str:
