@@ -13,6 +13,7 @@ from tests.command.test_comparison import NOISY
 from tests.command.test_run import processes_of, wait_until
 from tunediff import config as cfg
 from tunediff import export, search, search_space
+from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
 from tunediff.tuning import resources
@@ -58,6 +59,19 @@ def test_gpus_of_a_command_are_devices_of_its_trials(tmp_path):
     for machine, most in ((resources.Machine(8, 1), 1), (resources.Machine(8, 0), 0)):
         with pytest.raises(ConfigError, match=f"gpus: 2 is not allowed here; .* allowed: at most {most}"):
             resources.share(space, machine)
+
+
+def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
+    """Else the console would say that it waits for its workers."""
+    program = "import json, sys; print('loss:', float(json.load(open(sys.argv[1] + '/doing.json'))['part'] == 'train'))"
+    space = parsed(
+        tmp_path, FILE | {"command": [sys.executable, "-c", program, "{folder}", "{seed}", "{overrides}", "{lr}"]}
+    )
+    run = trial.run_of(space.baseline, tmp_path / "run", None)
+    run.folder.mkdir()
+    point, end = trial.events(run, space.baseline, lambda: False)
+    assert (point["loss"], end.status) == (1.0, "ok")
+    assert not (run.folder / "doing.json").exists()
 
 
 REFUSED = {

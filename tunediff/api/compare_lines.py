@@ -70,5 +70,5 @@ class RunLines(Listener):
         value = text.number(last.get(metric.name))
         return [
             f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s",
-            f"{last.samples / last.train_s:,.0f} {workload.unit}/s",
+            f"{text.number(last.samples / last.train_s)} {workload.unit}/s",
         ]

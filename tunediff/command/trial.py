@@ -17,6 +17,7 @@ from tunediff.config import Values
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
+from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
@@ -82,11 +83,13 @@ def events(
         journal.restarted(INTERRUPTED)
     device = "cuda" if run.devices else "cpu"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
+    progress = ProgressFile(run.folder)  # for the console, where a run prints no value for long
     if run.definition.takes_steps:
         configuration = cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False))
         file = run.folder.parents[1] / CALIBRATION / f"{configuration}.json"
         run = dataclasses.replace(run, steps=calibration.steps(run, file))
     run = dataclasses.replace(run, resumed_s=resumable_s(run.folder))
+    progress.part("train")
     for event in execute(run, stopped):
         if isinstance(event, Left):
             journal.write(CHECKPOINT_EVENT, **vars(event))
@@ -94,6 +97,7 @@ def events(
             journal.write(CLOCK_EVENT, **vars(event))
         else:
             yield event
+    (run.folder / DOING).unlink(missing_ok=True)
 
 
 def command_line(config: CommandSystems) -> str:

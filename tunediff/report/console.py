@@ -203,7 +203,7 @@ class Console(Listener):
         if not results.by_rate and metric in point:
             words.append(f"{results.label} {text.number(point[metric])}")
             words.append(self._compared(self.versus_at(trial, point["index"], point[metric])))
-        words.append(f"{point['samples_per_s']:.0f} {results.unit}/s")
+        words.append(f"{text.number(point['samples_per_s'])} {results.unit}/s")
         words.append(OTHERS if point.get("disturbed") is True else "")
         return "  ".join(filter(None, words))
 

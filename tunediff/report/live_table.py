@@ -203,7 +203,7 @@ class LiveTable(Console):
             results.versus_heading: compared,
         }
         if not results.by_rate:
-            cells[f"{results.unit}/s"] = f"{rate:.0f}" if rate is not None else ""
+            cells[f"{results.unit}/s"] = text.number(rate) if rate is not None else ""
         cells["MiB"] = f"{memory:.0f}" if memory is not None else ""
         return {**cells, "status": status + f" {DISTURBED}" * disturbed(trial)}
 
