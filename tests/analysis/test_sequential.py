@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tunediff.analysis import confirmation, sequential
+from tunediff.analysis import confirmation, error_spending
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import SAME, value_step
 
 
 def until_over(values, **options):
     """The look at which whoever looks after every round stops."""
-    for rounds in range(sequential.first_look(values.shape[1]), values.shape[1] + 1):
+    for rounds in range(error_spending.first_look(values.shape[1]), values.shape[1] + 1):
         told = look(values[:, :rounds], values.shape[1], **options)
         if told.over:
             return told
@@ -23,8 +23,8 @@ def until_over(values, **options):
 
 def test_values_that_never_differ_are_hopeless_at_the_first_look():
     told = until_over(np.full((2, 12), 2.0))
-    assert (told.rounds, told.state) == (sequential.FIRST, "hopeless")
-    assert until_over(np.full((3, 12), 2.0)).rounds == sequential.FIRST
+    assert (told.rounds, told.state) == (error_spending.FIRST, "hopeless")
+    assert until_over(np.full((3, 12), 2.0)).rounds == error_spending.FIRST
 
 
 @pytest.mark.parametrize("rivals", [1, 3])
@@ -74,8 +74,8 @@ def test_equal_sides_differ_as_often_as_their_level_allows(level, rules):
 
 
 def test_one_look_after_all_rounds_is_students_test():
-    assert sequential.bounds(0.05, 20, 2, fixed=True)[-2:] == (math.inf, pytest.approx(2.0930, abs=1e-4))
-    assert sequential.bounds(0.05, 20, 2, one_sided=True, fixed=True)[-1] == pytest.approx(1.7291, abs=1e-4)
+    assert error_spending.bounds(0.05, 20, 2, fixed=True)[-2:] == (math.inf, pytest.approx(2.0930, abs=1e-4))
+    assert error_spending.bounds(0.05, 20, 2, one_sided=True, fixed=True)[-1] == pytest.approx(1.7291, abs=1e-4)
     values = np.random.default_rng(0).normal([[10], [99]], 1, (2, 19))
     assert look(values, 20, ratios=False, rules=Rules(fixed=True)).state == "open"
     last = look(np.exp(np.random.default_rng(5).normal(0, 0.1, (2, 12)) - [[0], [0.05]]), 12)

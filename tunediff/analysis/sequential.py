@@ -2,32 +2,28 @@
 rates.
 
 A test after every pair of runs that stops when p falls below 5 % is wrong far more often than in 5
-% of all cases. Here the error is spent over the looks, α·(rounds / max_rounds)^power until each
-(K. K. G. Lan, D. L. DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74
-(1987), 149–154): little on the first, whose estimate of the noise is worth little. A round is a
-block: all configurations on one seed, which decides initial weights, order of the data and
-everything drawn. Configurations may differ in noise, so each rival is judged by the noise of its
-own differences from the baseline, a paired t-test, at an equal share of the error (Bonferroni): how
-the differences of two rivals correlate depends on the noise of all three, and no correlation makes
-a false winner more likely than the sum of the shares. Student's t with few degrees of freedom does
-not depend on the noise if there is no difference: the bounds are simulated from it. No kept library
-does that: methods that are valid without an end (confidence sequences, e-values) are for bounded
-values or need more runs (`benchmarks/believe`).
+% of all cases. Here the error is spent over the looks (`error_spending`). A round is a block: all
+configurations on one seed, which decides initial weights, order of the data and everything drawn.
+Configurations may differ in noise, so each rival is judged by the noise of its own differences from
+the baseline, a paired t-test, at an equal share of the error (Bonferroni): how the differences of
+two rivals correlate depends on the noise of all three, and no correlation makes a false winner more
+likely than the sum of the shares. No kept library does that: methods that are valid without an end
+(confidence sequences, e-values) are for bounded values or need more runs (`benchmarks/believe`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from tunediff.analysis.divergence import divergence
+from tunediff.analysis.divergence import Divergence, divergence
+from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_look
 from tunediff.analysis.statistics import (
     BETTER,
     LEVEL,
@@ -39,35 +35,6 @@ from tunediff.analysis.statistics import (
     quantile,
     value_step,
 )
-from tunediff.search_space.model import FIRST_VERDICT
-
-FIRST = FIRST_VERDICT
-"""Rounds before the first look: two say next to nothing about their own noise."""
-DRAWN = 2_400_000
-"""Simulated rounds behind the bounds: 200,000 comparisons of twelve, whose error is accurate to 2 %
-of it."""
-
-
-LEAST_PATHS = 100
-"""Simulated comparisons that have to exceed the bounds for these to be known."""
-
-
-class Plan(NamedTuple):
-    """How a comparison spends its error, and when it gives up."""
-
-    power: int
-    """Of the share of rounds until which the error is spent: higher ones find large differences
-    later, small ones more often."""
-    allowance: float
-    """Standard errors that a difference may be too small by now and still become significant."""
-
-
-EARLY, LATE = Plan(2, 1.0), Plan(4, 1.5)
-"""The usual plan, and that of several rivals, each of which has a smaller share of the error, in
-few rounds: it finds a difference of 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`),
-the usual one in 88 %."""
-FEW = 12
-"""Rounds that are few."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,42 +77,6 @@ class Look:
         return self.state != "open"
 
 
-def first_look(max_rounds: int) -> int:
-    """Return the number of rounds before the first look."""
-    return max(2, min(FIRST, max_rounds))
-
-
-@functools.lru_cache(maxsize=64)
-def bounds(
-    level: float, max_rounds: int, power: int, one_sided: bool = False, fixed: bool = False
-) -> tuple[float, ...]:
-    """Return for 1 to `max_rounds` rounds how large |t| of a rival's differences must be for it to
-    differ, or for `one_sided` how large t must be for it to be better.
-
-    A rival that equals the baseline exceeds its bound at any look with probability `level`. The
-    bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
-    error that is due until then. A look whose share is less than a path has no bound. `fixed` ones,
-    and those of a level that is too small to be simulated, have one for the last look only, the
-    quantile of Student's t.
-    """
-    if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
-        last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
-        return (*[math.inf] * (max_rounds - 1), last)
-    paths, rounds = max(DRAWN // max_rounds, DRAWN // 60), np.arange(1, max_rounds + 1)
-    drawn = np.random.default_rng(0).standard_normal((paths, max_rounds))
-    means = drawn.cumsum(axis=1) / rounds
-    squares = (drawn**2).cumsum(axis=1) - rounds * means**2
-    with np.errstate(divide="ignore", invalid="ignore"):  # after one round the error is 0/0
-        t = (means if one_sided else np.abs(means)) / np.sqrt(squares / (rounds - 1) / rounds)
-    limits, remaining, spent = [math.inf] * max_rounds, np.ones(paths, bool), 0
-    for i in range(first_look(max_rounds) - 1, max_rounds):
-        due = int(paths * level * ((i + 1) / max_rounds) ** power) - spent
-        if due > 0:
-            limits[i] = float(np.partition(t[remaining, i], -due)[-due])
-            spent, remaining = spent + due, remaining & (t[:, i] < limits[i])
-    return tuple(limits)
-
-
 def _labels(blocks: Sequence[int], values: Values) -> NDArray[np.int_]:
     """Return the block of each round; a round without one is in the last block."""
     labels = np.zeros(values.shape[1], int)
@@ -180,6 +111,102 @@ def _with_freedom(limit: float, before: int, freedom: int) -> float:
     return -quantile(float(special.stdtr(before, -limit)), freedom)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+    """The complete rounds of the baseline and of the rivals that are still in."""
+
+    values: Values
+    """[1 + rivals, rounds], the baseline first."""
+    z: Values
+    """The same on the scale of the model, where noise and effects add."""
+    remaining: NDArray[np.bool_]
+    """Which rows of all values are still in."""
+    offsets: Values
+    """By how much the mean of each row of all is above the baseline's; NaN: it is out."""
+    labels: NDArray[np.int_]
+    """The block of each round."""
+    step: float
+    """The smallest step of the values, see `value_step`."""
+
+    @property
+    def rivals(self) -> int:
+        return len(self.z) - 1
+
+    @property
+    def count(self) -> int:
+        return int(self.z.shape[1])
+
+
+def _rounds(values: Values, max_rounds: int, scale: Scale, blocks: Sequence[int]) -> _Rounds:
+    """Return the rounds that count. A rival that lacks a seed before the last one is out."""
+    is_counted = np.isfinite(values[0])
+    counted = values[:, is_counted][:, :max_rounds]
+    remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
+    is_complete = np.isfinite(counted[remaining]).all(axis=0)
+    complete = counted[remaining][:, is_complete]
+    z = scale.to_model(complete)
+    offsets = np.full(len(values), np.nan)
+    if z.shape[1]:
+        offsets[remaining] = z.mean(axis=1) - z[0].mean()
+    labels = _labels(blocks, values)[is_counted][:max_rounds][is_complete]
+    return _Rounds(complete, z, remaining, offsets, labels, value_step(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Test:
+    """The test of the rivals that are still in, an entry each."""
+
+    gains: Values
+    """By how much they are ahead of the baseline, in units of the model."""
+    halves: Values
+    """Half the widths of their intervals."""
+    errors: Values
+    """Standard errors of their gains."""
+    counts: list[Divergence]
+    share: float
+    """The error that each of them has."""
+    differences: list[Difference]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether one is better or all are worse."""
+        verdicts = [difference.verdict for difference in self.differences]
+        return BETTER in verdicts or set(verdicts) == {WORSE}
+
+
+def _test(
+    rounds: _Rounds, scale: Scale, limit: float, share: float, lower: bool, one_sided: bool
+) -> _Test:
+    """Return intervals and verdicts, where |t| has to exceed `limit`.
+
+    A side that diverges more often than the other is worse, and never better, whatever its other
+    runs show.
+    """
+    within, freedom = _within_blocks(rounds.z, rounds.labels)
+    before = rounds.count - 1
+    sds = paired_sds(within, rounds.step, scale.ratios) * math.sqrt(before / freedom)
+    errors = sds / math.sqrt(rounds.count)
+    halves = _with_freedom(limit, before, freedom) * errors
+    offsets = rounds.offsets[1:][rounds.remaining[1:]]
+    gains = -offsets if lower else offsets
+    baseline, *rivals = rounds.values
+    counts = [divergence(baseline, rival, lower) for rival in rivals]
+    differences = []
+    for offset, gain, sd, half, count in zip(offsets, gains, sds, halves, counts, strict=True):
+        fewer, often = count.baseline - count.rival, count.decided(share)
+        better = (gain > half and fewer >= 0) or (often and fewer > 0)
+        worse = (gain < -half and fewer <= 0) or (often and fewer < 0)
+        difference = dataclasses.replace(
+            scale.difference(float(offset), half),
+            verdict=BETTER if better else WORSE if worse and not one_sided else SAME,
+            sd=scale.size(sd),
+            resolution=scale.size(half),
+            diverged=count,
+        )
+        differences.append(difference)
+    return _Test(gains, halves, errors, counts, share, differences)
+
+
 def look(
     values: Values,
     max_rounds: int,
@@ -198,77 +225,49 @@ def look(
     the number of its block, between which the machine has drifted: noise is what is left within
     them. A rival that lacks a seed before the last one is out.
     """
-    # Complete rounds of the baseline and of the rivals that are still in
     scale = Scale.of(values, ratios)
-    is_counted = np.isfinite(values[0])
-    counted = values[:, is_counted][:, :max_rounds]
-    remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
-    is_complete = np.isfinite(counted[remaining]).all(axis=0)
-    complete = counted[remaining][:, is_complete]
-    z = scale.to_model(complete)
-    rounds, rivals = z.shape[1], len(z) - 1
-    offsets = np.full(len(values), np.nan)
-    if rounds:
-        offsets[remaining] = z.mean(axis=1) - z[0].mean()
-    differences = [scale.difference(offset) for offset in offsets[1:]]
+    rounds = _rounds(values, max_rounds, scale, blocks)
+    differences = [scale.difference(offset) for offset in rounds.offsets[1:]]
 
     def result(state: State) -> Look:
-        return Look(differences, rounds, max_rounds, state, scale.ratios)
+        return Look(differences, rounds.count, max_rounds, state, scale.ratios)
 
-    if rivals < 1 or rounds < first_look(max_rounds):
-        all_out = len(values) > len(z) == 1  # rather than not yet begun
+    if rounds.rivals < 1 or rounds.count < first_look(max_rounds):
+        all_out = len(values) > len(rounds.z) == 1  # rather than not yet begun
         return result("decided" if all_out else "open")
-    last_look = rounds >= max_rounds
-    plan = LATE if rivals > 1 and max_rounds <= FEW else EARLY
-    share = rules.level / rivals
+    plan = LATE if rounds.rivals > 1 and max_rounds <= FEW else EARLY
+    share = rules.level / rounds.rivals
     limits = bounds(share, max_rounds, plan.power, rules.one_sided, rules.fixed)
-    if math.isinf(limits[rounds - 1]):
-        return result("spent" if last_look else "open")
-
-    # Intervals and verdicts. A side that diverges more often than the other is worse, and never
-    # better, whatever its other runs show.
-    labels = _labels(blocks, values)[is_counted][:max_rounds][is_complete]
-    within, freedom = _within_blocks(z, labels)
-    sds = paired_sds(within, value_step(values), scale.ratios) * math.sqrt((rounds - 1) / freedom)
-    errors = sds / math.sqrt(rounds)
-    halves = _with_freedom(limits[rounds - 1], rounds - 1, freedom) * errors
-    gains = (-offsets if lower_is_better else offsets)[1:][remaining[1:]]
-    counts = [divergence(complete[0], rival, lower_is_better) for rival in complete[1:]]
-    fewer = np.array([count.baseline - count.rival for count in counts])
-    often = np.array([count.decided(share) for count in counts])
-    better = ((gains > halves) & (fewer >= 0)) | (often & (fewer > 0))
-    worse = ((gains < -halves) & (fewer <= 0)) | (often & (fewer < 0))
-    if rules.one_sided:
-        worse[:] = False
-    for i, sd, half, count, won, lost in zip(
-        np.flatnonzero(remaining[1:]), sds, halves, counts, better, worse, strict=True
-    ):
-        differences[i] = dataclasses.replace(
-            scale.difference(float(offsets[1 + i]), half),
-            verdict=BETTER if won else WORSE if lost else SAME,
-            sd=scale.size(sd),
-            resolution=scale.size(half),
-            diverged=count,
-        )
-
-    # Whether to go on. With one rival, the gain of whichever of the two is ahead counts: stopping
-    # for that never makes a false winner.
-    if better.any() or worse.all():
+    limit, is_last = limits[rounds.count - 1], rounds.count >= max_rounds
+    if math.isinf(limit):
+        return result("spent" if is_last else "open")
+    test = _test(rounds, scale, limit, share, lower_is_better, rules.one_sided)
+    for i, difference in zip(np.flatnonzero(rounds.remaining[1:]), test.differences, strict=True):
+        differences[i] = difference
+    if test.is_over:
         return result("decided")
     if margin is not None:
         model_margin = math.log1p(margin) if scale.ratios else margin
-        if (np.abs(gains) + halves <= model_margin).all():
+        if (np.abs(test.gains) + test.halves <= model_margin).all():
             return result("equal")
-    if last_look:
+    if is_last:
         return result("spent")
-    # What would be significant at the last look with this noise, less what the gain may be too
-    # small by now. It is equal where nothing differs at all: without noise and without a
-    # difference, more rounds bring nothing.
-    needed = (limits[-1] * math.sqrt(rounds / max_rounds) - plan.allowance) * errors
-    both_ways = rivals == 1 and not rules.one_sided
-    possible = np.abs(gains) if both_ways else gains
-    counting = [count for count in counts if both_ways or count.baseline]
-    hopeless = (possible <= needed).all() and not any(
-        count.undecided(share, max_rounds) for count in counting
+    needed = limits[-1] * math.sqrt(rounds.count / max_rounds) - plan.allowance
+    is_hopeless = _is_hopeless(test, needed, max_rounds, rules.one_sided)
+    return result("hopeless" if is_hopeless else "open")
+
+
+def _is_hopeless(test: _Test, needed: float, max_rounds: int, one_sided: bool) -> bool:
+    """Return whether no gain would be significant at the last look with this noise.
+
+    `needed`: in standard errors of now, less what the gain may be too small by now. With one rival
+    the gain of whichever of the two is ahead counts: stopping for that never makes a false winner.
+    Gain and need are equal where nothing differs at all: without noise and without a difference
+    more rounds bring nothing.
+    """
+    both_ways = len(test.gains) == 1 and not one_sided
+    possible = np.abs(test.gains) if both_ways else test.gains
+    counting = [count for count in test.counts if both_ways or count.baseline]
+    return bool((possible <= needed * test.errors).all()) and not any(
+        count.undecided(test.share, max_rounds) for count in counting
     )
-    return result("hopeless" if hopeless else "open")

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from tunediff.analysis.error_spending import EARLY, bounds
 from tunediff.analysis.reach import seconds_to
-from tunediff.analysis.sequential import EARLY, Rules, bounds
+from tunediff.analysis.sequential import Rules
 from tunediff.core.errors import ConfigError
 from tunediff.core.trial_record import TrialRecord
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import evaluating, sequential
+from tunediff.analysis import error_spending, evaluating
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName, own_s
 from tunediff.report.plan_words import load_warning
@@ -34,7 +34,7 @@ def values(
     training_s = [own_s(budget_s, unit, side.devices) for side in sides]
     per_run_s = None if evaluation_s is None else points * evaluation_s
     pair_s = sum(training_s) + 2 * ((per_run_s or 0.0) + evaluating.RUN_S)
-    least = sequential.first_look(most)
+    least = error_spending.first_look(most)
     changed = cfg.differences(sides[1], sides[0])
     return {
         "a": names[0],
