@@ -72,6 +72,73 @@ def test_every_other_round_runs_backwards_and_each_has_its_seed(run):
     assert [rounds.name_of(place, 1, 3) for place in range(3)] == ["t0003", "t0004", "t0005"]
 
 
+@pytest.fixture
+def waves(tmp_path):
+    """Run rounds of so many configurations on so many devices; returns {name: device} of each wave."""
+
+    def waves(rivals, at_once, most, fails=(), breaks_after=None):
+        config = cfg.override(cfg.baseline("digits"), {"seed": 1000})
+        candidates = [(config, {"side": str(place)}) for place in range(rivals)]
+        make = functools.partial(TrialSpec.of, tmp_path, budget=SearchBudget(20.0, 9), metric="frechet", mode="min")
+        proposer = rounds.Rounds(candidates, most, make, lambda: False, at_once)
+        found = []
+        while wave := list(iter(proposer.ask, None)):
+            found.append({spec.name: spec.run_device for spec in wave})
+            for spec in wave:
+                if breaks_after is not None and spec.name > breaks_after:
+                    return found  # the others run
+                spec.begin().end(End("oom" if spec.name in fails else "ok"))
+                proposer.tell(spec, record.read_trial(spec.folder))
+        return found
+
+    return waves
+
+
+def test_pairs_on_several_devices_swap_from_wave_to_wave(waves):
+    """Eight devices have four pairs at a time; in the next wave each side has the other's device."""
+    first, second = waves(2, 8, 8)
+    assert [first[f"t{number:04d}"] for number in range(8)] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [second[f"t{number:04d}"] for number in range(8, 16)] == [1, 0, 3, 2, 5, 4, 7, 6]
+
+
+@pytest.mark.parametrize(("rivals", "at_once"), [(2, 2), (3, 3), (3, 2), (4, 2), (3, 8), (5, 4), (4, 4)])
+def test_every_device_is_used_and_every_configuration_has_each_as_often(waves, rivals, at_once):
+    most, groups = 12, max(1, at_once // rivals)
+    found = waves(rivals, at_once, most)
+    used = {}
+    for wave in found:
+        assert len(set(wave.values())) == len(wave), "a device has one run at a time"
+        assert len(wave) == (at_once if at_once < rivals else groups * rivals), "every run has neighbours"
+        for name, device in wave.items():
+            number, candidate = divmod(int(name[1:]), rivals)
+            group = number % groups
+            assert at_once < rivals or device // rivals == group, "a round stays on the devices of its group"
+            used.setdefault((candidate, group), []).append(device)
+    for devices in used.values():
+        counts = [devices.count(device) for device in set(devices)]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_neighbours_change_where_a_round_has_more_runs_than_devices(waves):
+    """With two devices each of baseline and finalists is beside each other one as often, and none has no neighbour."""
+    found = [sorted(int(name[1:]) % 3 for name in wave) for wave in waves(3, 2, 12)]
+    assert [found.count(list(pair)) for pair in ((0, 1), (0, 2), (1, 2))] == [6, 6, 6]
+
+
+def test_runs_that_are_left_close_ranks_where_a_round_has_too_few_devices(waves):
+    found = [list(wave) for wave in waves(3, 2, 4, fails=["t0001"])]
+    assert found == [["t0000", "t0001"], ["t0002"], ["t0003", "t0005"], ["t0008", "t0006"], ["t0011", "t0009"]]
+
+
+def test_a_wave_that_was_interrupted_begins_again_as_a_wave(waves, tmp_path):
+    assert waves(3, 2, 2, breaks_after="t0002") == [{"t0000": 0, "t0001": 1}, {"t0002": 0, "t0003": 1}]
+    assert waves(3, 2, 2) == [{"t0002": 0, "t0003": 1}, {"t0004": 0, "t0005": 1}]
+    events = {one.name: [event["event"] for event in record.events(tmp_path / "trials" / one.name)]
+              for one in record.read_trials(tmp_path)}  # fmt: skip
+    assert events["t0002"] == ["start", "end", "restarted", "start", "end"]
+    assert "restarted" not in events["t0000"] + events["t0001"] + events["t0003"]
+
+
 def test_journals_say_what_ran(run, tmp_path):
     run(most=2)
     known = {one.name: one for one in record.read_trials(tmp_path)}

@@ -62,20 +62,30 @@ class Drift(NamedTuple):
         read = [value for one in self.readings if (value := one.get(name)) is not None]
         return [min(read), max(read)] if read else []
 
-    @property
-    def sentence(self) -> str:
-        """Return that the machine drifted, and what follows; '' where it did not."""
+    def sentence(self, rounds: str = "pairs") -> str:
+        """Return that the machine drifted, and what follows; '' where it did not. `rounds`: what
+        the readings are between."""
         if not self.largest:
             return ""
         change = "slower" if self.largest > 0 else "faster"
         sizes = " and ".join(str(self.blocks.count(number)) for number in sorted(set(self.blocks)))
         return (
-            f"The machine drifted: its reference became {abs(self.largest):.0%} {change}; the pairs"
-            f" before and after are blocks ({sizes} pairs)."
+            f"The machine drifted: its reference became {abs(self.largest):.0%} {change}; the"
+            f" {rounds} before and after are blocks ({sizes} {rounds})."
         )
 
 
 NO_READINGS = Drift([], [], None)
+
+
+def blocks_of(rounds: int, drifts: Sequence[int], at_once: int, candidates: int) -> list[int]:
+    """Return the block of each of `rounds`: the machine between two drifts (`drifts`: the block of
+    each round by them), and the devices on which the runs of a round are at the same time.
+
+    Where a round has more runs than there are devices, every round has all of them.
+    """
+    groups, drifts = max(1, at_once // candidates), drifts or [0]
+    return [drifts[min(n, len(drifts) - 1)] * groups + n % groups for n in range(rounds)]
 
 
 def neighbours_sentence(neighbours: Mapping[str, float] | None) -> str:
@@ -89,7 +99,7 @@ def neighbours_sentence(neighbours: Mapping[str, float] | None) -> str:
         return ""
     parts = ", ".join(f"{part} {share:.0%}" for part, share in slow.items())
     return (
-        f"Runs at the same time slow each other: {parts}. A side that uses less of what they share,"
+        f"Runs at the same time slow each other: {parts}. What uses less of what they share,"
         " memory above all, gains from that; one run at a time would not show it."
     )
 

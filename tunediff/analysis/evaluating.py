@@ -37,6 +37,8 @@ class Cost:
     confirming_final_s: float | None
     """The same for a confirming run."""
     space: SearchSpace
+    confirming_at_once: int = 1
+    """Confirming runs at the same time."""
 
     @classmethod
     def of(cls, space: SearchSpace, measured: Mapping[str, Any]) -> Cost:
@@ -48,6 +50,7 @@ class Cost:
             final_s=measured.get("final_s") if space.final else 0.0,
             confirming_final_s=measured.get("confirming_final_s") if confirm else 0.0,
             space=space,
+            confirming_at_once=measured.get("confirming_at_once", 1),
         )
 
     @property
@@ -70,7 +73,10 @@ class Cost:
         """Return the seconds of all confirming runs that there may be, without a limit."""
         more = self.judging_s + (self.confirming_final_s or 0.0) + self.run_s
         own = self.space.longest_s / self.space.budget.per_trial_s
-        return sum(runs * (own * each_s + more) for runs, each_s in self.space.again)
+        candidates, count = self.space.finalists + 1, self.confirming_at_once
+        # A round is at the same time where there are devices for all of its runs
+        used = count // candidates * candidates if count >= candidates else count
+        return sum(runs * (own * each_s + more) / used for runs, each_s in self.space.again)
 
     def within_limit(self, slots: int) -> tuple[float, float]:
         """Return how many trials each of `slots` slots runs one after the other, and the seconds of

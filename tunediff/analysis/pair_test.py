@@ -30,6 +30,7 @@ from tunediff.analysis.targets import (
     seconds_of,
     target_gate,
 )
+from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record
 from tunediff.core.trial_record import TrialRecord
 
@@ -156,9 +157,7 @@ class PairTest:
     def _blocks(self) -> list[int]:
         """Return the block of each pair: the machine between two drifts, and the two devices on
         which both sides run."""
-        drifts, groups = self.drift.blocks or [0], max(1, self.at_once // 2)
-        pairs = range(len(self.runs))
-        return [drifts[min(n, len(drifts) - 1)] * groups + n % groups for n in pairs]
+        return drift.blocks_of(len(self.runs), self.drift.blocks, self.at_once, len(SIDES))
 
     @property
     def gates(self) -> list[QualityGate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -19,14 +18,12 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
 from tunediff.command import comparison as command_runs
 from tunediff.command import worktrees
-from tunediff.config import Values
 from tunediff.core import remote_lock, text
-from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal, repeat_lost
+from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.core.refusals import allow, writing
+from tunediff.core.refusals import writing
 from tunediff.judge import ledger, locked_judge, proof, reproduction
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
@@ -62,7 +59,6 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
         try:
             with listeners.opened(_activity(folder, options), lines.say), alone(folder):
                 repeat_lost(folder)
-                _repeat_halves(folder)
                 if not pairs.read(folder).over:
                     command_time.charge()
                 _run_shown(folder, options, lines, listeners)
@@ -74,36 +70,6 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
             with writing("--out", options.out):
                 proof.write(folder, options.out)
     return folder
-
-
-def _repeat_halves(folder: Path) -> None:
-    """Let both sides of a pair that was interrupted begin again where they run at the same time:
-    the one that goes on alone would have no neighbour."""
-    comparison = pairs.read(folder)
-    if comparison.test.at_once == 1 or comparison.over:
-        return
-    for pair in comparison.runs:
-        if all(run is not None and run.finished for run in pair):
-            continue
-        for run in filter(None, pair):
-            trial = folder / "trials" / run.name
-            (trial / record.CHECKPOINT).unlink(missing_ok=True)
-            Journal(trial).restarted("its pair was interrupted, whose runs are at the same time")
-
-
-def _run_devices(comparison: Pairs) -> list[at_once.RunDevice]:
-    """Return the devices of this machine for runs at the same time; [] for one at a time. Raises
-    `ConfigError` if it has not as many as the comparison began with."""
-    if (count := comparison.test.at_once) == 1:
-        return []
-    run_devices = at_once.run_devices()
-    allow(
-        len(run_devices) == count,
-        "--parallel",
-        len(run_devices),
-        f"{count} equal devices, as it began",
-    )
-    return run_devices
 
 
 def _resume(options: AnyOptions) -> Path:
@@ -191,7 +157,7 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
     notes = RunLines(folder, say), sessions.SessionNotes(folder)
     with listeners.with_listeners(*notes):
         make = functools.partial(command_runs.proposal, folder)
-        run_devices = _run_devices(comparison)
+        run_devices = at_once.as_it_began(comparison.test.at_once)
         command_runs.run(
             comparison, _rounds(comparison, make, say, run_devices), listeners, run_devices
         )
@@ -199,20 +165,13 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
         worktrees.remove(folder / name / worktrees.SOURCE)
 
 
-def _dividing(
-    comparison: Pairs, run_devices: Sequence[at_once.RunDevice]
-) -> Callable[..., resources.ResourcePartition]:
+def _dividing(comparison: Pairs) -> Callable[..., resources.ResourcePartition]:
     """Return how machines are divided for the runs of a comparison."""
-    needs, count = compare_setup.needs(comparison.configs), len(run_devices)
+    needs = compare_setup.needs(comparison.configs)
     strategies = [one.parallel.strategy for one in comparison.configs]
 
     def divided(*machines: resources.Machine) -> resources.ResourcePartition:
-        if not run_devices:
-            return resources.divided(machines, *needs, strategies=strategies)
-        first = run_devices[0]  # the others are equal
-        used = resources.Machine(count * first.threads, count if first.gpu is not None else 0)
-        partition = resources.divided([used], *needs, strategies=strategies)
-        return dataclasses.replace(partition, whole=False, at_once=count)
+        return resources.divided(machines, *needs, strategies=strategies)
 
     return divided
 
@@ -221,7 +180,8 @@ def _run_workloads(
     comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners
 ) -> None:
     """Run trainings on workers, of this machine or of a cluster."""
-    folder, run_devices = comparison.folder, _run_devices(comparison)
+    folder = comparison.folder
+    run_devices = at_once.as_it_began(comparison.test.at_once)
 
     def greet(dashboard: str | None) -> None:
         if dashboard is not None:
@@ -232,7 +192,7 @@ def _run_workloads(
         backend = stack.enter_context(
             connection.one_by_one(
                 folder,
-                _dividing(comparison, run_devices),
+                at_once.divided_among(run_devices, _dividing(comparison)),
                 options.address,
                 greet,
                 comparison.configs,
@@ -271,7 +231,7 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
 
 
 def _rounds(
-    comparison: Pairs, make: Callable[[str, Any, Values], R], say: Say,
+    comparison: Pairs, make: rounds.MakeRun[R], say: Say,
     run_devices: Sequence[at_once.RunDevice],
 ) -> rounds.Rounds[R]:  # fmt: skip
     """Return the pairs of a comparison, which say how far it is; `make` returns a run."""

@@ -21,12 +21,13 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
+from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import verdicts
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import confirming, experiment, resources, sessions
+from tunediff.tuning import at_once, confirming, experiment, resources, sessions
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import CommandTime
 
@@ -100,7 +101,8 @@ def _run(
         repeat_lost(folder, space.candidates)
         searched = confirming.complete(folder, space)
         nothing_left = searched or experiment.out_of_time(folder, space)
-        if nothing_left and not confirming.pending(folder, space):
+        is_here = options.address is None
+        if nothing_left and not confirming.pending(folder, space, is_here):
             command_time.dismiss()
             return
         command_time.charge()
@@ -113,11 +115,12 @@ def _run(
         where = (folder, share, options.address)
         trains = (shown.greet, [space.baseline], space.evaluates)
         opened: contextlib.AbstractContextManager[Backend] = (
-            connection.one_by_one(*where, *trains)
+            _confirming_backend(folder, options, share, shown.greet)
             if searched
             else connection.workers(*where, experiment.warm(space), *trains)
         )
-        backend = stack.enter_context(opened)
+        devices = stack.enter_context(contextlib.ExitStack())
+        backend = devices.enter_context(opened)
         backend.say_through(shown.say)
         log_exceptions("the warm start", shown.say_reused, backend.device, backend.environment)
         if options.address is not None and (warning := experiment.foreign(folder, backend)):
@@ -131,18 +134,48 @@ def _run(
         session.close()
         if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
             shown.say(f"not begun: {left_out}")
-        if confirming.pending(folder, space):
-            _run_again(folder, backend, display, listeners)
+        if confirming.pending(folder, space, is_here):
+            if not searched and _confirming_space(folder).at_once > 1:
+                devices.close()  # Ray's workers leave them to processes of this command
+                again = _confirming_backend(folder, options, share, lambda dashboard: None)
+                backend = devices.enter_context(again)
+            _run_again(folder, options, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(_no_time(space))
 
 
-def _run_again(folder: Path, backend: Backend, display: Display, listeners: Listeners) -> None:
+def _confirming_space(folder: Path, is_here: bool = True) -> SearchSpace:
+    prepared = confirming.prepare(analysis.read(folder), is_here)
+    assert prepared is not None
+    return prepared[1]
+
+
+def _confirming_backend(
+    folder: Path, options: SearchOptions, share: Callable[..., resources.ResourcePartition],
+    greet: Callable[[str | None], None],
+) -> contextlib.AbstractContextManager[Backend]:  # fmt: skip
+    """Return what runs the confirming runs outside of their search, one at a time or on all equal
+    devices of this machine."""
+    space = _confirming_space(folder, options.address is None)
+    if run_devices := confirming.run_devices(space, options.address):
+        share = at_once.divided_among(run_devices, functools.partial(resources.share, space))
+    configs, evaluates = [space.baseline], space.evaluates
+    return connection.one_by_one(
+        folder, share, options.address, greet, configs, evaluates, run_devices
+    )
+
+
+def _run_again(
+    folder: Path, options: SearchOptions, backend: Backend, display: Display, listeners: Listeners
+) -> None:
     """Run the finalists and the baseline on new seeds, until it is decided; then with the longer
     budgets."""
-    prepared = confirming.prepare(results := analysis.read(folder))
+    is_here = options.address is None
+    prepared = confirming.prepare(results := analysis.read(folder), is_here)
     assert prepared is not None
     first, again = prepared
+    run_devices = confirming.run_devices(again, options.address)
+    why = confirming.of_finalists(results, is_here)[1]
     for place, space in [prepared, *confirming.longer(results, first)]:
         if not confirming.left(results, place, space):
             continue
@@ -150,8 +183,11 @@ def _run_again(folder: Path, backend: Backend, display: Display, listeners: List
         with display(place, space) as shown, listeners.with_listeners(shown):
             listeners.speak_through(shown.say)
             log_exceptions("what is confirmed", _announce, shown, space is not again)
+            if why and not run_devices:
+                shown.say(f"one confirming run at a time: {why}")
             tell = functools.partial(_tell, shown)
-            confirming.run(results, place, space, backend, listeners, tell)
+            looks = (tell, MachineWatch(place, None, run_devices).note) if run_devices else (tell,)
+            confirming.run(results, place, space, backend, listeners, *looks)
             if not confirming.over(results, place):
                 shown.say(_no_time(results.space))
 
@@ -170,6 +206,8 @@ def _announce(console: Console, longer: bool) -> None:
     if longer:
         each = f"{text.seconds(space.budget.per_trial_s)} of {space.budget.clock.what}"
         seeds = f"{each}, {pluralize(space.seeds, 'seed')} each"
+    if space.at_once > 1:
+        seeds += f"; {space.at_once} runs at the same time"
     console.say(f"confirming: {many} and the baseline, {seeds}")
 
 

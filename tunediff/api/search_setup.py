@@ -32,7 +32,7 @@ from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
 from tunediff.training.probe import Measured
-from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning import at_once, experiment, resources, sessions
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ class SearchKeywords(JobOptions):
     )
     confirm: int | None = option(
         None, "how many of the best to run again on new seeds; 0: none", metavar="N"
+    )
+    parallel: bool = option(
+        False,
+        "confirm with a run on each of all equal devices of this machine at the same time: GPUs"
+        " (the default there), else cores (OMP_NUM_THREADS of each run)",
     )
     seed: int | None = option(None, "seed of the search")
     warm_start: str | None = option(
@@ -269,7 +274,8 @@ def _check_energy(space: SearchSpace) -> None:
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
     fixed = (options.name, options.budget, options.unit, options.warm_start, options.early_stopping)
-    if options.words or any(value is not None for value in (*fixed, options.seed, options.confirm)):
+    numbers = (options.seed, options.confirm, options.parallel or None)
+    if options.words or any(value is not None for value in (*fixed, *numbers)):
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and"
             " --track can change"
@@ -377,6 +383,12 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
         allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
         section = content.pop("confirm", None) or {}
         content |= {"confirm": {**section, "of": finalists}} if finalists else {}
+    if options.parallel:
+        allow(options.address is None, "--address", options.address, "none with --parallel")
+        at_once.run_devices()
+        confirms = isinstance(content.get("confirm"), dict)
+        allow(confirms, "--parallel", True, "with confirm: in the file, or --confirm 1 or more")
+        content["confirm"] = {**content["confirm"], "parallel": True}
     where = f"{path}: warm_start" if options.warm_start is None else "--warm-start"
     name = options.warm_start or content.get("warm_start")
     if isinstance(name, str):  # anything else is refused with the file's other lines

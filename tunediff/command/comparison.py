@@ -13,11 +13,10 @@ from tunediff.analysis.pairs import Pairs
 from tunediff.command import trial
 from tunediff.command.workload import CommandSystems
 from tunediff.config import Values
-from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
-from tunediff.tuning.at_once import AtOnce, OneByOne, RunDevice, Running, device_index
+from tunediff.tuning.at_once import AtOnce, OneByOne, RunDevice, Running
 from tunediff.tuning.rounds import Rounds, writing_to
 
 
@@ -28,6 +27,7 @@ class SideRun(NamedTuple):
     folder: Path
     config: CommandSystems
     drawn: Values
+    run_device: int
 
     @property
     def number(self) -> int:
@@ -53,7 +53,7 @@ def run(
                 if several is None:
                     iterate = functools.partial(_follow, comparison, side)
                 else:
-                    device = run_devices[device_index(side.number, len(SIDES), len(run_devices))]
+                    device = run_devices[side.run_device]
                     iterate = functools.partial(_follow, comparison, side, device, several.check)
                 running.start(side.name, iterate)
             if not sides:
@@ -80,6 +80,8 @@ def _follow(
     yield from trial.follow(command, side.config, side.drawn, side.number, stopped)
 
 
-def proposal(folder: Path, name: str, config: CommandSystems, drawn: Values) -> SideRun:
+def proposal(
+    folder: Path, name: str, config: CommandSystems, drawn: Values, run_device: int
+) -> SideRun:
     """Return the run of a side in the folder of its comparison."""
-    return SideRun(name, (folder / "trials" / name).absolute(), config, drawn)
+    return SideRun(name, (folder / "trials" / name).absolute(), config, drawn, run_device)

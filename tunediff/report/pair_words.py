@@ -43,7 +43,7 @@ def sentences(pairs: Pairs) -> list[str]:
         disturbed_of(runs, "run"),
         _setup(pairs),
         _rules(pairs),
-        pairs.test.drift.sentence,
+        pairs.test.drift.sentence(),
         neighbours_sentence(pairs.test.drift.neighbours),
         _ledger(pairs),
         _holdout(pairs),

@@ -13,7 +13,7 @@ from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import resources, warm_start
+from tunediff.tuning import confirming, resources, warm_start
 
 if TYPE_CHECKING:
     from tunediff.training.probe import Measured
@@ -34,7 +34,9 @@ def values(
     # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
-    cost = evaluating.Cost.of(space, measured)
+    confirming_at_once, _ = confirming.runs_at_once(space, max(sizes), on_this_machine)
+    confirms = {"confirming_at_once": confirming_at_once}
+    cost = evaluating.Cost.of(space, {**measured, **confirms})
     spent = cost.parts(share.least)
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
@@ -44,6 +46,7 @@ def values(
     reused = _reused(space, folder, machine.device) if on_this_machine else []
     plan = {
         **_runs(space),
+        **confirms,
         "at_once": share.slots,
         **_times(space, cost, spent, measured),
         "trials_within_limit": trials,
@@ -65,7 +68,7 @@ def values(
         "notes": [*share.notes, *reused],
     }
     # Do not refuse a search because of timings that were made while other processes used the cores.
-    certain = evaluating.Cost.of(space, {}).parts(share.least) if plan["disturbed"] else spent
+    certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
 
 

@@ -24,6 +24,8 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     ]
     if stages:
         runs = f"at most {' and '.join(stages)} {unit}"
+        if (count := plan["confirming_at_once"]) > 1:
+            runs += f", {count} at once"
         output.append(f"confirming: {runs}; it ends when it is decided")
     output += cost_lines(plan)
     # What the limit leaves of the trials is an estimate.

@@ -94,6 +94,7 @@ class RemainingTime:
             seconds = {
                 "evaluation_s": max(points_s, default=planned.get("evaluation_s")),
                 "confirming_final_s": planned.get("final_evaluation_s_per_confirming_run"),
+                "confirming_at_once": planned.get("confirming_at_once", 1),
             }
             self._confirming = results, evaluating.Cost.of(self._space, seconds).confirming_s
         return self._confirming[1]

@@ -186,6 +186,9 @@ def _confirmed(confirmation: Confirmation) -> dict[str, Any]:
             for other in confirmation.others
         ],
         "confirmed_configurations": _configurations(compared),
+        "confirm_runs_at_once": confirmation.at_once,
+        "confirm_neighbours": confirmation.drift.neighbours,
+        "confirm_drift": confirmation.drift.largest,
     }
 
 

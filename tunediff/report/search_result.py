@@ -218,6 +218,13 @@ class SearchResult(Result):
     """what the search has confirmed with other finalists: folder, verdict, winner"""
     confirmed_configurations: list[ConfigurationResult] = []
     """the baseline and each finalist"""
+    confirm_runs_at_once: int = 1
+    """confirming runs at the same time"""
+    confirm_neighbours: dict[str, float] | None = None
+    """of several at the same time: by which share of its seconds each part of a reference takes
+    longer while all devices run it"""
+    confirm_drift: float | None = None
+    """and the largest lasting change of its seconds between the rounds, as a share; 0: none"""
 
     configurations: list[ConfigurationResult]
     """with several seeds, each configuration"""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.drift import neighbours_sentence
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.sequential import Look
@@ -200,12 +201,27 @@ def details(confirmation: Confirmation) -> list[str]:
         if (bias := confirmation.bias(group)) is not None:
             now = noted(f"{with_sd(bias[1])} on new seeds", group.outcome)
             chosen = f"{group.name} was {number(bias[0])} when it was chosen"
-            lines += [f"The {compared.results.label} of {chosen}, and is {now}."]
+            threads = _other_threads(confirmation, group)
+            lines += [f"The {compared.results.label} of {chosen}, and is {now}{threads}."]
+    if confirmation.at_once > 1:
+        lines += [f"{confirmation.at_once} confirming runs were at the same time."]
+        lines += [neighbours_sentence(confirmation.drift.neighbours)]
+        lines += [confirmation.drift.sentence("rounds")]
     lines += [
         f"{other.name}, with other finalists: {of_confirmation(other)}"
         for other in confirmation.others
     ]
     return [line for line in lines if line]
+
+
+def _other_threads(confirmation: Confirmation, group: Group) -> str:
+    """Return that a confirming run had other threads than the trial had, as a clause; '' if not."""
+    trial = confirmation.trial(group)
+    before = trial.environment.get("threads") if trial is not None else None
+    now = group.runs[0].environment.get("threads")
+    if before is None or now is None or before == now:
+        return ""
+    return f", with {pluralize(now, 'thread')} instead of {before}"
 
 
 def _reason(confirmation: Confirmation, group: Group) -> str:

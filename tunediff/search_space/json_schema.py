@@ -43,6 +43,7 @@ HELP = {
     "fresh": "has no effect: every trial runs in a process of its own",
     "alone": "run one trial at a time",
     "trials_per_gpu": "trials of one worker that share each GPU",
+    "at_once": "of confirming runs, which write it: how many there are at the same time",
     "operations": "steps that are profiled after each training",
     "sampler": "sampler of Optuna that draws the points of search:",
     "storage": "database of the Optuna study, e.g. $DATABASE or postgresql://host/name",

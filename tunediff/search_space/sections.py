@@ -107,6 +107,8 @@ class Confirm:
     budgets: tuple[Times, ...] = (
         "1x",
     )  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
+    parallel: Bool | None = None
+    # whether all equal devices of this machine have a run at a time; absent: if they are GPUs
     final: Values = dataclasses.field(
         default_factory=dict
     )  # as in `RunOptions`, of every finished run
@@ -124,6 +126,9 @@ class RunOptions:
     fresh: Bool = False  # no effect: every trial runs in a process of its own
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
+    at_once: Annotated[Int, Ge(1), Le(1024)] = (
+        1  # of confirming runs: so many at a time, on equal devices of one machine
+    )
     operations: Annotated[Int, Ge(0), Le(1000)] = (
         0  # steps that are profiled after a training, all calls in memory
     )

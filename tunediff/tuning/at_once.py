@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import math
 import os
 import queue
 import threading
@@ -17,6 +19,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tunediff.config import ConfigError
 from tunediff.core import environment, machine
+from tunediff.core.refusals import allow
+from tunediff.tuning.resources import Machine, ResourcePartition
 
 ENDS_S = 15.0
 """Seconds that a run which is not wanted any more has to end in."""
@@ -80,16 +84,80 @@ def equal_devices(
     ]
 
 
-def device_index(number: int, candidates: int, at_once: int) -> int:
-    """Return the device of run `number`, which is that of candidate `number % candidates`, from 0.
+def as_it_began(count: int) -> list[RunDevice]:
+    """Return the devices of this machine for `count` runs at the same time; [] for one at a time.
+    Raises `ConfigError` if it has not as many."""
+    if count == 1:
+        return []
+    found = run_devices()
+    allow(len(found) == count, "--parallel", len(found), f"{count} equal devices, as it began")
+    return found
 
-    As many rounds run at the same time as there is room for; of each, the candidates change places
-    from one wave to the next.
-    """
-    groups = max(1, at_once // candidates)
-    round_, candidate = divmod(number, candidates)
-    wave, group = divmod(round_, groups)
-    return group * candidates + (candidates - 1 - candidate if wave % 2 else candidate)
+
+def divided_among(
+    run_devices: Sequence[RunDevice], share: Callable[..., ResourcePartition]
+) -> Callable[..., ResourcePartition]:
+    """Return how a machine is divided for runs of one worker on `run_devices` at the same time;
+    without any, as `share` divides it."""
+
+    def divided(*machines: Machine) -> ResourcePartition:
+        if not run_devices:
+            return share(*machines)
+        first, count = run_devices[0], len(run_devices)  # the others are equal
+        used = Machine(count * first.threads, count if first.gpu is not None else 0)
+        return dataclasses.replace(share(used), whole=False, at_once=count)
+
+    return divided
+
+
+class Turns:
+    """Chooses the devices of the runs that are at the same time, so that the candidates take turns
+    on them."""
+
+    def __init__(self, candidates: int, at_once: int) -> None:
+        self._candidates, self.at_once = candidates, at_once
+        self._used: collections.Counter[tuple[int, int]] = collections.Counter()
+
+    @property
+    def is_a_round_together(self) -> bool:
+        """Return whether all runs of a round are at the same time."""
+        return self.at_once >= self._candidates
+
+    @property
+    def groups(self) -> int:
+        """Return how many rounds are at the same time, each on a group of devices."""
+        return max(1, self.at_once // self._candidates)
+
+    def order(self, round_: int) -> list[int]:
+        """Return the candidates of a round in the order in which they begin.
+
+        Every other one runs backwards, so that a machine that slows down favours no candidate.
+        Where a round has more runs than there are devices, these are as many rounds as fill all
+        devices, and later ones begin with other candidates, so that neighbours change.
+        """
+        order, shift = list(range(self._candidates)), 0
+        cycle = round_ // self.groups
+        if 1 < self.at_once < self._candidates:
+            cycle = round_ * self._candidates // math.lcm(self._candidates, self.at_once)
+            shift = cycle // 2 % self._candidates
+        order = order[shift:] + order[:shift]
+        return order[::-1] if cycle % 2 else order
+
+    def devices(self, wave: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the devices of runs (candidate, round) that begin together: each candidate gets
+        the free one that it has had least often, of those of its round's group."""
+        free = set(range(self.at_once))
+        chosen = []
+        for candidate, round_ in wave:
+            allowed = free
+            if self.is_a_round_together:
+                first = round_ % self.groups * self._candidates
+                allowed = free & set(range(first, first + self._candidates))
+            used = [(self._used[candidate, device], device) for device in allowed]
+            chosen.append(device := min(used)[1])
+            free.remove(device)
+            self._used[candidate, device] += 1
+        return chosen
 
 
 class Running(Protocol[K, T]):

@@ -5,28 +5,72 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
-from tunediff.analysis import Results, confirmation
+from tunediff.analysis import Results, confirmation, noise
 from tunediff.analysis.confirmation import Confirmation
+from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
+from tunediff.core.refusals import allow
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import LONGER_SEEDS, SEED_OFFSET
-from tunediff.tuning import experiment, rounds, sessions
+from tunediff.tuning import at_once, experiment, rounds, sessions
+from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
 
-def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
+def runs_at_once(space: SearchSpace, workers: int, is_here: bool) -> tuple[int, str]:
+    """Return how many confirming runs of a search there are at the same time, and, if they were
+    asked for and cannot be, why it is one at a time.
+
+    `workers`: the most that a run has; `is_here`: whether they run on this machine.
+    """
+    parallel = space.confirm.parallel if space.confirm is not None else False
+    if parallel is False:
+        return 1, ""
+    devices, why = list[RunDevice](), "they run on a cluster"
+    if workers > 1:
+        why = f"a run needs {workers} devices (parallel.workers)"
+    elif is_here:
+        try:
+            devices = at_once.run_devices()
+        except ConfigError as error:
+            why = str(error)
+    by_default = parallel is None
+    if not devices or (by_default and (devices[0].gpu is None or space.alone)):
+        return 1, "" if by_default else why
+    return len(devices), ""
+
+
+def of_finalists(results: Results, is_here: bool) -> tuple[int, str]:
+    """Return what `runs_at_once` does for the finalists and the baseline of a search."""
+    space = results.space
+    finalists = noise.finalists(results, space.confirm.of) if space.confirm is not None else []
+    counts = [int(trial.config.get("parallel.workers", 1)) for trial in finalists]
+    return runs_at_once(space, max([space.baseline.parallel.workers, *counts]), is_here)
+
+
+def run_devices(space: SearchSpace, address: str | None) -> list[RunDevice]:
+    """Return the devices on which the runs of confirming `space` are at the same time; []: one at a
+    time. Raises `ConfigError` where they began with others."""
+    if space.at_once > 1:
+        allowed = f"none: {space.at_once} confirming runs are at the same time on one machine"
+        allow(address is None, "--address", address, allowed)
+    return at_once.as_it_began(space.at_once)
+
+
+def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] | None:
     """Return folder and space of the runs that confirm `results`, made if new; None if the search
-    has no finalist.
+    has no finalist. `is_here`: whether they run on this machine.
 
     The folder is `confirm` inside that of the search; when a raised limit has brought other
     finalists, `confirm-2`, and so on, with seeds of its own, so that the results of the first ones
@@ -45,6 +89,8 @@ def prepare(results: Results) -> tuple[Path, SearchSpace] | None:
         results.space.baseline.seed + number * SEED_OFFSET,
     )
     content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}
+    if (count := of_finalists(results, is_here)[0]) > 1:
+        content["at_once"] = count
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     return folder, experiment.create(folder, space, content)
 
@@ -74,13 +120,13 @@ def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
     return prepared
 
 
-def pending(folder: Path, space: SearchSpace) -> bool:
+def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:
     """Return whether confirming runs of the search in `folder` are left to run: see `left`.
 
     Those with longer budgets are included.
     """
     results = analysis.read(folder)
-    prepared = prepare(results) if space.confirm is not None else None
+    prepared = prepare(results, is_here) if space.confirm is not None else None
     if prepared is None:
         return False
     runs = [prepared, *longer(results, prepared[0])]
@@ -121,7 +167,7 @@ def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
         return True
     ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials
     run_s = max([space.longest_s, *(sum(analysis.seconds_of(trial).values()) for trial in ended)])
-    round_s = run_s * len(space.candidates) / space.seeds
+    round_s = run_s * math.ceil(len(space.candidates) / space.seeds / space.at_once)
     return sessions.all_spent_s(results.folder) + round_s <= total_s
 
 
@@ -138,9 +184,10 @@ def run(
     backend: Backend,
     listeners: Listeners,
     tell: Callable[[Confirmation], None],
+    note_machine: Callable[[int], None] = lambda rounds: None,
 ) -> None:
     """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
-    after each look.
+    after each look, and before it `note_machine` with the rounds so far.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -152,6 +199,8 @@ def run(
     def decided() -> bool:
         nonlocal rounds_reported
         runs = analysis.read(folder)
+        before = confirmation.confirm(results, runs).look.rounds if runs.trials else 0
+        log_exceptions("how the machine is", note_machine, before)
         if not runs.trials:
             return not has_time(results, folder, space)
         result = confirmation.confirm(results, runs)
@@ -165,9 +214,8 @@ def run(
         sessions.noted(folder, resume),
         listeners.with_listeners(*backend.listeners(folder, space), sessions.SessionNotes(folder)),
     ):
-        rounds.run(
-            folder, rounds.Rounds(candidates, space.seeds, make, decided), backend, listeners
-        )
+        proposer = rounds.Rounds(candidates, space.seeds, make, decided, space.at_once)
+        rounds.run(folder, proposer, backend, listeners)
 
 
 def complete(folder: Path, space: SearchSpace) -> bool:

@@ -8,12 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunediff.config.recorded import SIDES
 from tunediff.core.listeners import Listener
 from tunediff.core.template import TemplateError, rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
-from tunediff.tuning.at_once import Interrupted, RunDevice, device_index
+from tunediff.tuning.at_once import Interrupted, RunDevice
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
@@ -39,7 +38,7 @@ class LocalBackend:
         run_devices: Sequence[RunDevice] = (),
     ) -> None:  # fmt: skip
         """`folder`: for what trials print; `workloads`: whose templates are prepared at once, for
-        trials of one rank; `run_devices`: each has a run of a pair; none: one run at a time."""
+        trials of one rank; `run_devices`: each has a run; none: one run at a time."""
         self.device = "cuda" if partition.gpu else "cpu"
         self.devices = Pool(partition)
         self._notes = (*partition.notes, *omp_notes(partition))
@@ -54,7 +53,7 @@ class LocalBackend:
             return self._slots[0]
         for slot in self._slots:
             slot.wait_until_prepared()
-        return self._slots[device_index(spec.number, len(SIDES), len(self._slots))]
+        return self._slots[spec.run_device]
 
     def release(self, spec: TrialSpec) -> None:
         """Do nothing: no trial is stopped early here."""

@@ -2,8 +2,9 @@
 comparisons.
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
-shares of it have one each (`at_once`). `Rounds` is also what comparisons of commands ask, which
-start each run themselves.
+devices of it have one each (`at_once`): in waves, of which each ends before the next one begins, so
+that every run has neighbours. `Rounds` is also what comparisons of commands ask, which start each
+run themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from tunediff.analysis.outcome import failed
 from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.environment import unwritable
+from tunediff.core.journal import Journal
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import loop
+from tunediff.tuning.at_once import Turns
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import StoppedError
 from tunediff.tuning.trial_spec import TrialSpec
@@ -47,33 +50,44 @@ class Proposed(Protocol):
 
 
 R = TypeVar("R", bound=Proposed)
+R_co = TypeVar("R_co", bound=Proposed, covariant=True)
+
+
+class MakeRun(Protocol[R_co]):
+    """Returns the run of a name, a configuration and its drawn knobs; `run_device`: number of the
+    device on which it runs, where several run at the same time."""
+
+    def __call__(self, name: str, config: Any, drawn: Values, /, *, run_device: int) -> R_co: ...
 
 
 class Rounds(Generic[R]):
     """Proposes the unfinished runs of at most `max_rounds` rounds, until `over()` before a round.
     The baseline comes first.
 
-    Every other round runs in the opposite order, so that a machine that slows down favours no
-    candidate. A candidate whose run fails is out, and without the baseline there is nothing to
-    compare with.
+    A candidate whose run fails is out, and without the baseline there is nothing to compare with.
+    The order of a round is that of `Turns`.
+
+    With several devices, a wave is as many rounds as they have room for; where a round has more
+    runs than there are devices, it is the next runs in line, so that none of them has no neighbour.
     """
 
     def __init__(
         self,
         candidates: Sequence[Candidate],
         max_rounds: int,
-        make: Callable[[str, Any, Values], R],
+        make: MakeRun[R],
         over: Callable[[], bool],
         at_once: int = 1,
     ) -> None:
-        """`make` returns the run of a name, a configuration and its drawn knobs; `at_once`: how
-        many run at the same time. With several, each wave of rounds ends before the next one."""
+        """`at_once`: how many runs there are at the same time."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
-        self._over, self._wave = over, max(1, at_once // len(candidates))
+        self._over, self._turns = over, Turns(len(candidates), at_once)
         self.at_once = at_once
         self._out: set[int] = set()
         self._open: set[int] = set()
         self._ended: list[tuple[R, TrialRecord | None]] = []
+        self._begun, self._rest = 0, list[int]()
+        """Rounds that have begun, and the candidates that the last one of them lacks."""
         self._proposals = self._propose()
 
     def ask(self) -> R | None:
@@ -94,34 +108,83 @@ class Rounds(Generic[R]):
             self._out.add(spec.number % len(self._candidates))
 
     def _propose(self) -> Iterator[R | None]:
-        candidates = range(len(self._candidates))
-        for number in range(self._max_rounds):
-            wave, within = divmod(number, self._wave)
-            while self._open and not within:
+        looked = -1
+        while True:
+            while self._open:
                 yield None
-            if self._nothing_to_compare() or (not within and self._over()):
+            if self._nothing_to_compare():  # a failure in the middle of a round ends it there
                 return
-            for i in reversed(candidates) if wave % 2 else candidates:
-                if self._nothing_to_compare():  # a failure in the middle of a round ends it there
+            self._rest = [i for i in self._rest if i not in self._out]
+            if not self._rest and looked < self._begun:
+                looked = self._begun
+                if looked == self._max_rounds or self._over():
                     return
-                if i in self._out:
-                    continue
-                spec = self._spec(i, number)
-                trial_record = record.read_trial(spec.folder)
-                if trial_record is not None and trial_record.finished:
-                    self.tell(spec, trial_record)
-                else:
-                    self._open.add(spec.number)
-                    yield spec
+            yield from self._unfinished(self._next_wave())
+
+    def _next_wave(self) -> list[tuple[int, int]]:
+        """Return the runs (candidate, round) that begin together."""
+        together, wave = self._turns.is_a_round_together, list[tuple[int, int]]()
+        remaining = len(self._candidates) - len(self._out)
+        if together:
+            room = self._turns.groups * len(self._candidates)
+        elif remaining > self.at_once:
+            room = self.at_once
+        else:  # failures have left as few that whole rounds are together from the next one on
+            room = len(self._rest) or self.at_once // remaining * remaining
+        while room and (self._rest or self._begun < self._max_rounds):
+            if not self._rest:
+                self._rest = self._turns.order(self._begun)
+                self._begun += 1
+            if (i := self._rest.pop(0)) not in self._out:
+                wave.append((i, self._begun - 1))
+            elif not together:  # else its device stays free, and the others' are the same
+                continue
+            room -= 1
+        return wave
+
+    def _unfinished(self, wave: Sequence[tuple[int, int]]) -> Iterator[R]:
+        """Take note of the runs of a wave that have ended, and propose the others."""
+        devices = self._turns.devices(wave)
+        specs = [self._spec(*run, device) for run, device in zip(wave, devices, strict=True)]
+        if self.at_once > 1:
+            together = dict[int, list[R]]()
+            for (_, number), spec in zip(wave, specs, strict=True):
+                key = number if self._turns.is_a_round_together else 0
+                together.setdefault(key, []).append(spec)
+            for runs in together.values():
+                _restart_interrupted(runs)
+        for (i, _), spec in zip(wave, specs, strict=True):
+            if self._nothing_to_compare():
+                return
+            trial_record = record.read_trial(spec.folder)
+            if trial_record is not None and trial_record.finished:
+                self.tell(spec, trial_record)
+            elif i not in self._out:
+                self._open.add(spec.number)
+                yield spec
 
     def _nothing_to_compare(self) -> bool:
         return 0 in self._out or len(self._candidates) - len(self._out) < 2
 
-    def _spec(self, i: int, number: int) -> R:
+    def _spec(self, i: int, number: int, run_device: int) -> R:
         config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
         name = name_of(i, number, len(self._candidates))
-        return self._make(name, cfg.override(config, seed), {**drawn, **seed})
+        return self._make(
+            name, cfg.override(config, seed), {**drawn, **seed}, run_device=run_device
+        )
+
+
+def _restart_interrupted(together: Sequence[Proposed]) -> None:
+    """Let all runs that are at the same time begin again where one of them was interrupted: one
+    that goes on alone would have no neighbour. A failure stays one."""
+    records = [record.read_trial(spec.folder) for spec in together]
+    if all(one is not None and one.finished for one in records):
+        return
+    for spec, trial_record in zip(together, records, strict=True):
+        if trial_record is not None and not failed(trial_record):
+            (spec.folder / record.CHECKPOINT).unlink(missing_ok=True)
+            Journal(spec.folder).restarted("runs at the same time were interrupted")
 
 
 def run(folder: Path, rounds: Rounds[TrialSpec], backend: Backend, listeners: Listeners) -> None:

@@ -74,6 +74,9 @@ class TrialSpec:
     """Steps after the training whose operations are written down; 0: none."""
     final: Values = dataclasses.field(default_factory=dict)
     """Knobs of one more evaluation of the finished model; empty: none."""
+    run_device: int = 0
+    """Of equal devices of this machine the one on which it runs, where several run at the same
+    time."""
     slot: int = 0
     actor: str = ""
     """Name of the slot's actor; '' until the trial is placed."""
@@ -119,6 +122,7 @@ class TrialSpec:
         config: Systems,
         drawn: Values,
         role: Role = "draw",
+        run_device: int = 0,
     ) -> TrialSpec:
         """Return the trial of a configuration of a search space."""
         return cls.of(
@@ -128,6 +132,7 @@ class TrialSpec:
             drawn,
             space.budget,
             role=role,
+            run_device=run_device,
             metric=space.metric,
             mode=space.mode,
             evaluates=space.evaluates,
