@@ -1,5 +1,6 @@
 """Both sides of a pair at the same time: which device of the machine a run gets, and what a kill leaves."""
 
+import functools
 import json
 import os
 import signal
@@ -8,14 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.command.test_run import processes_of, wait_until
 from tests.comparisons import made, told
-from tunediff import compare, run_comparison
+from tests.helpers import point
+from tunediff import analysis, compare, run_comparison, search, search_space
+from tunediff.analysis import evidence
 from tunediff.analysis.pair_test import PairTest
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
-from tunediff.tuning import at_once
+from tunediff.core.journal import Journal
+from tunediff.report import verdicts
+from tunediff.tuning import at_once, confirming, experiment
 
 PAIR = """
 import os, pathlib, sys, time
@@ -80,6 +86,95 @@ def test_a_pair_that_was_killed_begins_again_as_a_pair(program, capsys):
     assert compare.main(["--resume", "x"]) == 11
     assert all("runs at the same time were interrupted" in (trial / "journal.jsonl").read_text() for trial in trials)
     assert not capsys.readouterr().err
+
+
+@pytest.fixture
+def searched(program):
+    """A search of the program whose two trials have ended: lr=1 is ahead of the baseline."""
+    content = {
+        "command": program[1],
+        "objective": {"name": "loss", "mode": "min"},
+        "outcome": "final",
+        "budget": {"per_trial": "20s", "trials": 2},
+        "baseline": {"lr": 2},
+        "search": {"lr": [2, 1]},
+        "first": [{"lr": 1}],
+        "noise": 1,
+        "confirm": {"of": 1, "seeds": 4, "parallel": True},
+    }
+    Path("s.yaml").write_text(yaml.safe_dump(content))
+    content = search_space.read(Path("s.yaml"))
+    space = search_space.parse(content, "s.yaml", Path().absolute())
+    folder = Path("ray_results/s").absolute()
+    space = experiment.create(folder, space, content)
+    for number, drawn in enumerate(space.candidates):
+        journal = Journal(folder / "trials" / f"t{number:04d}")
+        journal.start(space.config(drawn), drawn, 20.0, number)
+        journal.write("worker", device="cpu", threads=2)
+        journal.point(point(1, 20.0, loss=float(drawn["lr"])))
+        journal.end(trial_record.End("ok"))
+    return folder
+
+
+@TWO_CORES
+def test_finalists_are_confirmed_at_the_same_time_and_again_together_after_an_interruption(searched, capsys):
+    Path("waits").touch()
+    command = [sys.executable, "-m", "tunediff.search", "--resume", "s"]
+    trials = [searched / "confirm" / "trials" / f"t{number:04d}" for number in range(6)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        logs = [trial / "output.log" for trial in trials[:2]]
+        wait_until(lambda: all(log.is_file() and "loss" in log.read_text() for log in logs))
+        process.send_signal(signal.SIGTERM)
+        assert "resume: python -m tunediff.search --resume s" in process.stderr.read()
+    assert process.returncode == 130
+    wait_until(lambda: not processes_of("train.py"))
+
+    Journal(trials[0]).end(trial_record.End("ok"))  # the baseline had ended, the finalist had not
+    Path("waits").unlink()
+    capsys.readouterr()
+    assert search.main(["--resume", "s", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["confirmed"], result["winner"], result["confirm_runs_at_once"]) == (True, {"lr": 1}, 2)
+    assert set(result["confirm_neighbours"]) == {"product_s", "copy_s", "loader_s"}
+    restarted = ["runs at the same time were interrupted" in (one / "journal.jsonl").read_text() for one in trials]
+    assert restarted == [True, True, False, False, False, False]
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    cores = [(trial / "output.log").read_text().split()[-5:-2] for trial in trials]
+    assert cores == [["core", str(core), "1"] for core in (first, second, second, first, first, second)]
+    sentences = evidence.read(analysis.read(searched)).confirmation
+    said = " ".join(verdicts.sentences(sentences))
+    assert "2 confirming runs were at the same time." in said
+    assert "on new seeds, with 1 thread instead of 2." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--parallel", "--confirm", "0"], "--parallel: True is not allowed; allowed: with confirm:"),
+        (["--parallel", "--address", "localhost:1"], "--address"),
+    ],
+)
+def test_bad_ways_to_ask_for_it_are_refused(program, capsys, words, named):
+    assert search.main(["digits", "--dry-run", *words]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_gpus_of_a_machine_confirm_at_the_same_time_unless_the_file_says_no():
+    """Cores only where it is asked for, and runs of several workers never."""
+    file = {"workload": "digits", "budget": {"per_trial": "20s", "trials": 4}, "search": {"optimizer.lr": [1e-4, 1e-3]}}
+    for gpus, confirm, workers, is_here, expected in (
+        (4, {}, 1, True, 4),
+        (4, {"parallel": False}, 1, True, 1),
+        (0, {}, 1, True, 1),
+        (0, {"parallel": True}, 1, True, 2),
+        (4, {"parallel": True}, 2, True, 1),
+        (4, {"parallel": True}, 1, False, 1),
+    ):
+        space = search_space.parse(file | {"confirm": confirm}, "s.yaml")
+        find = functools.partial(at_once.equal_devices, 2, range(2), 1, list("0123")[:gpus], [])
+        count, why = confirming.runs_at_once(space, workers, is_here, find)
+        assert count == expected
+        assert bool(why) == (expected == 1 and confirm.get("parallel") is True)
 
 
 def test_a_failure_ends_it_though_the_other_side_has_no_result(tmp_path, monkeypatch, capsys):

@@ -135,7 +135,7 @@ def _run(
         if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
             shown.say(f"not begun: {left_out}")
         if confirming.pending(folder, space, is_here):
-            if not searched and _confirming_space(folder).at_once > 1:
+            if not searched and _confirming_space(folder, is_here).at_once > 1:
                 devices.close()  # Ray's workers leave them to processes of this command
                 again = _confirming_backend(folder, options, share, lambda dashboard: None)
                 backend = devices.enter_context(again)
@@ -144,7 +144,7 @@ def _run(
             shown.say(_no_time(space))
 
 
-def _confirming_space(folder: Path, is_here: bool = True) -> SearchSpace:
+def _confirming_space(folder: Path, is_here: bool) -> SearchSpace:
     prepared = confirming.prepare(analysis.read(folder), is_here)
     assert prepared is not None
     return prepared[1]

@@ -95,7 +95,8 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
         "unmoved_trials": result["unmoved_trials"] or None,
     }
     hidden = ("statuses", "objective", "direction", "cost_metric", "seeds", "headline")
-    for name in (*hidden, "clock", "start_up_share"):
+    in_sentences = ("confirm_runs_at_once", "confirm_neighbours", "confirm_drift")
+    for name in (*hidden, *in_sentences, "clock", "start_up_share"):
         del lines[name]
     confirmed = evidence.confirmation
     if confirmed is None or confirmed.metric == evidence.results.metric:

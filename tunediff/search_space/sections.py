@@ -107,11 +107,11 @@ class Confirm:
     budgets: tuple[Times, ...] = (
         "1x",
     )  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
-    parallel: Bool | None = None
-    # whether all equal devices of this machine have a run at a time; absent: if they are GPUs
     final: Values = dataclasses.field(
         default_factory=dict
     )  # as in `RunOptions`, of every finished run
+    parallel: Bool | None = None
+    # whether all equal devices of this machine have a run at a time; absent: if they are GPUs
 
 
 @section

@@ -28,11 +28,15 @@ from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
 
-def runs_at_once(space: SearchSpace, workers: int, is_here: bool) -> tuple[int, str]:
+def runs_at_once(
+    space: SearchSpace, workers: int, is_here: bool,
+    find_devices: Callable[[], list[RunDevice]] = at_once.run_devices,
+) -> tuple[int, str]:  # fmt: skip
     """Return how many confirming runs of a search there are at the same time, and, if they were
     asked for and cannot be, why it is one at a time.
 
-    `workers`: the most that a run has; `is_here`: whether they run on this machine.
+    `workers`: the most that a run has; `is_here`: whether they run on this machine, whose devices
+    `find_devices` returns.
     """
     parallel = space.confirm.parallel if space.confirm is not None else False
     if parallel is False:
@@ -42,7 +46,7 @@ def runs_at_once(space: SearchSpace, workers: int, is_here: bool) -> tuple[int, 
         why = f"a run needs {workers} devices (parallel.workers)"
     elif is_here:
         try:
-            devices = at_once.run_devices()
+            devices = find_devices()
         except ConfigError as error:
             why = str(error)
     by_default = parallel is None
