@@ -559,7 +559,7 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": 3}, "confirm: needs `key: value` lines"),
         ({"confirm": {"of": 0}}, "confirm: of: 0 is not allowed; allowed: a whole number of at least 1"),
         ({"confirm": {"seeds": 1}}, "confirm: seeds: 1 is not allowed; allowed: a whole number of at least 2"),
-        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, budgets, final, parallel"),
+        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, budgets, parallel, final"),
         ({"confirm": {"final": {"loader.workers": 2}}}, "final: loader.workers: is not allowed; allowed: evaluation"),
         ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
