@@ -238,36 +238,37 @@ def look(
     plan = LATE if rounds.rivals > 1 and max_rounds <= FEW else EARLY
     share = rules.level / rounds.rivals
     limits = bounds(share, max_rounds, plan.power, rules.one_sided, rules.fixed)
-    limit, is_last = limits[rounds.count - 1], rounds.count >= max_rounds
+    limit, left = limits[rounds.count - 1], max_rounds - rounds.count
     if math.isinf(limit):
-        return result("spent" if is_last else "open")
+        return result("open" if left > 0 else "spent")
     test = _test(rounds, scale, limit, share, lower_is_better, rules.one_sided)
     for i, difference in zip(np.flatnonzero(rounds.remaining[1:]), test.differences, strict=True):
         differences[i] = difference
-    if test.is_over:
-        return result("decided")
-    if margin is not None:
-        model_margin = math.log1p(margin) if scale.ratios else margin
-        if (np.abs(test.gains) + test.halves <= model_margin).all():
-            return result("equal")
-    if is_last:
-        return result("spent")
     needed = limits[-1] * math.sqrt(rounds.count / max_rounds) - plan.allowance
-    is_hopeless = _is_hopeless(test, needed, max_rounds, rules.one_sided)
-    return result("hopeless" if is_hopeless else "open")
+    within = math.log1p(margin) if margin is not None and scale.ratios else margin
+    return result(_state(test, within, needed, left, rules.one_sided, max_rounds))
 
 
-def _is_hopeless(test: _Test, needed: float, max_rounds: int, one_sided: bool) -> bool:
-    """Return whether no gain would be significant at the last look with this noise.
+def _state(
+    test: _Test, margin: float | None, needed: float, left: int, one_sided: bool, max_rounds: int
+) -> State:
+    """Return whether to go on with `left` rounds.
 
-    `needed`: in standard errors of now, less what the gain may be too small by now. With one rival
-    the gain of whichever of the two is ahead counts: stopping for that never makes a false winner.
-    Gain and need are equal where nothing differs at all: without noise and without a difference
-    more rounds bring nothing.
+    `needed`: gain that would be significant at the last look with this noise, in standard errors of
+    now, less what the gain may be too small by now. With one rival the gain of whichever of the two
+    is ahead counts: stopping for that never makes a false winner. Gain and need are equal where
+    nothing differs at all: without noise and without a difference more rounds bring nothing.
     """
+    if test.is_over:
+        return "decided"
+    if margin is not None and (np.abs(test.gains) + test.halves <= margin).all():
+        return "equal"
+    if left <= 0:
+        return "spent"
     both_ways = len(test.gains) == 1 and not one_sided
     possible = np.abs(test.gains) if both_ways else test.gains
     counting = [count for count in test.counts if both_ways or count.baseline]
-    return bool((possible <= needed * test.errors).all()) and not any(
-        count.undecided(test.share, max_rounds) for count in counting
-    )
+    if (possible > needed * test.errors).any():
+        return "open"
+    undecided = any(count.undecided(test.share, max_rounds) for count in counting)
+    return "open" if undecided else "hopeless"

@@ -84,56 +84,61 @@ class Evaluator:
         are not finite, and `EvaluationStoppedError` if `should_stop()` was true before all images
         were drawn.
         """
-        n, world, given = self._protocol.images, self._world, self._protocol
-        float32 = dataclasses.replace(given, precision="fp32")
-        turns, _ = shares(n, world.size, given.batch_size)
-        steps = turns * given.sampling_steps(diffusion.steps)
-        draw = functools.partial(generate, predict, diffusion)
-
-        def first_exact() -> Tensor:
-            batches = draw(float32, self._shape, min(n, CHECKED), world.device)
-            return torch.cat([batch for _, batch in batches])
-
-        def distances(
-            protocol: DiffusionEvaluation, exact: Callable[[], Tensor] | None
-        ) -> Distances:
-            with Progress(f"sampling {n:,} images", steps, "steps") as progress:
-                batches = draw(
-                    protocol,
-                    self._shape,
-                    n,
-                    world.device,
-                    rank=world.rank,
-                    world=world.size,
-                    should_stop=should_stop,
-                    progress=progress.step,
-                )
-                return self.judge((batch for _, batch in batches), n, exact)
-
-        # ---- distances, of images in float32 where the faster format changes them too much
+        draw = functools.partial(self._draw, predict, diffusion, should_stop)
+        given, float32 = self._protocol, dataclasses.replace(self._protocol, precision="fp32")
         known = self._checked is not None and self._checked() is predict
         check = given != float32 and (last or not known)
         if known and not check and self._shift > LIMIT:
             given = float32
-        scores = distances(given, first_exact if check else None)
+        scores = draw(given, check)
         if check:
             self._shift, self._checked = scores["precision_shift"], weakref.ref(predict)
         if check and self._shift > LIMIT:
-            if world.main:
-                print(
-                    f"WARNING: evaluation.precision: {given.precision} shifts this distance by"
-                    f" {self._shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in"
-                    " float32",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            scores = distances(float32, None)
+            self._warn(given.precision)
+            scores = draw(float32, False)
         if self._protocol != float32:
             scores["precision_shift"] = self._shift
         losses: Losses = {}
         if self._validation is not None:
             losses = self._validation(predict, diffusion, self._protocol.precision, LIMIT)
         return {**scores, **losses}
+
+    def _draw(
+        self,
+        predict: Predict,
+        diffusion: Diffusion,
+        should_stop: Callable[[], bool] | None,
+        protocol: DiffusionEvaluation,
+        check: bool,
+    ) -> Distances:
+        """Return the distances of generated images; `check`: also by how much its precision shifts
+        them, by some that are drawn in float32."""
+        count, world = protocol.images, self._world
+        turns, _ = shares(count, world.size, protocol.batch_size)
+        steps = turns * protocol.sampling_steps(diffusion.steps)
+
+        def first_exact() -> Tensor:
+            exact, some = dataclasses.replace(protocol, precision="fp32"), min(count, CHECKED)
+            batches = generate(predict, diffusion, exact, self._shape, some, world.device)
+            return torch.cat([batch for _, batch in batches])
+
+        with Progress(f"sampling {count:,} images", steps, "steps") as progress:
+            batches = generate(
+                predict, diffusion, protocol, self._shape, count, world.device,
+                rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
+            )  # fmt: skip
+            images = (batch for _, batch in batches)
+            return self.judge(images, count, first_exact if check else None)
+
+    def _warn(self, precision: str) -> None:
+        if self._world.main:
+            print(
+                f"WARNING: evaluation.precision: {precision} shifts this distance by"
+                f" {self._shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in"
+                " float32",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 @functools.lru_cache(maxsize=3)

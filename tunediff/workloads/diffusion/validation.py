@@ -81,57 +81,69 @@ class Validation:
         the first batch by more than the share `limit`. Raises `NonFiniteError` on all ranks at
         once.
         """
-        bins, edges = equal_bins(diffusion.log_snr, BINS)
-        members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
-        filled = [b for b in range(BINS) if len(members[b])]
-        count, width, device = len(self.pixels), len(filled), self._world.device
-        spread = [_spread(members[b], count, b) for b in filled]
-        timesteps = torch.stack(spread, dim=1).flatten()  # image by image, [N · filled bins]
-        noises = ImageNoise(mix("validation"), self.pixels.shape[1:], device)
-
-        # One item per image and bin. Every rank fills in some items; the sum over ranks has all.
-        total = count * width
-        errors = torch.zeros(total, dtype=torch.float64, device=device)
-        _, size = shares(total, self._world.size, self._batch_size)
-
-        def errors_of(start: int, precision: Format) -> Tensor:
-            """Return the errors of a batch of items, float64."""
-            # The last batch is filled up with the last item: one size, as in sampling.
-            items = torch.arange(start, start + size).clamp(max=total - 1)
-            x0 = self.pixels[items // width].to(device).float().div_(127.5).sub_(1.0)
-            t = timesteps[items].to(device)
-            noise = noises.initial(start, start + size)
-            x_t = diffusion.add_noise(x0, noise, t)
-            with evaluation_precision(device, precision):
-                output = predict(x_t, t).float()
-            predicted = diffusion.predict_noise(output, x_t, t)
-            return (predicted - noise).square().flatten(1).mean(1).double()
-
+        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
+        total, size = items.total, items.size
+        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
         with (
             Progress("validation loss", total // self._world.size, "passes") as progress,
             torch.no_grad(),
-            evaluation_precision(device),
+            evaluation_precision(self._world.device),
         ):
             if precision != "fp32":  # all ranks look at the same batch
-                exact, faster = (errors_of(0, one).mean() for one in (FP32, precision))
+                exact, faster = (items.errors(predict, 0, one).mean() for one in (FP32, precision))
                 precision = precision if (faster - exact).abs() <= limit * exact else FP32
             for start in range(self._world.rank * size, total, self._world.size * size):
-                errors[start : start + size] = errors_of(start, precision)[: total - start]
+                found = items.errors(predict, start, precision)
+                errors[start : start + size] = found[: total - start]
                 progress.more(size)
         self._world.sum(errors)
         if not torch.isfinite(errors).all():
             raise NonFiniteError("non-finite errors on the validation images")
+        return {**items.losses(errors), "validation_split": self.split}
 
-        per_bin: list[float | None] = [None] * BINS
-        loss = 0.0
-        for b, values in zip(filled, errors.view(count, width).T.tolist(), strict=True):
+
+class _Items:
+    """What is measured: each image once in each bin of log-SNR that has timesteps, image by
+    image."""
+
+    def __init__(self, pixels: Tensor, diffusion: Diffusion, world: World, batch_size: int) -> None:
+        """`pixels`: uint8 [N, C, H, W] on the CPU."""
+        bins, self._edges = equal_bins(diffusion.log_snr, BINS)
+        self._members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
+        self._filled = [b for b in range(BINS) if len(self._members[b])]
+        self._pixels, self._diffusion, self._device = pixels, diffusion, world.device
+        self.total = len(pixels) * len(self._filled)
+        _, self.size = shares(self.total, world.size, batch_size)
+        """Items of a batch."""
+        spread = [_spread(self._members[b], len(pixels), b) for b in self._filled]
+        self._timesteps = torch.stack(spread, dim=1).flatten()
+        self._noises = ImageNoise(mix("validation"), pixels.shape[1:], world.device)
+
+    def errors(self, predict: Predict, start: int, precision: Format) -> Tensor:
+        """Return the errors of a batch of items, float64."""
+        # The last batch is filled up with the last item: one size, as in sampling.
+        items = torch.arange(start, start + self.size).clamp(max=self.total - 1)
+        images = self._pixels[items // len(self._filled)]
+        x0 = images.to(self._device).float().div_(127.5).sub_(1.0)
+        t = self._timesteps[items].to(self._device)
+        noise = self._noises.initial(start, start + self.size)
+        x_t = self._diffusion.add_noise(x0, noise, t)
+        with evaluation_precision(self._device, precision):
+            output = predict(x_t, t).float()
+        predicted = self._diffusion.predict_noise(output, x_t, t)
+        return (predicted - noise).square().flatten(1).mean(1).double()
+
+    def losses(self, errors: Tensor) -> Losses:
+        """Return the means of the errors of all items, by bin and in all."""
+        count, per_bin, loss = len(self._pixels), list[float | None]([None] * BINS), 0.0
+        by_bin = errors.view(count, len(self._filled)).T.tolist()
+        for b, values in zip(self._filled, by_bin, strict=True):
             per_bin[b] = mean = math.fsum(values) / count
-            loss += len(members[b]) / diffusion.steps * mean
+            loss += len(self._members[b]) / self._diffusion.steps * mean
         return {
             "validation_loss": loss,
             "validation_mse": per_bin,
-            "validation_log_snr": edges,
-            "validation_split": self.split,
+            "validation_log_snr": self._edges,
         }
 
 
