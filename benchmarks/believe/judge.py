@@ -21,7 +21,8 @@ from tunediff.analysis import drift
 from tunediff.analysis.online_fdr import level_of
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import BETTER, WORSE
-from tunediff.analysis.targets import Target, target_gate
+from tunediff.analysis.targets import target_gate
+from tunediff.core.target import Target
 from tunediff.tuning.at_once import device_index
 
 MOST = 12

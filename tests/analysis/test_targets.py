@@ -7,8 +7,8 @@ from scipy import stats
 from tests.comparisons import made
 from tunediff.analysis import pairs, targets
 from tunediff.analysis.sequential import Rules
-from tunediff.analysis.targets import Target
 from tunediff.config import ConfigError
+from tunediff.core.target import Target
 
 LOSSES = np.array([3.2771, 3.2790, 3.2785, 3.2768, 3.2797, 3.2779])
 

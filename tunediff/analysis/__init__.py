@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from tunediff import config as cfg
 from tunediff import search_space
@@ -23,6 +23,7 @@ from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import ClockSummary, Unit
 from tunediff.core.point import quantities
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.search_space import SearchSpace
 
@@ -35,6 +36,14 @@ _COSTS = ("energy_wh", "price")
 _COLUMNS = ("trial", "status", "failures", "disturbed")
 _OF_POINTS = ("train_s", "device_s", "samples", RATE, "step_s", "data_wait_share")
 _MEASURED = (*_OF_POINTS, "peak_memory_mib")
+
+
+class CurveQuantity(NamedTuple):
+    """The quantity that the curves of a search are of."""
+
+    name: str
+    title: str
+    lower_is_better: bool
 
 
 @dataclasses.dataclass
@@ -57,12 +66,36 @@ class Results:
         return self.metric == RATE
 
     @property
+    def by_time(self) -> bool:
+        """Return whether the search optimizes the seconds until a target is met."""
+        return self.metric == TIME_TO_TARGET
+
+    @property
+    def target(self) -> Target | None:
+        """Return the target at which trials end; None: the budget ends them."""
+        return self.space.target or self.space.workload.target
+
+    @property
     def label(self) -> str:
         """Return the label of the objective as the evaluations give it: FID only where it is
         one."""
+        if self.by_rate or self.by_time:
+            return self.metric
+        return self._evaluated_label or self.space.label
+
+    @property
+    def _evaluated_label(self) -> str | None:
         points = (point for trial in self.trials for point in trial.points)
-        labels = (point["label"] for point in points if "label" in point)
-        return self.metric if self.by_rate else next(labels, self.space.label)
+        return next((str(point["label"]) for point in points if "label" in point), None)
+
+    @property
+    def curve_quantity(self) -> CurveQuantity:
+        """Return what the curves are of: the objective, or the metric that is to reach the
+        target."""
+        if (target := self.target) is None:
+            return CurveQuantity(self.metric, self.title, self.lower_is_better)
+        label = self._evaluated_label or target.metric
+        return CurveQuantity(target.metric, self.quantity(label).label, target.lower_is_better)
 
     @property
     def title(self) -> str:
@@ -123,6 +156,7 @@ class Results:
     def judged(self) -> list[str]:
         """Return the names of the quantities that evaluations measured besides the objective."""
         names = [name for name in self.space.workload.quantities if not name.startswith("step_")]
+        names = list(dict.fromkeys([self.curve_quantity.name, *names]))
         return [name for name in names if name != self.metric and self._has(name)]
 
     def quantity(self, name: str) -> Quantity:
@@ -217,9 +251,11 @@ class Results:
 
     def time_to_target_speedup(self, trial: TrialRecord) -> float | None:
         """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
-        throughputs."""
+        throughputs, or of the times to a target."""
         if self.by_rate:
             return self.versus_baseline(trial)
+        if self.by_time:
+            return 1 / ratio if (ratio := self.versus_baseline(trial)) else None
         baseline = self.baseline_of(trial)
         if baseline is None or None in (baseline.value(self.metric), trial.value(self.metric)):
             return None
@@ -233,7 +269,7 @@ class Results:
         """Return whether a trial is as good at its first evaluation as the baseline at its last."""
         ratio, base = self.time_to_target_speedup(trial), self.baseline_of(trial)
         line = curve(trial, self.metric)
-        if ratio is None or self.by_rate or base is None or not line:
+        if ratio is None or self.by_rate or self.by_time or base is None or not line:
             return False
         return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
 

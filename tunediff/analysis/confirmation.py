@@ -100,9 +100,10 @@ def content(
         }
         for trial in noise.finalists(results, of)
     ]
-    budget = results.space.budget.lines
+    budget, target = results.space.budget.lines, results.space.target
+    objective: object = {"target": str(target)} if target is not None else results.metric
     return {
-        "objective": results.metric,
+        "objective": objective,
         "budget": {key: budget[key] for key in budget if key not in ("trials", "total")},
         "seeds": seeds,
         "alone": True,

@@ -188,7 +188,8 @@ class Evidence:
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """Return when a trial reaches the final value of the baseline of its seed; None: not
         determined."""
-        if self.results.by_rate or isinstance(self.speedup(trial), str):
+        by_end = not (self.results.by_rate or self.results.by_time)
+        if not by_end or isinstance(self.speedup(trial), str):
             return None
         ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
         if base is None or not ratio or ratio <= 1:

@@ -23,7 +23,6 @@ from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
 from tunediff.analysis.targets import (
     Counted,
     QualityGate,
-    Target,
     ended_at_target,
     equal_gate,
     margin_gate,
@@ -32,6 +31,7 @@ from tunediff.analysis.targets import (
 )
 from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record
+from tunediff.core.target import Target
 from tunediff.core.trial_record import TrialRecord
 
 EQUIVALENT = "equivalent"

@@ -136,7 +136,7 @@ class Pairs:
             return self.label
         if target is None or self.test.counted == "end":
             return "seconds of a run"
-        return f"seconds until {target.metric}{target.sign}{text.number(target.value)}"
+        return f"seconds until {target}"
 
     @property
     def unit(self) -> str:

@@ -3,10 +3,7 @@ curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-Curve = Sequence[tuple[float, float]]
-"""(training seconds, loss) of every evaluation, in order; a smaller loss is better."""
+from tunediff.core.target import Curve, seconds_to
 
 
 def smooth(curve: Curve) -> list[tuple[float, float]]:
@@ -23,22 +20,6 @@ def smooth(curve: Curve) -> list[tuple[float, float]]:
     return list(
         zip(seconds, optimize.isotonic_regression(losses, increasing=False).x.tolist(), strict=True)
     )
-
-
-def seconds_to(falling: Curve, loss: float) -> float | None:
-    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None:
-    never.
-
-    At the earliest that is its first evaluation.
-    """
-    before: tuple[float, float] | None = None
-    for seconds, now in falling:
-        if now <= loss:
-            if before is None:
-                return seconds
-            return before[0] + (before[1] - loss) / (before[1] - now) * (seconds - before[0])
-        before = (seconds, now)
-    return None
 
 
 def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:

@@ -8,9 +8,7 @@ called better at most as often as the weaker of the two tests errs.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,62 +16,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from tunediff.analysis.error_spending import EARLY, bounds
-from tunediff.analysis.reach import seconds_to
 from tunediff.analysis.sequential import Rules
 from tunediff.core.errors import ConfigError
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
 
-TIME_TO_TARGET = "time_to_target_s"
-"""Quantity of a point at which a command has met its target."""
 Counted = Literal["first", "end"]
 """Which seconds count: those until the target is first met, or those of the whole run."""
-NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_COMPARISON = re.compile(rf"\s*([\w./-]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A value that a metric is to reach: `val_loss<=3.28`."""
-
-    metric: str
-    sign: str
-    value: float
-
-    @classmethod
-    def of(cls, text: str, where: str) -> Target:
-        """Raises `ConfigError` for a text that is no such comparison."""
-        match = _COMPARISON.fullmatch(text)
-        if match is None or not math.isfinite(float(match[3])):
-            raise ConfigError(f"{where}: {text!r} is not allowed; allowed: such as val_loss<=3.28")
-        return cls(match[1], match[2], float(match[3]))
-
-    def met(self, value: float) -> bool:
-        """Return whether a value reaches it; NaN never does."""
-        if self.sign.startswith("<"):
-            return value <= self.value if self.sign == "<=" else value < self.value
-        return value >= self.value if self.sign == ">=" else value > self.value
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.sign.startswith("<")
-
-    def seconds(self, run: TrialRecord) -> float | None:
-        """Return when a run first met it; None: never.
-
-        A command was ended there. Between two evaluations of a training it is interpolated
-        linearly; at its first one it is that second.
-        """
-        if not run.points:
-            return None
-        if (exact := run.points[-1].get(TIME_TO_TARGET)) is not None:
-            return float(exact)
-        sign = 1.0 if self.lower_is_better else -1.0
-        curve = [
-            (float(point[run.along]), sign * float(point[self.metric]))
-            for point in run.points
-            if point.get(self.metric) is not None
-        ]
-        return seconds_to(curve, sign * self.value)
 
 
 class QualityGate(NamedTuple):
@@ -91,8 +40,7 @@ def target_gate(
 ) -> QualityGate:
     """Test whether the mean of B's values meets a target: a one-sample t-test after every pair."""
     worse = b - target.value if target.lower_is_better else target.value - b
-    return _gate(worse, 0.0, f"the mean of B meets {target.metric}{target.sign}{target.value:g}",
-                 max_pairs, rules)  # fmt: skip
+    return _gate(worse, 0.0, f"the mean of B meets {target}", max_pairs, rules)
 
 
 def margin_gate(
@@ -141,7 +89,7 @@ def seconds_of(run: TrialRecord, target: Target | None, counted: Counted) -> flo
     if run.status != "ok" or not run.points:
         return None
     if counted == "first" and target is not None:
-        return target.seconds(run)
+        return target.seconds(run.points, run.along)
     return float(run.points[-1][run.along])
 
 

@@ -33,11 +33,13 @@ from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
 from tunediff.core.point import QUANTITIES, Point
 from tunediff.core.refusals import allow
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.stopping import early_stopping
+from tunediff.tuning.trial import reported
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -89,10 +91,10 @@ class AskedTrial:
 
     def report(self, value: float, time_s: float | None = None, **measured: float) -> bool:
         """Write an evaluation to the journal; return whether the search's early stopping would end
-        the trial here.
+        the trial here, or it has met its target.
 
         Args:
-            value: The objective.
+            value: The objective; in a search with a target, the metric that is to reach it.
             time_s: Training seconds so far. Default: wall-clock since `ask`.
             measured: What else was measured, by the names in curves.csv: `samples`, `steps`,
                 `peak_memory_mib` …
@@ -186,8 +188,8 @@ class AskTellStudy:
 
         Args:
             trial: From `ask`.
-            value: The objective at its end. Default: the one that was reported last. Not finite: it
-                has diverged.
+            value: The objective at its end, or the metric of a target, without which the trial
+                fails. Default: the one that was reported last. Not finite: it has diverged.
             status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout` or `error`.
             reason: Why it failed, for the report.
             time_s, measured: As `AskedTrial.report` takes them.
@@ -204,7 +206,7 @@ class AskTellStudy:
             allow(status in allowed, "status", status, ", ".join(allowed))
             if value is not None and finite:
                 # The same once more, after an error, is no further evaluation.
-                told = {self.space.metric: value, **measured}
+                told = {self._value_name: value, **measured}
                 told |= {"train_s": time_s} if time_s is not None else {}
                 last = trial._last_point()
                 if last is None or any(last.get(key) != plain(told[key]) for key in told):
@@ -235,6 +237,12 @@ class AskTellStudy:
         raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
 
     # ---- inside
+    @property
+    def _value_name(self) -> str:
+        """Return the name of the values that are reported and told."""
+        target = self.space.target
+        return self.space.metric if target is None else target.metric
+
     def _refuse_from_now(self) -> None:
         with self._lock:  # after what another thread has begun
             self._closed = True
@@ -274,8 +282,10 @@ class AskTellStudy:
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
             self._listeners.tell("point", trial.name, point.flat)
-            result = {**point.flat, "objective": point[self.space.metric]}
+            result = reported(point, self.space)
             self._proposer.report(trial._spec, result)
+            if self.space.target is not None:
+                return TIME_TO_TARGET in point
             return self._stopping is not None and self._stopping.stops(trial._spec, result)
 
     def _point(
@@ -283,7 +293,7 @@ class AskTellStudy:
     ) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
         allowed = f"{', '.join(sorted(MEASURED))}, and names of your own"
-        taken = RESERVED | {*WORDS, self.space.metric}
+        taken = RESERVED | {*WORDS, self._value_name}
         for name in measured:
             allow(name in MEASURED or name not in taken, "measured", name, allowed)
         allowed = "a finite number; study.tell(trial, status='nan') ends what has diverged"
@@ -301,13 +311,21 @@ class AskTellStudy:
             point["samples_per_s"] = samples / train_s
         if budget_s:
             point["fraction"] = min(1.0, train_s / budget_s)
-        point |= {**measured, "index": index, "train_s": train_s, self.space.metric: value}
+        point |= {**measured, "index": index, "train_s": train_s, self._value_name: value}
+        if (target := self.space.target) is not None:
+            trial_record = record.read_trial(trial._spec.folder)
+            earlier = trial_record.points if trial_record is not None else []
+            along = self.space.budget.clock.along
+            if (seconds := target.seconds([*earlier, Point.of(point)], along)) is not None:
+                point[TIME_TO_TARGET] = seconds
         return Point.of(point)
 
     def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
         """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok`
         without a result."""
-        spec, last = trial._spec, trial._last_point()
+        spec, last, target = trial._spec, trial._last_point(), self.space.target
+        if status == "ok" and target is not None and last and TIME_TO_TARGET not in last:
+            status, reason = "error", target.missed
         for metric in (self.space.metric, self.space.cost):
             if status == "ok" and metric is not None and (last is None or metric not in last):
                 missing = "is missing: an objective of the search; report it"
@@ -325,6 +343,7 @@ def open_study(
     storage: str | Path = text.STORAGE,
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
+    target: str | None = None,
 ) -> AskTellStudy:  # fmt: skip
     """Begin a search whose trials the caller runs, or go on with one: `open_study(name=…)` of one
     that exists.
@@ -333,7 +352,7 @@ def open_study(
     no Ray is started.
 
     Args:
-        workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start: As
+        workload, knobs, name, storage, trials, budget, unit, total, seed, warm_start, target: As
             `run_search` takes them.
 
     Raises:
@@ -360,7 +379,7 @@ def open_study(
             words=[*named, *words(knobs)], name=None if exists else name,
             resume=name if exists else None,
             storage=place, trials=trials, budget=budget, unit=unit, total=total,
-            confirm=None if exists else 0, seed=seed, warm_start=warm_start,
+            confirm=None if exists else 0, seed=seed, warm_start=warm_start, target=target,
         )  # fmt: skip
         request = search_setup.requested(options)
         space = request.space

@@ -9,11 +9,12 @@ from typing import Any, get_args
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE, Better
 from tunediff.analysis.statistics import LEVEL
-from tunediff.analysis.targets import Counted, Target, margin_of
+from tunediff.analysis.targets import Counted, margin_of
 from tunediff.config import Metric, Systems, of
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, StorageOptions, option
 from tunediff.core.refusals import allow
+from tunediff.core.target import Target
 from tunediff.integrations.services import SERVICES
 from tunediff.judge import locked_judge, proof
 from tunediff.judge.frozen_code import sha256
@@ -50,7 +51,9 @@ class TargetOptions(Options):
     """A value that a metric is to reach."""
 
     target: str | None = option(
-        None, "what a run is to reach, e.g. val_loss<=3.28; see --better time", metavar="CONDITION"
+        None,
+        "what a run is to reach in less time, e.g. val_loss<=3.28 (compare: with --better time)",
+        metavar="CONDITION",
     )
 
 
@@ -159,11 +162,7 @@ class VerdictOptions(TargetOptions):
         allowed = "a --target, a --margin or --within: what is fast need not be good"
         allow(given, "--better", "time", allowed)
         if self.target is not None:
-            target = Target.of(self.target, "--target")
-            allow(target.metric == metric.name, "--target", self.target, f"one of {metric.name}")
-            fits = target.lower_is_better == (metric.mode == "min")
-            sign = "<=" if metric.mode == "min" else ">="
-            allow(fits, "--target", self.target, f"{metric.name}{sign}…: its mode is {metric.mode}")
+            Target.of_objective(self.target, metric.name, metric.mode, "--target")
         return {
             "better": "time",
             "target": self.target,

@@ -295,6 +295,7 @@ def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
             if workload is not None:
                 raise ConfigError("workload: is not allowed with command=; allowed: one of them")
             workload = command_calls.search_file(call)
+            call = dataclasses.replace(call, target=None)  # the file has it
         else:
             call.check_unused()
         named = [] if workload is None else [notebook.named(workload, folder(call.storage))]

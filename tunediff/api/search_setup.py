@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
-from tunediff.api.options import JobOptions, check_files
+from tunediff.api.options import JobOptions, TargetOptions, check_files
 from tunediff.command.search import check_ends
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
@@ -42,7 +42,7 @@ searched."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class SearchKeywords(JobOptions):
+class SearchKeywords(TargetOptions, JobOptions):
     """Options of the command `search` that are keywords of `tunediff.run_search`."""
 
     trials: int | None = option(None, "trials in all, the baseline included")
@@ -273,9 +273,9 @@ def _check_energy(space: SearchSpace) -> None:
 
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
-    fixed = (options.name, options.budget, options.unit, options.warm_start, options.early_stopping)
-    numbers = (options.seed, options.confirm, options.parallel or None)
-    if options.words or any(value is not None for value in (*fixed, *numbers)):
+    names = ("name", "budget", "unit", "warm_start", "early_stopping", "target", "seed", "confirm")
+    given = any(getattr(options, name) is not None for name in names)
+    if options.words or options.parallel or given:
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials, --total and"
             " --track can change"
@@ -378,6 +378,8 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
     `ConfigError`."""
     changes = {"track": options.track, "early_stopping": options.early_stopping}
     content = {**content, **{key: value for key, value in changes.items() if value is not None}}
+    if options.target is not None:
+        content["objective"] = {**_objective(content), "target": options.target}
     if (finalists := options.confirm) is not None:
         allowed = f"0 to {MOST_FINALISTS} finalists; 0: none"
         allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
@@ -398,6 +400,14 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return content
+
+
+def _objective(content: Lines) -> Lines:
+    """Return the objective of a search file as a section, if its form is known."""
+    objective = content.get("objective")
+    if isinstance(objective, list):
+        return dict(zip(("metric", "cost"), objective, strict=False))
+    return {"metric": objective} if isinstance(objective, str) else dict(objective or {})
 
 
 def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -> Lines:

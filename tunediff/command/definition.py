@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from tunediff.analysis.targets import TIME_TO_TARGET, Target
 from tunediff.command.clock import CommandClock
 from tunediff.command.metrics import MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError
 from tunediff.core import machine
+from tunediff.core.target import TIME_TO_TARGET, Target
 
 FILE = "tunediff_command.yaml"
 Mode = Literal["min", "max"]
@@ -117,6 +117,11 @@ class CommandDefinition:
     @property
     def template(self) -> CommandTemplate:
         return CommandTemplate.of(self.command, "command", shell=self.shell)
+
+    @property
+    def condition(self) -> Target | None:
+        """Return the target at which a run ends; None: it has none."""
+        return None if self.target is None else Target.of(self.target, "target")
 
     @property
     def title(self) -> str:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis.targets import TIME_TO_TARGET, Target
 from tunediff.command.curve import Curve
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
 from tunediff.command.process import LOG, CommandProcess
 from tunediff.core import machine
 from tunediff.core.point import Point
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, End
 
 STEPS_MARGIN = 1.1
@@ -122,7 +122,7 @@ class RunReader:
         self._begun = begun
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
-        self._target = Target.of(definition.target, "target") if definition.target else None
+        self._target = definition.condition
         self._file: MetricFile | None = None
         if definition.metrics is not None:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
@@ -280,8 +280,8 @@ def _end(
         latest = "".join(f"\n  {line}" for line in process.latest)
         last = f"; its last lines:{latest}" if latest else ""
         status, reason = "error", f"no value of {definition.objective} in {where}{last}"
-    elif definition.outcome == "time" and not (reader.target_met or reader.run.ends_at_first):
-        status, reason = "error", f"the target {definition.target} was not reached"
+    elif (target := definition.condition) and not (reader.target_met or reader.run.ends_at_first):
+        status, reason = "error", target.missed
     elif not math.isfinite(reader.value):
         status, reason = "nan", f"{definition.objective} is {reader.value}"
     trained_s = reader.clock.elapsed_s(now)

@@ -40,11 +40,6 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
     if "target" in settings:
         settings.setdefault("outcome", "time")
-        if (rule := rest.get("early_stopping", "none")) != "none":
-            raise ConfigError(
-                f"{source}: early_stopping: {rule!r} is not allowed with a target, of which nothing"
-                " is known before it is met; allowed: none"
-            )
     if "grace" in rest:
         settings["grace_s"] = duration_s(rest.pop("grace"), f"{source}: grace")
     command = rest.pop("command")

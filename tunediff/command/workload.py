@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from annotated_types import Ge, Lt
 
-from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.command.curve import POINTS
 from tunediff.command.definition import FILE, CommandDefinition
 from tunediff.command.words import honesty
@@ -25,8 +24,9 @@ from tunediff.config.code import Code
 from tunediff.config.files import FORMAT, FORMAT_KEY, check_format, to_yaml
 from tunediff.config.knobs import ConfigError, Fixed, Int, Values, section
 from tunediff.config.schema import Configuration, Schema, nest
-from tunediff.config.workload import Metric, Quantity, Workload, find, from_dict
+from tunediff.config.workload import Metric, Workload, find, from_dict
 from tunediff.core.clock import LINE, PROCESS, TRAINING
+from tunediff.core.target import Target
 
 PARAMETERS = "parameters"
 """Key of `tunediff_command.yaml` with the parameters and their values in the baseline."""
@@ -81,6 +81,11 @@ class CommandWorkload(Workload):
         if self.definition.time is not None:
             return TRAINING
         return PROCESS if self.definition.clock_from is None else LINE
+
+    @property
+    def target(self) -> Target | None:
+        """Return the target at which its runs end; None: they have none."""
+        return self.definition.condition
 
     @property
     def notes(self) -> Sequence[str]:
@@ -144,13 +149,11 @@ def _definition(lines: Mapping[str, Any], where: str) -> CommandDefinition:
 def _declarations(lines: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return what a module of a workload declares, for a command."""
     definition = _definition(lines, where)
-    seconds = Quantity("time to target", "s", f"seconds until {definition.target}")
     return {
         "CONTENT": dict(lines),
         "Knobs": knobs_class(lines.get(PARAMETERS) or {}, f"{where}: {PARAMETERS}"),
         "OBJECTIVE": Metric(definition.judged, definition.judged_mode),
         "UNIT": "values",
-        "QUANTITIES": {TIME_TO_TARGET: seconds} if definition.target else {},
     }
 
 

@@ -47,6 +47,7 @@ from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, override, to_dict
 from tunediff.config.systems import Systems
 from tunediff.core.clock import TRAINING
+from tunediff.core.target import Target
 from tunediff.core.text import shown
 
 SHIPPED = {
@@ -158,6 +159,11 @@ class Workload:
     def clock(self) -> str:
         """Return what its seconds are; see `core.clock.ClockSummary`."""
         return TRAINING
+
+    @property
+    def target(self) -> Target | None:
+        """Return the target at which its runs end; of commands alone."""
+        return None
 
     @property
     def notes(self) -> Sequence[str]:

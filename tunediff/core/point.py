@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunediff.config import Quantity, Workload
+from tunediff.core.target import TIME_TO_TARGET
 
 
 def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
@@ -221,4 +222,5 @@ def quantities(workload: Workload) -> dict[str, Quantity]:
     and its own."""
     objective = workload.objective
     objectives = {objective.name: Quantity(objective.label or objective.name)}
+    objectives[TIME_TO_TARGET] = Quantity("time to target", "s", "until the target was met")
     return in_units(QUANTITIES, workload.unit) | objectives | dict(workload.quantities)

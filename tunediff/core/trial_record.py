@@ -35,6 +35,7 @@ from tunediff.core.clock import UNITS, UnitName
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import naming_file
 from tunediff.core.point import Point
+from tunediff.core.target import TIME_TO_TARGET
 
 STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
 """How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory;
@@ -56,7 +57,7 @@ BOUND_EVENT = "bound"
 """Event of a journal: in one sentence what binds the step of a search's baseline, on a GPU."""
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
-RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial"}
+RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial", TIME_TO_TARGET}
 """Names that points, lines of journals and tables of points have for something else than what was
 evaluated."""
 WORDS = ("label", "final_label", "event", "validation_split")

@@ -200,7 +200,9 @@ class Console(Listener):
     def _point_line(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         results, metric = self.results, self.results.metric
         words = [f"{point[trial.along]:6.1f} {results.clock.short}"]
-        if not results.by_rate and metric in point:
+        if results.by_time and (on_way := results.curve_quantity).name in point:
+            words.append(f"{on_way.title} {text.number(point[on_way.name])}")
+        elif not results.by_rate and metric in point:
             words.append(f"{results.label} {text.number(point[metric])}")
             words.append(self._compared(self.versus_at(trial, point["index"], point[metric])))
         words.append(f"{text.number(point['samples_per_s'])} {results.unit}/s")

@@ -159,6 +159,10 @@ def objective_meaning(context: ReportContext) -> str:
             f"{unit}/s: {unit} trained per second, waiting for {unit} included and compilation not."
         )
     quantity = results.quantity(results.metric)
+    if results.by_time:
+        quantity = dataclasses.replace(
+            quantity, meaning=f"{results.clock.seconds} until {results.target}"
+        )
     details = [
         quantity.label if quantity.label != context.label else "",
         protocol(results),

@@ -168,6 +168,8 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
     reached = f"after {spent} its {results.title} is {number(value)}{mean}"
     if results.by_rate:
         reached = f"{rounded(value)} {results.unit}/s"
+    elif results.by_time:
+        reached = f"it met {results.target} after {number(value)} {results.clock.seconds}{mean}"
     state = "best" if better else "ahead"
     parts = [(best.name, "winner"), (f" is {state}: {noted(reached, outcome)}", "")]
     if none := results.no_baseline(best):

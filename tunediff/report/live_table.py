@@ -185,6 +185,7 @@ class LiveTable(Console):
     def _row(self, trial: TrialRecord) -> dict[str, str]:
         """Return the cells of a trial by the names of the columns."""
         results = self.results
+        drawn = [value for _, value in curve(trial, results.curve_quantity.name)]
         values = [value for _, value in curve(trial, results.metric)]
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         status, compared, value = trial.status, "", ""
@@ -193,12 +194,13 @@ class LiveTable(Console):
             status = f"{len(trial.points)}/{points} points"
         if values:
             ratio = self.versus_at(trial, last(trial, "index"), values[-1])
+            ratio = results.versus_baseline(trial) if results.by_time else ratio
             compared, value = versus(ratio, results.ratios), text.number(values[-1])
             status = ", ".join(filter(None, [status, results.outcome_of(trial).failure_note]))
         cells = {
             "trial": self.display_name(trial.name),
             CHANGES: self.changes(trial.drawn),
-            "curve": sparkline(values, results.ratios),
+            "curve": sparkline(drawn, results.ratios and not results.by_time),
             self._objective: value,
             results.versus_heading: compared,
         }

@@ -10,8 +10,8 @@ from tunediff.analysis import disturbed, pairs
 from tunediff.analysis.pair_test import PairTest, without_effect
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.statistics import mean, sd
-from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.core import text
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.report import pair_words as words
 from tunediff.report.html import PAGE
 from tunediff.report.pair_result import ComparisonResult, LedgerResult, MachineResult
@@ -90,7 +90,7 @@ def _quality(test: PairTest) -> dict[str, Any]:
     target, gates = test.target, test.gates
     return {
         "better_in": test.better,
-        "target": f"{target.metric}{target.sign}{target.value:g}" if target is not None else None,
+        "target": str(target) if target is not None else None,
         "target_p": test.target_p,
         "quality_shown": all(gate.shown for gate in gates) if gates else None,
         "a_quality": a if test.by_time else [],

@@ -163,7 +163,7 @@ def failure(pairs: Pairs, run: TrialRecord) -> str:
     side = run.drawn["side"]
     why, target = f"{run.status}: {run.reason}", pairs.test.target
     if pairs.test.missed(run) and target is not None:
-        why = f"{target.metric}{target.sign}{target.value:g} was not reached"
+        why = f"{target} was not reached"
     return f"{side} ({pairs.names[SIDES.index(side)]}) failed: {why}"
 
 

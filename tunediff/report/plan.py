@@ -167,7 +167,9 @@ def _objective(space: SearchSpace) -> str | None:
     if not space.evaluates:
         return f"{space.workload.unit}/s of the training; no model is evaluated"
     describe = space.workload.get_hook("evaluation_protocol")
-    return describe(space.baseline) if describe is not None else None
+    until = f"{space.budget.clock.seconds} until {space.target}" if space.target else None
+    protocol = describe(space.baseline) if describe is not None else None
+    return "; ".join(filter(None, [until, protocol])) or None
 
 
 def _refused(plan: Mapping[str, Any], trials: int, certain_s: float) -> str | None:

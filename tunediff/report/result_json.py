@@ -132,6 +132,8 @@ def _speedup_means(results: Results, speedup: Estimate) -> str:
     of runs."""
     ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
     ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
+    if results.by_time:
+        ratio = f"baseline's {results.clock.seconds} until the target / those of the best"
     over = f", geometric mean over {speedup.runs} seeds" if speedup.runs > 1 else ""
     if speedup.at_least:
         return (

@@ -213,17 +213,24 @@ def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, s
 
 # ---- axes
 def objective_axis(
-    axes: Axes, results: Results, positive: bool, axis: Literal["x", "y"] = "y"
+    axes: Axes,
+    results: Results,
+    positive: bool,
+    axis: Literal["x", "y"] = "y",
+    of_curves: bool = False,
 ) -> None:
     """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in
-    this chart."""
-    name, better = short(results.title, 30), "lower" if results.lower_is_better else "higher"
+    this chart. `of_curves`: the axis is that of the curves, whose end the objective may not be."""
+    title, lower = results.title, results.lower_is_better
+    if of_curves:
+        _, title, lower = results.curve_quantity
+    name, better = short(title, 30), "lower" if lower else "higher"
     side = axes.yaxis if axis == "y" else axes.xaxis
     if axis == "x" or in_first_column(axes):
         between = "\n" if len(name) > max_characters(20) else " "
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
-    if positive and results.lower_is_better:
+    if positive and lower:
         axes.set(**{f"{axis}scale": "log"})
         plain_logarithms(side)
     axes.grid(True, axis="y")

@@ -7,7 +7,13 @@ import math
 from tunediff import config as cfg
 from tunediff.config import Lines, Metric
 from tunediff.config.knobs import refuse
-from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, SEED_OFFSET, SearchSpace
+from tunediff.search_space.model import (
+    LONGER_SEEDS,
+    MOST_RUNS,
+    SECONDS,
+    SEED_OFFSET,
+    SearchSpace,
+)
 from tunediff.search_space.sections import Confirm, SearchFile
 
 
@@ -20,6 +26,7 @@ def check_together(
     other_sampler = file.sampler != "TPESampler"
     stopping, nothing = f"early_stopping: {file.early_stopping!r}", f"{kind}: draws nothing"
     best = "a trial that is bad in one may be the best in the other; allowed: none"
+    unknown = "nothing is known before it is met; allowed: none"
     belongs = "belongs to grid:, trials: and ladder:, which repeat each of their points; search:"
     for broken, why in (
         (listed and first, f"first: belongs to search:; {kind}: runs its points in order"),
@@ -27,6 +34,10 @@ def check_together(
         (
             listed and warm,
             f"warm_start: {file.warm_start!r} is not allowed; it belongs to search:; {nothing}",
+        ),
+        (
+            stops and metric == SECONDS,
+            f"{stopping} is not allowed with a target, of which {unknown}",
         ),
         (stops and cost is not None, f"{stopping} is not allowed with two objectives: {best}"),
         (drawn and seeds, f"seeds: {belongs} does not"),

@@ -11,7 +11,13 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from tunediff import config as cfg
 from tunediff.config import Knob, Schema
-from tunediff.search_space.sections import COSTS, BudgetSection, Confirm, SearchFile
+from tunediff.search_space.sections import (
+    COSTS,
+    BudgetSection,
+    Confirm,
+    ObjectiveSection,
+    SearchFile,
+)
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Json = dict[str, Any]
@@ -20,7 +26,7 @@ HELP = {
     "base": "a configuration file from which the baseline is taken, such as best.yaml",
     "objective": (
         "the metric that decides; with a second one, such as device_s, trade-offs; samples_per_s:"
-        " throughput"
+        " throughput; {target: accuracy>=0.9}: the least seconds until then"
     ),
     "budget": "training seconds of a trial, number of trials, limits of the search",
     "seeds": "runs of every point, on as many seeds",
@@ -93,7 +99,11 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
     content = _section(SearchFile)
     properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
-        "objective": {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]},
+        "objective": {
+            **_section(ObjectiveSection),
+            "type": ["string", "array", "object"],
+            "examples": ["samples_per_s", *COSTS],
+        },
         "budget": _section(BudgetSection),
         "confirm": _section(Confirm),
         "study": {"type": "object"},

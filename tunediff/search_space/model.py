@@ -10,6 +10,7 @@ from tunediff import config as cfg
 from tunediff.config import Lines, Metric, Schema, Values, Workload
 from tunediff.core import text
 from tunediff.core.clock import UNITS, Budget, Unit, UnitName, own_s
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.search_space.dimension import Dimension, complete, count
 from tunediff.search_space.sections import Confirm, RunOptions
 from tunediff.search_space.study import Study
@@ -29,6 +30,8 @@ RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
 
+SECONDS = Metric(TIME_TO_TARGET, "min")
+"""The objective of a search with a target."""
 LONGEST_BY_SAMPLES_S = 30 * 86400.0
 """Deadline of a trial whose samples end it."""
 
@@ -126,6 +129,9 @@ class SearchSpace(RunOptions):
     """Label of the metric."""
     cost: str | None = None
     """Second objective: the search then returns the best trade-offs instead of one winner."""
+    target: Target | None = None
+    """What the metric of a workload is to reach: then `metric` is the seconds until it has, at
+    which a trial ends."""
     dimensions: tuple[Dimension, ...] = ()
     candidates: tuple[Values, ...] = ()
     """Drawn values to try first, the baseline's before others; all of them but in a `search`."""

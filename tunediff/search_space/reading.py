@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Metric, removed
+from tunediff.config import Lines, Metric, Workload, removed
 from tunediff.config.knobs import refuse
+from tunediff.core.target import Target
 from tunediff.search_space import foreign, study
 from tunediff.search_space.consistency import check_space, check_together
 from tunediff.search_space.files import is_workload, of_search
-from tunediff.search_space.model import RATE, SearchBudget, SearchSpace
+from tunediff.search_space.model import RATE, SECONDS, SearchBudget, SearchSpace
 from tunediff.search_space.points import listed_runs
 from tunediff.search_space.schedule import listed_fields
 from tunediff.search_space.searched_knobs import spread
@@ -117,7 +118,7 @@ def parse(
     kind = _kind(file, source)
     baseline = _baseline(file, source, folder, words)
     workload = cfg.of(baseline)
-    metric, cost = _objective(file.objective, workload.objective, f"{source}: objective")
+    metric, cost, target = _objective(file.objective, workload, f"{source}: objective")
     check_together(file, kind, metric, cost, source)
     limits = {**file.budget, **(budget or {})}
     search_budget = _budget(limits, source, kind, metric, cost)
@@ -142,6 +143,7 @@ def parse(
         metric=metric.name,
         mode=metric.mode,
         cost=cost,
+        target=target,
         label=metric.label or metric.name,
         budget=dataclasses.replace(search_budget, trials=trials),
         **listed,
@@ -206,8 +208,12 @@ def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str])
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
 
 
-def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | None]:
-    """Return the objective, and the name of the second one. Raises `ConfigError`."""
+def _objective(
+    content: Any, workload: Workload, where: str
+) -> tuple[Metric, str | None, Target | None]:
+    """Return the objective, the name of the second one, and the target at which a trial ends.
+    Raises `ConfigError`."""
+    own = workload.objective
     metrics = {own.name: own, RATE.name: RATE}
     names, costs = ", ".join(metrics), ", ".join(COSTS)
     if isinstance(content, list):
@@ -225,7 +231,14 @@ def _objective(content: Any, own: Metric, where: str) -> tuple[Metric, str | Non
         section.mode not in (None, mode),
         f"{where}: mode: {section.mode!r} is not allowed for {name}; allowed: {mode}",
     )
-    return metrics[name], section.cost
+    if section.target is None:
+        return metrics[name], section.cost, None
+    where, value = f"{where}: target", f"{section.target!r} is not allowed"
+    beside_name = "for a command; allowed: in its file, beside the name of its objective"
+    refuse(cfg.is_command(workload.name), f"{where}: {value} {beside_name}")
+    refuse(name == RATE.name, f"{where}: {value} for {name}; allowed: {own.name}")
+    target = Target.of_objective(section.target, own.name, own.mode, where)
+    return SECONDS, section.cost, target
 
 
 def _budget(

@@ -188,6 +188,7 @@ class ObjectiveSection:
     metric: Str | None = None
     mode: Literal["min", "max"] | None = None
     cost: Cost | None = None
+    target: Str | None = None  # what the metric is to reach in the least time, e.g. val_loss<=3.28
 
 
 @section

@@ -87,7 +87,7 @@ def find(run: TrainingRun) -> Mapping[str, Any] | None:
             state.set_aside(run.folder)
         content, reasons = None, [misfit]
         run.points, run.pending = [], None
-    if len(run.points) >= run.config.evaluation.points and not run.budget.open_ended:
+    if run.complete:
         run.judged, run.judged_digest = result, run.points[-1].weights_digest
     run.restart_reason = "".join(reasons)
     return content
@@ -193,7 +193,8 @@ def write_files(run: TrainingRun, index: int) -> None:
     An open-ended training writes what comes after its budget in place of its last point.
     """
     total = run.config.evaluation.points
-    if run.folder is None or (index < total and (total - index) % math.ceil(total / MOST_FILES)):
+    between = index < total and (total - index) % math.ceil(total / MOST_FILES)
+    if run.folder is None or (between and not run.complete):
         return
     with run.clock.part("checkpoint"):
         for name, tensors in run.files_of_points.items():

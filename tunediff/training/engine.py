@@ -17,6 +17,7 @@ from tunediff import config as cfg
 from tunediff.core import text
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.data.gate import Gate
@@ -98,7 +99,7 @@ class Engine(TrainingRun):
 
         # ---- train and evaluate, segment by segment
         total = self.config.evaluation.points
-        while not self.stopping and (self.budget.open_ended or len(self.points) < total):
+        while not self.stopping and not self.complete:
             index = len(self.points) + 1
             with self.clock.part("train"), self.prefetched.at_work():
                 self.pace.aim(index / total)
@@ -366,6 +367,7 @@ class Engine(TrainingRun):
                 weights_digest=self.judged_digest or None,
             )
         )
+        self.note_target()
         checkpoints.write_files(self, index)
         checkpoints.save(self)
         if self.evaluates:  # what judging and saving need is not what training needs
@@ -381,7 +383,18 @@ class Engine(TrainingRun):
         in place.
         """
         last = len(self.points) + 1 == self.config.evaluation.points and not self.budget.open_ended
-        checkpoints.note_judged(self, last)
+        # With a target any point may be the last: what is found of it is not known here yet.
+        checkpoints.note_judged(self, last or self.seconds_to_target is not None)
+
+    def note_target(self) -> None:
+        """Add to the last point when the target was met, by what rank 0 has evaluated, if it
+        was."""
+        if self.seconds_to_target is None:
+            return
+        seconds = self.seconds_to_target(self.points)
+        if (seconds := self.world.agree(math.nan if seconds is None else seconds)) == seconds:
+            metrics = {**self.points[-1].metrics, TIME_TO_TARGET: seconds}
+            self.points[-1] = dataclasses.replace(self.points[-1], metrics=metrics)
 
     def report(self, point: Point) -> bool:
         """Report a point; returns whether to train on after it, equal on all ranks."""

@@ -54,12 +54,11 @@ class NotTrainedError(BaseException):
 def of_run(run: TrainingRun) -> TrainingOutcome:
     """Return how a training ended. Raises `WorkloadError` if it did not run as a training does."""
     check_done(run)
-    finished = len(run.points) == run.config.evaluation.points and not run.budget.open_ended
     last = run.points[-1].flat if run.points else {}
     name = checkpoints.changed_weight(run)
     return TrainingOutcome(
         points=run.points,
-        finished=finished,
+        finished=run.complete,
         seconds=dict(run.clock.seconds),
         steps=run.pace.steps,
         samples=run.pace.samples,

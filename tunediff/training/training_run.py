@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from tunediff.config import Systems
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget, Clock
 from tunediff.core.point import Point
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.data import loader, randomness
 from tunediff.distributed import World
 from tunediff.training import memory, state, strategies
@@ -76,16 +77,19 @@ class TrainingRun:
         clock: Clock | None = None,
         initial: Mapping[str, torch.Tensor] | None = None,
         compiled: Path | None = None,
+        seconds_to_target: Callable[[Sequence[Point]], float | None] | None = None,
     ) -> None:
         """Set up the parts, and seed all generators for equal initial weights on all ranks.
 
         `folder`: of checkpoints, None: none are written. `evaluates`: whether the model is judged;
         without it, points carry throughput only. `initial`: weights to start from. `compiled`:
-        folder of code that trainings share; None: they share none.
+        folder of code that trainings share; None: they share none. `seconds_to_target`: returns
+        when points have met a target, at which the training ends; None: there is no target.
         """
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.observer, self.folder, self.evaluates = observer, folder, evaluates
         self.program, self.initial = program or Program(), initial
+        self.seconds_to_target = seconds_to_target
 
         # ---- parts
         self.shown_config, self.read_knobs = config, Reads(())
@@ -148,6 +152,14 @@ class TrainingRun:
         torch.manual_seed(config.seed)
         randomness.seed_libraries(config.seed)
         self.state.rng.manual_seed(config.seed)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the last point was the last one of this training: its budget is spent, or
+        its target is met."""
+        if self.seconds_to_target is not None and self.points and TIME_TO_TARGET in self.points[-1]:
+            return True
+        return len(self.points) >= self.config.evaluation.points and not self.budget.open_ended
 
     @property
     def user_folder(self) -> Path:

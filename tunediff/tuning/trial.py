@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from tunediff.analysis import seconds_of
-from tunediff.analysis.targets import TIME_TO_TARGET
 from tunediff.config.systems import with_more_passes
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS, unwritable
@@ -22,6 +21,7 @@ from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.backend import Lost, Slot

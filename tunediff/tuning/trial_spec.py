@@ -14,6 +14,7 @@ from tunediff.config import Systems, Values
 from tunediff.core.clock import Budget, UnitName
 from tunediff.core.journal import Journal
 from tunediff.core.progress import DOING
+from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.pool import Allocation
@@ -65,6 +66,8 @@ class TrialSpec:
     """The objective."""
     mode: str
     """"min" or "max"."""
+    target: Target | None = None
+    """What the workload's metric is to reach: the trial ends there, and fails if it never does."""
     evaluates: bool = True
     """Whether the model is judged at every point."""
     keeps: bool = True
@@ -135,6 +138,7 @@ class TrialSpec:
             run_device=run_device,
             metric=space.metric,
             mode=space.mode,
+            target=space.target,
             evaluates=space.evaluates,
             keeps=space.evaluates,
             profile_steps=space.operations,

@@ -108,6 +108,7 @@ def _compared(a: SearchSpace, b: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
     """Yield name and both values of what two searches must have in common for their results to be
     comparable."""
     yield "objective", a.metric, b.metric
+    yield "target", str(a.target), str(b.target)
     yield "cost", a.cost, b.cost
     theirs, ours = (f"{s.budget.per_trial_s:g} {s.budget.clock.short}" for s in (a, b))
     yield "budget", theirs, ours

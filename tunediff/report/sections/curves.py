@@ -51,7 +51,7 @@ def curves(context: ReportContext, files: Files) -> Html | None:
             if any(isinstance(value, list | dict) for value in frame[name])
         ]
         files.csv("curves", frame.drop(columns=nested))
-    if not any(len(curve(trial, results.metric)) > 1 for trial in results.trials):
+    if not _has_curves(results):
         return None
     if _compared(context) is None:  # they are the figure of the result
         return None
@@ -64,9 +64,14 @@ def of_verdict(context: ReportContext, files: Files) -> Html | None:
     if (compared := _compared(context)) is not None:
         name = "comparison" if context.evidence.confirmation is None else "confirmed"
         return seeds.means_figure(compared, seeds.best_of(context, compared), files, name)
-    if not any(len(curve(trial, results.metric)) > 1 for trial in results.trials):
+    if not _has_curves(results):
         return None
     return _all_trials(context, files, _ends(context))
+
+
+def _has_curves(results: Results) -> bool:
+    name = results.curve_quantity.name
+    return any(len(curve(trial, name)) > 1 for trial in results.trials)
 
 
 def _compared(context: ReportContext) -> Comparison | None:
@@ -80,7 +85,8 @@ def _all_trials(context: ReportContext, files: Files, caption: str = "") -> Html
     return files.chart(
         "curves",
         lambda: of_trials(context.results, context.highlights),
-        f"{context.label} against {context.results.clock.seconds}, all trials",
+        f"{context.results.curve_quantity.title} against {context.results.clock.seconds}, all"
+        " trials",
         caption,
     )
 
@@ -93,7 +99,8 @@ def _ends(context: ReportContext) -> str:
     others = [outcome for outcome in results.ranked if base is None or base not in outcome.runs]
     if context.evidence.compared is not None:
         runs = sum(len(outcome.done) for outcome in results.ranked)
-        return f"{pluralize(runs, 'run has', 'runs have')} a result; their means are above."
+        means = "" if results.by_time else "; their means are above"
+        return f"{pluralize(runs, 'run has', 'runs have')} a result{means}."
     if end is None:
         count = pluralize(len(results.ranked), "trial has", "trials have")
         return f"{count} a result; the baseline has none to compare them with."
@@ -102,7 +109,10 @@ def _ends(context: ReportContext) -> str:
         return f"The baseline ran on {runs_of_base} seeds." if runs_of_base > 1 else ""
     values = [outcome.value or 0.0 for outcome in others if not outcome.failures]
     better = sum(results.loss(value) < results.loss(end) for value in values)
+    mean_of = f" (mean of its {runs_of_base} runs)" * (runs_of_base > 1)
     which = f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
+    if results.by_time:
+        return f"{which} met the target sooner than the baseline{mean_of}."
     if len(others) == 1:
         which = f"The other trial with a result {'ends' if better else 'does not end'}"
     elif better == 1:
@@ -110,14 +120,14 @@ def _ends(context: ReportContext) -> str:
     else:
         which += " end"
     side = "below" if results.lower_is_better else "above"
-    mean_of = f" (mean of its {runs_of_base} runs)" * (runs_of_base > 1)
     return f"{which} {side} the baseline{mean_of}."
 
 
 def of_trials(results: Results, highlights: Highlights) -> Figure:
     """Draw the curves of all trials and mark where the best is as good as the baseline at its
     end."""
-    lines = {trial.name: curve(trial, results.metric) for trial in results.trials}
+    name = results.curve_quantity.name
+    lines = {trial.name: curve(trial, name) for trial in results.trials}
     figure, (axes,) = style.sheet(1, seeds.HEIGHT_IN)
     _background(axes, results, lines, highlights)
     pairs = [
@@ -128,7 +138,12 @@ def of_trials(results: Results, highlights: Highlights) -> Figure:
     for line, color, _ in pairs:
         look: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linewidth": 2.2, "zorder": 4}
         axes.plot(*zip(*line, strict=True), color=color, **look)
-    style.objective_axis(axes, results, all(y > 0 for line in lines.values() for _, y in line))
+    if (target := results.target) is not None:
+        axes.axhline(
+            target.value, color=style.GREY, linestyle=style.DASHED, label=f"target {target}"
+        )
+    positive = all(y > 0 for line in lines.values() for _, y in line)
+    style.objective_axis(axes, results, positive, of_curves=True)
     ends = [(line[-1], color, f"{role} {number(line[-1][1])}") for line, color, role in pairs]
     style.label_line_ends(axes, ends)
     if len(pairs) == 2:

@@ -86,6 +86,9 @@ def _cells(context: ReportContext, trial: TrialRecord, row: Mapping[Any, Any]) -
         context.label: rounded(row[results.metric]),
         results.versus_heading: versus(compared, results.ratios),
     }
+    if results.by_time:
+        name, title, _ = results.curve_quantity
+        cells[title] = rounded(row[name]) if name in row else ""
     if evidence.noise is not None:
         is_best = evidence.best is not None and evidence.best.name == trial.name
         cells[f"{NEAR} best"] = NEAR if row[NEAR_COLUMN] is True and not is_best else ""

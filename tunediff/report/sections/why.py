@@ -41,7 +41,7 @@ def why(context: ReportContext, files: Files) -> Html | None:
     better, unit, seconds = evidence.better(winner), context.unit, results.clock.seconds
     # The decomposition into speed and learning, only for a difference beyond the noise.
     parts, figure, caveat = None, None, ""
-    if better and not results.by_rate:
+    if better and not (results.by_rate or results.by_time):
         parts = decompose(base, winner, results.metric, results.space.mode, results.ratios)
     if parts is None:
         sentence = _faster(context, base, winner)

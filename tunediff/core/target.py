@@ -1,0 +1,101 @@
+"""A value that a metric is to reach, and when the curve of a run has reached it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tunediff.core.errors import ConfigError
+from tunediff.core.refusals import allow
+
+TIME_TO_TARGET = "time_to_target_s"
+"""Quantity of the point at which a run has met its target and was ended: when it was met."""
+NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_COMPARISON = re.compile(rf"\s*([\w./-]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
+Curve = Sequence[tuple[float, float]]
+"""(training seconds, loss) of every evaluation, in order; a smaller loss is better."""
+
+
+def seconds_to(falling: Curve, loss: float) -> float | None:
+    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None:
+    never.
+
+    At the earliest that is its first evaluation.
+    """
+    before: tuple[float, float] | None = None
+    for seconds, now in falling:
+        if now <= loss:
+            if before is None:
+                return seconds
+            return before[0] + (before[1] - loss) / (before[1] - now) * (seconds - before[0])
+        before = (seconds, now)
+    return None
+
+
+class Evaluated(Protocol):
+    """Values of one evaluation by name, as `Point` has them."""
+
+    def get(self, name: str) -> Any: ...
+
+
+class Target(NamedTuple):
+    """A value that a metric is to reach: `val_loss<=3.28`."""
+
+    metric: str
+    sign: str
+    value: float
+
+    @classmethod
+    def of(cls, text: str, where: str) -> Target:
+        """Raises `ConfigError` for a text that is no such comparison."""
+        match = _COMPARISON.fullmatch(text)
+        if match is None or not math.isfinite(float(match[3])):
+            raise ConfigError(f"{where}: {text!r} is not allowed; allowed: such as val_loss<=3.28")
+        return cls(match[1], match[2], float(match[3]))
+
+    @classmethod
+    def of_objective(cls, text: str, metric: str, mode: str, where: str) -> Target:
+        """Return the target of an objective. Raises `ConfigError` for one of another metric, or of
+        the wrong direction."""
+        target = cls.of(text, where)
+        allow(target.metric == metric, where, text, f"one of {metric}")
+        sign = "<=" if mode == "min" else ">="
+        fits = target.lower_is_better == (mode == "min")
+        allow(fits, where, text, f"{metric}{sign}…: its mode is {mode}")
+        return target
+
+    def __str__(self) -> str:
+        return f"{self.metric}{self.sign}{self.value:.15g}"
+
+    @property
+    def missed(self) -> str:
+        """Return why a run that never met it has failed."""
+        return f"the target {self} was not reached"
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.sign.startswith("<")
+
+    def met(self, value: float) -> bool:
+        """Return whether a value reaches it; NaN never does."""
+        if self.sign.startswith("<"):
+            return value <= self.value if self.sign == "<=" else value < self.value
+        return value >= self.value if self.sign == ">=" else value > self.value
+
+    def seconds(self, points: Sequence[Evaluated], along: str) -> float | None:
+        """Return when the curve of a run first met it; None: never. `along`: what seconds are.
+
+        A run that was ended there says it. Between two evaluations of a training it is interpolated
+        linearly; at its first one it is that second.
+        """
+        if points and (noted := points[-1].get(TIME_TO_TARGET)) is not None:
+            return float(noted)
+        sign, curve = 1.0 if self.lower_is_better else -1.0, list[tuple[float, float]]()
+        for point in points:
+            if (value := point.get(self.metric)) is not None:
+                curve.append((float(point.get(along)), sign * float(value)))
+                if self.met(float(value)):
+                    return seconds_to(curve, sign * self.value)
+        return None
