@@ -19,6 +19,7 @@ from tunediff.core.lock import alone
 from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
 from tunediff.tuning.search_study import SearchStudy
+from tunediff.tuning.study_file import STUDY
 
 FILE = """
 workload: toy
@@ -92,6 +93,28 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
             rate=1.0,
         )
         proposer.tell(spec, record.read_trial(folder), 1.0)
+
+
+def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study, tmp_path):
+    """Between two reports as `compare` does; who never meets it has failed, which Optuna takes for worse than all."""
+    with study("objective: {target: error<=1}\n") as one:
+        base, missed, faster = (one.ask() for _ in range(3))
+        assert not base.report(3.0, time_s=10)
+        assert base.report(0.0, time_s=20)
+        one.tell(base)
+        one.tell(missed, 2.0, time_s=20)
+        assert faster.report(0.5, time_s=4)
+        one.tell(faster, time_s=4)
+        table = one.search.trials()
+        assert table["time_to_target_s"].tolist()[::2] == pytest.approx([10 + 10 * 2 / 3, 4.0])
+        assert table["error"].tolist() == [0.0, 2.0, 0.5]
+        assert table["reason"].tolist() == ["", "the target error<=1 was not reached", ""]
+        result = one.search.json()
+        assert (result["objective"], result["best_trial"], result["best_value"]) == ("time_to_target_s", "t0002", 4.0)
+        axes = one.search.figure().axes[0]
+        assert (axes.get_ylabel(), axes.lines[-1].get_label()) == ("error, lower is better", "target error<=1")
+    told = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{tmp_path}/night/study.db").trials
+    assert told[1].value > max(told[0].value, told[2].value)
 
 
 def test_a_closed_study_asks_for_nothing(study):

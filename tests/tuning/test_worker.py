@@ -16,12 +16,14 @@ import ray.train.v2.api.data_parallel_trainer
 import torch
 from safetensors import safe_open
 
+from tests.helpers import shipped_toy, toy
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, Progress
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
@@ -110,6 +112,42 @@ def test_the_checkpoint_stays_until_the_end_is_written(tmp_path, job, monkeypatc
     assert (tmp_path / weights.NAME).exists()
 
 
+def test_a_trial_ends_where_its_target_is_met_and_one_that_never_meets_it_fails(tmp_path):
+    """Killed at that point it only ends when it goes on; what is kept are the weights that met it."""
+    config = toy(evaluation__points=6)
+    dies = []
+
+    class Dying(Parent):
+        def send(self, event):
+            if isinstance(event, Point) and TIME_TO_TARGET in event:
+                dies.append(event.index)
+                raise KeyboardInterrupt
+            super().send(event)
+
+    def ran(name, target, parent=Parent):
+        job = job_of(tmp_path / name, config, samples=8 * 30, metric=TIME_TO_TARGET, evaluates=True, target=target)
+        with shipped_toy():
+            worker.work(job, parent(job.folder), alone())
+        return record.read_trial(job.folder)
+
+    missed = ran("missed", Target("error", "<=", 0.0))
+    assert (missed.status, missed.reason) == ("error", "the target error<=0 was not reached")
+    curve = [point["error"] for point in missed.points]
+    assert len(curve) == 6
+    between = (curve[2] + min(curve[:2])) / 2  # the first three fall
+    with pytest.raises(KeyboardInterrupt):
+        ran("met", Target("error", "<=", between), Dying)
+    met = ran("met", Target("error", "<=", between))
+    assert (met.status, len(met.points), dies) == ("ok", 3, [3])
+    before, last = met.points[-2:]
+    share = (before["error"] - between) / (before["error"] - last["error"])
+    assert met.value(TIME_TO_TARGET) == pytest.approx(before.train_s + share * (last.train_s - before.train_s))
+    with safe_open(tmp_path / "met" / weights.NAME, "pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert weights.digest(kept) == last["weights_digest"]
+    assert last.steps == 15
+
+
 def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
     Journal(tmp_path).start(job.config, {}, None)
     worker.work(job, Parent(tmp_path), alone())
@@ -124,7 +162,7 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
         pass
 
     def die(*args):
-        raise KilledError
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(worker, "_end", die)

@@ -159,15 +159,12 @@ def objective_meaning(context: ReportContext) -> str:
             f"{unit}/s: {unit} trained per second, waiting for {unit} included and compilation not."
         )
     quantity = results.quantity(results.metric)
-    if results.by_time:
-        quantity = dataclasses.replace(
-            quantity, meaning=f"{results.clock.seconds} until {results.target}"
-        )
+    until = f"{results.clock.seconds} until {results.target}" if results.by_time else ""
     details = [
-        quantity.label if quantity.label != context.label else "",
+        until or (quantity.label if quantity.label != context.label else ""),
         protocol(results),
         f"{'lower' if results.lower_is_better else 'higher'} is better",
-        quantity.meaning,
+        "" if until else quantity.meaning,
     ]
     return f"{context.label}: {'; '.join(filter(None, details))}."
 

@@ -79,7 +79,8 @@ def figures(context: ReportContext) -> dict[str, Build]:
 def _head(context: ReportContext) -> Html:
     results, space = context.results, context.results.space
     budget = f"{duration(space.budget.per_trial_s)} of {space.budget.clock.what} per trial"
-    about = f"{space.workload.title}, {budget}, judged by {context.label}"
+    judged_by = f"time to {context.results.target}" if context.results.by_time else context.label
+    about = f"{space.workload.title}, {budget}, judged by {judged_by}"
     return join(
         el("h1", results.folder.name),
         el("p", about, " ", el("span", _state(context), class_="state"), class_="soft"),
