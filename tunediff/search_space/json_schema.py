@@ -66,6 +66,10 @@ FORMAT = {
         "maximum": cfg.FORMAT,
     }
 }
+OBJECTIVE_FORMS = {
+    "type": ["string", "array", "object"],
+    "examples": ["samples_per_s", *COSTS],
+}
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
 
 
@@ -99,11 +103,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
     content = _section(SearchFile)
     properties = content["properties"] | {
         "workload": {"type": "string", "examples": list(workloads)},
-        "objective": {
-            **_section(ObjectiveSection),
-            "type": ["string", "array", "object"],
-            "examples": ["samples_per_s", *COSTS],
-        },
+        "objective": _section(ObjectiveSection) | OBJECTIVE_FORMS,
         "budget": _section(BudgetSection),
         "confirm": _section(Confirm),
         "study": {"type": "object"},

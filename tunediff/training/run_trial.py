@@ -17,6 +17,7 @@ from pathlib import Path
 from tunediff.config import code
 from tunediff.core import environment
 from tunediff.core.errors import CaptureFailedError
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
@@ -50,13 +51,13 @@ class TrialResult:
 
 def run_trial(
     train: Callable[[], TrainingOutcome], world: World, folder: Path | None = None,
-    not_of_trial: tuple[type[Exception], ...] = (), per_gpu: int = 1,
+    not_of_trial: tuple[type[Exception], ...] = (), per_gpu: int = 1, target: Target | None = None,
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
 
     `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error`
     is then an `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about
-    the configuration. `per_gpu`: trials that share the GPU.
+    the configuration. `per_gpu`: trials that share the GPU. `target`: what it fails without.
     """
     try:
         outcome = train()
@@ -81,10 +82,10 @@ def run_trial(
             return TrialResult(None, error=full)
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world, per_gpu), error=error)
-    status = "ok" if outcome.finished else "pruned"
-    return TrialResult(
-        End(status, outcome.reason, outcome.seconds, outcome.steps, outcome.peak), outcome
-    )
+    status, reason = "ok" if outcome.finished else "pruned", outcome.reason
+    if target is not None and outcome.finished and TIME_TO_TARGET not in outcome.points[-1]:
+        status, reason = "error", target.missed
+    return TrialResult(End(status, reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
 def _is_passing_fault(error: Exception, folder: Path) -> bool:

@@ -6,13 +6,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Systems, Values
-from tunediff.core.clock import Budget, UnitName
+from tunediff.core.clock import UNITS, Budget, UnitName
 from tunediff.core.journal import Journal
+from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
@@ -144,6 +146,12 @@ class TrialSpec:
             profile_steps=space.operations,
             final=space.final,
         )
+
+    @property
+    def seconds_to_target(self) -> Callable[[Sequence[Point]], float | None] | None:
+        """Return what says when points have met the target; None: there is none."""
+        along = UNITS[self.unit].along
+        return self.target and functools.partial(self.target.seconds, along=along)
 
     @functools.cached_property
     def config(self) -> Systems:

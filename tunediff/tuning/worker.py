@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import os
 import sys
@@ -24,11 +23,10 @@ from tunediff.config import code
 from tunediff.config.systems import Systems
 from tunediff.core import environment
 from tunediff.core import trial_record as record
-from tunediff.core.clock import UNITS, Clock
+from tunediff.core.clock import Clock
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
-from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import End
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import memory, prepared, shared_code, state, weights
@@ -125,9 +123,8 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
             return _train(job, observer, world, progress.part, afresh)
 
     # A parent that is gone says nothing about this trial.
-    result = run_trial(train, world, job.folder, (ParentLostError,), job.group.place.per_gpu)
-    if job.target is not None:
-        result = _with_missed(result, job.target)
+    of_parent, per_gpu = (ParentLostError,), job.group.place.per_gpu
+    result = run_trial(train, world, job.folder, of_parent, per_gpu, job.target)
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
     elif job.role == "draw" and result.outcome is not None:
@@ -145,23 +142,6 @@ def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connec
             _end(job, connection, _with_reason_of_search(event, job.folder))
         elif not observer.point(event):
             stopped.append(event)
-
-
-def _seconds_to_target(job: TrialSpec) -> Callable[[Sequence[Point]], float | None] | None:
-    """Return what says when a training has met its target; None: it has none."""
-    if job.target is None:
-        return None
-    return functools.partial(job.target.seconds, along=UNITS[job.unit].along)
-
-
-def _with_missed(result: TrialResult, target: Target) -> TrialResult:
-    """Return the result as a failure where the budget was spent before the target was met."""
-    end, outcome = result.end, result.outcome
-    if end is None or end.status != "ok" or outcome is None or TIME_TO_TARGET in outcome.points[-1]:
-        return result
-    return dataclasses.replace(
-        result, end=dataclasses.replace(end, status="error", reason=target.missed)
-    )
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
@@ -277,7 +257,7 @@ def _train(
                 evaluates=job.evaluates,
                 clock=clock,
                 compiled=shared_code.folder_of(job.folder),
-                seconds_to_target=_seconds_to_target(job),
+                seconds_to_target=job.seconds_to_target,
             )
         )
     if world.main and outcome.unread:
