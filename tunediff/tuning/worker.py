@@ -204,11 +204,9 @@ def _with_reason_of_search(end: End, folder: Path) -> End:
     """Return the end of a stopped trial with the reason that the search has written: this line
     replaces that one."""
     before = record.read_trial(folder) if end.status == "pruned" else None
-    return (
-        end
-        if before is None or before.status != "pruned"
-        else dataclasses.replace(end, reason=before.reason)
-    )
+    if before is None or before.status != "pruned":
+        return end
+    return dataclasses.replace(end, reason=before.reason)
 
 
 def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
