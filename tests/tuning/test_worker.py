@@ -163,7 +163,7 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
         pass
 
     def die(*args):
-        raise KeyboardInterrupt
+        raise KilledError
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(worker, "_end", die)
