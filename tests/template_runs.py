@@ -23,6 +23,8 @@ def prepare(options):
             os.kill(os.getpid(), signal.SIGKILL)
         elif act == "hangs":
             time.sleep(600)
+        elif act.endswith(".pid"):
+            Path(act).write_text(str(os.getpid()))
         elif act.endswith(".py"):
             sys.path.insert(0, os.path.dirname(act))
             importlib.import_module("loaded")
@@ -41,6 +43,11 @@ def echo(connection, content):
     connection.send((content, os.getpid(), os.environ.pop("MARK", None), sorted(vars(sys).get("marks", []))))
     os.environ["MARK"] = content
     sys.marks = [*vars(sys).get("marks", []), content]
+
+
+def environment(connection, content):
+    """Send the template's pid and the run's environment."""
+    connection.send((os.getppid(), dict(os.environ)))
 
 
 def converse(connection, content):

@@ -169,6 +169,37 @@ def test_replies_that_arrive_together_are_both_seen(tmp_path, monkeypatch):
         assert quick.start(f"{RUNS}:echo", "a").receive()[0] == "a"
 
 
+HANGS = """
+import sys
+from tunediff.core.template import Template
+template = Template("tests.template_runs:prepare", [sys.argv[1], "hangs"], shared=sys.argv[1])
+template.ready()
+"""
+
+
+def test_a_shared_template_that_hangs_while_it_prepares_ends_with_its_parent(tmp_path):
+    file = tmp_path / "of.pid"
+    with subprocess.Popen([sys.executable, "-c", HANGS, str(file)], cwd=os.getcwd()) as parent:
+        while not (file.exists() and file.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.kill()
+    assert gone(int(file.read_text()))
+
+
+def test_parents_that_agree_on_them_share_a_template_whatever_their_path_and_environment(tmp_path, monkeypatch):
+    agreed = {"shared": str(tmp_path), "path": list(sys.path), "variables": {"OF_TEMPLATE": "1"}}
+    with Template(f"{RUNS}:prepare", [], **agreed) as early:
+        early.ready()
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        with Template(f"{RUNS}:prepare", [], **agreed) as late:
+            templates = [one.start(f"{RUNS}:environment", None).receive() for one in (early, late)]
+    assert [environment.get("OMP_NUM_THREADS") for _, environment in templates][1] == "7"
+    assert len({template for template, _ in templates}) == 1
+    assert "OF_TEMPLATE" not in templates[0][1]
+
+
 @pytest.mark.parametrize("shared", ["", "shared"])
 @pytest.mark.parametrize("killed", ["parent", "template"])
 def test_nothing_outlives_its_parent(killed, shared, tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
-from tunediff.core import remote_lock, text
+from tunediff.core import machine, remote_lock, text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
@@ -30,6 +32,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import at_once, confirming, experiment, resources, sessions
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import CommandTime
+from tunediff.tuning.templates import SharedTemplates, Templates
 
 Display = Callable[..., Console]
 """Makes the console of the runs in a folder; takes folder, space and `planned` of `Console`."""
@@ -47,10 +50,33 @@ def run(
     whatever follows. Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how
     to resume it.
     """
+    with _templates(request.space, options) as templates:
+        return _run_prepared(request, options, lines, display, templates)
+
+
+@contextlib.contextmanager
+def _templates(space: SearchSpace, options: SearchOptions) -> Iterator[Templates]:
+    """Yield the templates of the trials on this machine, which are prepared from the start on:
+    Ray's workers use the same."""
+    variables = dict[str, str]()
+    if options.address is None:
+        here = resources.local()
+        place = resources.share(space, here).place([here], 1)
+        variables = {machine.OMP: str(place.threads)}  # as Ray sets it for its workers
+    shared = SharedTemplates(uuid.uuid4().hex, list(sys.path), variables)
+    # What a user's file prints while it is imported, its import here has printed
+    with open(os.devnull, "wb") as output, Templates(output, shared) as templates:
+        yield templates
+
+
+def _run_prepared(
+    request: SearchRequest, options: SearchOptions, lines: EventLines, display: Display | None,
+    templates: Templates,
+) -> CommandTime:  # fmt: skip
     space, planned, new = request.space, None, request.content is not None
     if new:
         say = functools.partial(lines.aside.say, timed=False)
-        space, planned = search_setup.create(request, options, say, lines.quiet)
+        space, planned = search_setup.create(request, options, say, lines.quiet, templates)
 
     def fetch() -> None:
         nonlocal space
@@ -70,7 +96,8 @@ def run(
         try:
             with listeners.opened(activity, lines.say):
                 shows = display or console(lines)
-                _run(request.folder, space, options, shows, planned, listeners, command_time)
+                _run(request.folder, space, options, shows, planned, listeners, command_time,
+                     templates)  # fmt: skip
                 command_time.charge()
         finally:
             command_time.charge()
@@ -92,7 +119,7 @@ def console(lines: EventLines) -> Display:
 def _run(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display,
     planned: Mapping[str, Any] | None,
-    listeners: Listeners, command_time: CommandTime,
+    listeners: Listeners, command_time: CommandTime, templates: Templates,
 ) -> None:  # fmt: skip
     share = functools.partial(resources.share, space)
     with contextlib.ExitStack() as stack:
@@ -117,7 +144,7 @@ def _run(
         opened: contextlib.AbstractContextManager[Backend] = (
             _confirming_backend(folder, options, share, shown.greet)
             if searched
-            else connection.workers(*where, experiment.warm(space), *trains)
+            else connection.workers(*where, experiment.warm(space), *trains, templates)
         )
         devices = stack.enter_context(contextlib.ExitStack())
         backend = devices.enter_context(opened)

@@ -33,6 +33,7 @@ from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
 from tunediff.training.probe import Measured
 from tunediff.tuning import at_once, experiment, resources, sessions
+from tunediff.tuning.templates import Templates
 
 log = logging.getLogger(__name__)
 
@@ -175,11 +176,13 @@ def planned(
     return plan.values(request.space, request.folder, measured or {}, here)
 
 
-def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True) -> Measured:
+def measure(
+    space: SearchSpace, say: Callable[[str], None], templates: Templates | None = None
+) -> Measured:
     """Look at the data and time one evaluation. Raises `ConfigError` for unusable data.
 
-    `prepare`: prepare evaluations completely, however long it takes, as a search does and a dry run
-    does not.
+    `templates`: of the trials that follow, for which evaluations are prepared completely, however
+    long it takes; None: a dry run, which does not.
     """
     if is_command(space.workload.name):
         return _of_command(space)
@@ -192,14 +195,19 @@ def measure(space: SearchSpace, say: Callable[[str], None], prepare: bool = True
     }
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
     with announced(f"looking at the data{' and timing one evaluation' if evaluates else ''}", say):
-        return probe.before_search(space.baseline, evaluates, prepare, finals)
+        of_trials = None
+        if templates is not None and space.baseline.parallel.processes == 1:
+            of_trials = functools.partial(templates.prepare, space.workload.name)
+        is_search = templates is not None
+        return probe.before_search(space.baseline, evaluates, is_search, finals, of_trials)
 
 
 def create(
-    request: SearchRequest, options: SearchOptions, say: Callable[[str], None], quiet: bool
-) -> tuple[SearchSpace, dict[str, Any] | None]:
+    request: SearchRequest, options: SearchOptions, say: Callable[[str], None], quiet: bool,
+    templates: Templates,
+) -> tuple[SearchSpace, dict[str, Any] | None]:  # fmt: skip
     """Make the folder of a new search; return its space, and its plan, as measured. A user's
-    workload is tried first.
+    workload is tried first. `templates`: of the search's trials.
 
     Raises `ConfigError`.
     """
@@ -214,7 +222,7 @@ def create(
         threading.Thread(
             target=importlib.import_module, args=("tunediff.ray_backend.tuner",), daemon=True
         ).start()
-        measured = measure(space, say)
+        measured = measure(space, say, templates)
         plan.check(plan.values(space, folder, measured), options.force)
     if users_file and options.check:
         space, measured = _create_checked(request, folder, say)
@@ -233,7 +241,7 @@ def measured_plan(
     """
     users_file = request.space.workload.file is not None
     if request.content is None or not users_file or not options.check:
-        return planned(request, options, measure(request.space, say, prepare=False))
+        return planned(request, options, measure(request.space, say))
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
         space = dataclasses.replace(space, source=request.space.source)

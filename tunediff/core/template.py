@@ -89,13 +89,16 @@ class Template:
 
     def __init__(
         self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None,
-        shared: str = "",
+        shared: str = "", path: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """`prepare`: `package.module:function`, called with `options` (of JSON) before the first
         fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
         without it, both are this process's stderr. `shared`: name under which processes of
-        this machine share it, if they prepare alike."""
+        this machine share it, if they prepare alike. `path`: its `sys.path`; None: that of this
+        process. `variables`: of the environment that it is started with."""
         self._prepare, self._options, self._output = prepare, options, output
+        self._path, self._variables = path, dict(variables or {})
         self._shared = shared if sys.platform == "linux" else ""
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
@@ -106,7 +109,8 @@ class Template:
     def _launch(self) -> None:
         self._ready, self._run_pid = False, 0
         self._process: subprocess.Popen[bytes] | None = None
-        hello = {"prepare": self._prepare, "options": self._options, "path": sys.path}
+        hello = {"prepare": self._prepare, "options": self._options}
+        hello["path"] = list(sys.path if self._path is None else self._path)
         address = _address(self._shared, hello) if self._shared else ""
         while not (address and self._connect(address)):
             self._start_process(address, hello)
@@ -142,7 +146,7 @@ class Template:
                  address.removeprefix("\0")],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=self._output or 2, stderr=self._output or 2,
-                env=_environment(),
+                env=self._variables | _environment(),
                 start_new_session=True,  # Ctrl-C is for the parent
             )  # fmt: skip
         if address:  # it has forked itself, so that it is nobody's child

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import gc
 import importlib
 import json
 import multiprocessing.connection
 import os
+import select
 import signal
 import socket
 import struct
@@ -17,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, cast
 
@@ -90,7 +92,8 @@ def main(descriptor: int, parent: int, address: str) -> None:
     with control.makefile("rb") as lines:
         hello = json.loads(lines.readline())
     began = time.monotonic()
-    facts = {"unsafe": _prepared(control, hello), "seconds": time.monotonic() - began}
+    with _ending_when_alone(control, listener):
+        facts = {"unsafe": _prepared(control, hello), "seconds": time.monotonic() - began}
     gc.collect()
     gc.freeze()  # a collection in a run does not copy the template's pages
     server = _Server(control, listener, facts)
@@ -99,6 +102,31 @@ def main(descriptor: int, parent: int, address: str) -> None:
         end_with_parent(parent, by=_PARENT_ENDED)
     server.serve()
     _end_group(os.getpid())  # at once, with the fork server of its runs' loader processes
+
+
+@contextlib.contextmanager
+def _ending_when_alone(control: socket.socket, listener: socket.socket | None) -> Iterator[None]:
+    """Meanwhile, end a shared template whose first parent is gone, if no other one waits: a file
+    may hang while it is imported. The kernel ends one that is not shared."""
+    if listener is None:
+        yield
+        return
+
+    def look(*_: object) -> None:
+        is_gone, others = bool(select.select([control], [], [], 0)[0]), [listener]
+        if is_gone and not select.select(others, [], [], 0)[0]:
+            os._exit(1)
+
+    before = signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        look()
+        yield
+    finally:
+        fcntl.fcntl(control, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, before)
 
 
 class _Server:

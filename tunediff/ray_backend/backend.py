@@ -21,6 +21,7 @@ from tunediff.ray_backend.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import ResourcePartition, omp_notes
+from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 IDLE_S = 5.0
@@ -35,16 +36,17 @@ class RayBackend:
     """The slots of a session, as many actors as trials have run at once; a `Backend`."""
 
     def __init__(
-        self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None
-    ) -> None:
+        self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None,
+        templates: SharedTemplates | None = None,
+    ) -> None:  # fmt: skip
         """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a
-        cluster."""
+        cluster; `templates`: of this machine, where all workers are here."""
         # Several searches may share a cluster, where a name must be its own.
         prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
         self.environment = None if nodes is None else nodes.environment
         self._storage, self._share, self._nodes = str(folder / "train"), share, nodes
-        self._actors: list[Any] = []
+        self._actors, self._templates = list[Any](), templates
         self.devices = Pool(share, nodes, self._provide_actor, prefix)
         # slots or nodes that may need the devices of an idle slot
         self._others = share.slots > 1 or nodes is not None
@@ -96,18 +98,21 @@ class RayBackend:
                 name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=calls, max_restarts=-1,
                 max_task_retries=-1, label_selector=beside(),
             )  # fmt: skip
-            self._actors.append(actor.remote(name, self._storage, self._share.here))
+            arguments = (name, self._storage, self._share.here, self._templates)
+            self._actors.append(actor.remote(*arguments))
 
 
 @contextlib.contextmanager
 def opened(
-    folder: Path, share: ResourcePartition, warm: Systems | None, nodes: cluster.Nodes | None = None
-) -> Iterator[RayBackend]:
+    folder: Path, share: ResourcePartition, warm: Systems | None,
+    nodes: cluster.Nodes | None = None, templates: SharedTemplates | None = None,
+) -> Iterator[RayBackend]:  # fmt: skip
     """Yield the slots for what runs in `folder`; they end with the connection to Ray.
 
-    `warm`: configuration that the first trials train, if their workers may start now.
+    `warm`: configuration that the first trials train, if their workers may start now; `nodes`,
+    `templates`: see `RayBackend`.
     """
-    backend = RayBackend(folder, share, nodes)
+    backend = RayBackend(folder, share, nodes, templates)
     try:
         if warm is not None:
             backend.warm(warm)

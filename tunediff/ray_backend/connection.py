@@ -23,12 +23,14 @@ from tunediff.core.errors import FAILED
 from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
+from tunediff.core.template import TemplateError
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import local, resources
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.experiment import why_stopped
 from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
+from tunediff.tuning.templates import Templates
 
 if TYPE_CHECKING:
     from tunediff.ray_backend.backend import RayBackend
@@ -179,15 +181,21 @@ def workers(
     greet: Callable[[str | None], None],
     configs: Sequence[Systems] = (),
     evaluates: bool = True,
+    templates: Templates | None = None,
 ) -> Iterator[RayBackend]:
     """Yield Ray's backend for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
     `warm`: what the first trials train, if their workers may start now; every node of a cluster
-    checks the files of `configs`. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
+    checks the files of `configs`; `templates`: which the workers of this machine use, prepared
+    while Ray starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
     `ConfigError` before anything starts.
     """
     here = share(resources.local()) if address is None else None
+    shared = templates.shared if templates is not None and address is None else None
+    if templates is not None and warm is not None and shared is not None:
+        with contextlib.suppress(TemplateError):  # the worker says it
+            templates.prepare(warm.schema.workload)
     with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
         from tunediff.ray_backend import backend, local_cluster  # imports Ray, which takes seconds
 
@@ -201,7 +209,8 @@ def workers(
             partition, nodes = here, None
             if partition is None:
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
-            yield stack.enter_context(backend.opened(folder, partition, warm, nodes))
+            opened = backend.opened(folder, partition, warm, nodes, shared)
+            yield stack.enter_context(opened)
 
 
 @contextlib.contextmanager

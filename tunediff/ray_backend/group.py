@@ -11,15 +11,16 @@ from typing import Any
 from tunediff.core.template import TemplateRun
 from tunediff.tuning import mailbox
 from tunediff.tuning.backend import Draining, Lost
-from tunediff.tuning.templates import Templates
+from tunediff.tuning.templates import SharedTemplates, Templates
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
 
 def run_group(
-    slot: str, generation: str, spec: WorkerGroupSpec, workload: str, storage: str, here: str
-) -> None:
+    slot: str, generation: str, spec: WorkerGroupSpec, workload: str, storage: str, here: str,
+    shared: SharedTemplates | None = None,
+) -> None:  # fmt: skip
     """Run a group of workers until its slot ends it; `storage`: folder of Ray Train's own files;
-    `here`: that the workers work in. Raises when a worker fails.
+    `here`: that the workers work in; `shared`: templates that they use. Raises when a worker fails.
     """
     # `TorchTrainer` would import torch in each process of the group
     from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
@@ -43,7 +44,7 @@ def run_group(
 
     place = spec.place
     settings: dict[str, Any] = {"name": slot, "generation": generation, "workload": workload}
-    settings["here"] = here
+    settings |= {"here": here, "shared": shared}
     on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     DataParallelTrainer(
         serve_group,
@@ -65,10 +66,12 @@ def run_group(
 
 
 # ---- one worker
-def serve(name: str, generation: str, workload: str, here: str) -> None:
+def serve(
+    name: str, generation: str, workload: str, here: str, shared: SharedTemplates | None
+) -> None:
     """Run one worker: train the jobs of its slot until it is ended. An exception ends the group.
 
-    `workload`: of the first job; `here`: where to work.
+    `workload`: of the first job; `here`: where to work; `shared`: see `run_group`.
     """
     import ray
     import ray.train
@@ -87,7 +90,7 @@ def serve(name: str, generation: str, workload: str, here: str) -> None:
 
     about = ray.get_runtime_context()
     node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
-    with Templates(shared=node) as templates:
+    with Templates(shared=shared or SharedTemplates(node)) as templates:
         if workload:
             templates.prepare(workload)
         while True:

@@ -19,6 +19,7 @@ import ray
 from tunediff.ray_backend.cluster import beside, own_cluster
 from tunediff.ray_backend.group import run_group
 from tunediff.tuning.mailbox import POLL_S, Mailbox
+from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 CALLS_OF_A_RANK = 3
@@ -30,11 +31,13 @@ OTHER_CALLS = 16
 class SlotActor(Mailbox):
     """The mailbox of a slot, whose ranks are the workers of a group."""
 
-    def __init__(self, name: str, storage: str, here: str) -> None:
+    def __init__(
+        self, name: str, storage: str, here: str, shared: SharedTemplates | None = None
+    ) -> None:
         """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work
-        in."""
+        in; `shared`: templates that they use, where all are on this machine."""
         super().__init__()
-        self._name, self._storage, self._here = name, storage, here
+        self._name, self._storage, self._here, self._shared = name, storage, here, shared
         self._turn = threading.RLock()  # of what starts or ends a group
         self._group: Any = None  # the task that runs the trainer
         self._spec, self._generation = WorkerGroupSpec(0), ""
@@ -111,7 +114,7 @@ class SlotActor(Mailbox):
             runtime_env={"env_vars": own_cluster()},
         )
         self._group = task.remote(
-            self._name, self._generation, spec, workload, self._storage, self._here
+            self._name, self._generation, spec, workload, self._storage, self._here, self._shared
         )
         threading.Thread(
             target=self._watch, args=(self._generation, self._group), daemon=True

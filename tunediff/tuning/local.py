@@ -17,7 +17,7 @@ from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Placement, ResourcePartition, omp_notes
-from tunediff.tuning.templates import Templates, kept
+from tunediff.tuning.templates import SharedTemplates, Templates, kept
 from tunediff.tuning.trial_spec import TrialSpec
 
 OUTPUT = "output.txt"
@@ -114,7 +114,7 @@ class _Slot(Mailbox):
             self._end_ranks()
             templates, shared = [kept(TRIALS)], uuid.uuid4().hex
             if size > 1:
-                templates = [Templates(shared=shared) for _ in range(size)]
+                templates = [Templates(shared=SharedTemplates(shared)) for _ in range(size)]
             if self._device is not None:
                 templates = [Templates()]
             for one in templates:

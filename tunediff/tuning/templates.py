@@ -9,9 +9,9 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
@@ -27,15 +27,26 @@ _MOST = 2
 """Templates that are kept: the two sides of a comparison take turns."""
 
 
+class SharedTemplates(NamedTuple):
+    """What processes of one machine agree on that share templates."""
+
+    name: str
+    path: Sequence[str] | None = None
+    """`sys.path` of their runs; None: that of each process, which must be the same."""
+    variables: Mapping[str, str] = {}
+    """Of the environment that the first of them starts a template with, unless it has them."""
+
+
 class Templates:
     """The templates of one rank, and the trial that is forked from one of them."""
 
     def __init__(
-        self, output: IO[bytes] | None = None, shared: str = "", import_limit_s: float = 900.0
-    ) -> None:
-        """`output`: for what trials print, which may be set later; `shared`: as of `Template`;
-        `import_limit_s`: how long a workload may take to be imported."""
-        self.output, self._shared = output, shared
+        self, output: IO[bytes] | None = None, shared: SharedTemplates | None = None,
+        import_limit_s: float = 900.0,
+    ) -> None:  # fmt: skip
+        """`output`: for what trials print, which may be set later; `shared`: with whom they are
+        shared; `import_limit_s`: how long a workload may take to be imported."""
+        self.output, self.shared = output, shared
         self._import_limit_s = import_limit_s
         self._kept: dict[tuple[str, str], Template] = {}
         self._named = set[str]()
@@ -51,8 +62,10 @@ class Templates:
             template = None
         if template is None:
             options = {"workload": workload, "trains": True}
-            shared = f"{self._shared} {key}" if self._shared else ""
-            template = Template(f"{_PREPARED}:prepare", options, self.output, shared)
+            name, path, variables = self.shared or SharedTemplates("")
+            name = name and f"{name} {key}"
+            prepare = f"{_PREPARED}:prepare"
+            template = Template(prepare, options, self.output, name, path, variables)
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
