@@ -27,6 +27,7 @@ GIB = 2**30
 PROBES = {
     "averaged": {"right": True, "mean_s": 0.01},
     "compiled": {"right": True, "graphs": 2, "compile_s": 20.0},
+    "captured": {"capture": "refused: a value is read on the host (x.py:3)"},
     "cluster": {"right": True, "start_s": 4.0, "task_s": 5.0, "url": "127.0.0.1:8265"},
 }
 
@@ -105,6 +106,7 @@ def test_every_check_is_ok_on_a_healthy_machine(examine, name):
         ("torch.compile", [(checks, "answer", raises(RuntimeError("no compiler")))], "missing", "mode = none only"),
         ("torch.compile", [(checks, "answer", answering(right=False))], "wrong", "not as computed eagerly"),
         ("torch.compile", [(checks, "answer", answering(graphs=0))], "wrong", "0 graphs"),
+        ("captured steps", [(machine, "gpus", lambda: ["0"])], "wrong", "a value is read on the host (x.py:3)"),
         ("Ray", [(checks, "answer", answering(right=False))], "wrong", "other cores or GPUs"),
         ("Ray", [(checks, "answer", raises(RuntimeError("raylet died")))], "missing", "raylet died"),
         ("Ray", [(checks, "answer", answering(url=""))], "weak", "no dashboard"),

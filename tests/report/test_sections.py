@@ -10,16 +10,22 @@ import pandas as pd
 import pytest
 
 from tests.comparisons import PLAIN
+from tests.helpers import toy, train
 from tests.report.pages import rows, words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
+from tests.training import test_capture
 from tunediff import analysis, export, search_space
 from tunediff.analysis import evidence, journals, noise, pareto, speed
 from tunediff.analysis.why import Why
+from tunediff.core import trial_record
 from tunediff.report import context, html, outputs, summary
+from tunediff.report.console import Console
 from tunediff.report.files import Files
+from tunediff.report.live_table import LiveTable
 from tunediff.report.sections import reproduce, seeds
 from tunediff.report.sections import speed as speed_section
 from tunediff.report.sections.why import explain
+from tunediff.training.observer import Recorder
 from tunediff.tuning import confirming
 
 GRID = {"workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"precision.amp": ["none", "bf16"]}}
@@ -58,6 +64,35 @@ def test_the_sentence_says_which_of_the_two_it_is(parts, said):
     assert said in sentence
     assert sentence.endswith("; one run each.")
     assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
+
+
+def test_a_refused_capture_is_a_reason_in_point_console_table_and_report(tmp_path, plain, capsys):
+    """Of a training whose loop reads its loss on the host, captured by the recording of `test_capture.py`."""
+
+    def body(trial):
+        net, optimizer = test_capture.fused(trial)
+        for inputs, targets in trial.batches((test_capture.INPUTS, test_capture.TARGETS)):
+            test_capture.with_item(trial, net, optimizer, inputs, targets)
+
+    observer = Recorder(tmp_path)
+    train(toy(), samples=64, program=test_capture.Recorded(), observer=observer, body=body)
+    points = [event for event in trial_record.events(tmp_path) if event["event"] == "point"]
+    reason = "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:"
+    assert points[-1]["capture"].startswith(f"refused: {reason}")
+
+    content = FILE | {"search": FILE["search"] | {"compile.capture": ["none", "step"]}}
+    space = make(folder := tmp_path / "night", content)
+    write(folder, space, 0)
+    drawn = {"compile.capture": "step", "loader.batch_size": 256}
+    write(folder, space, 1, drawn, ((20.0, 4000, 0.8),), found={"capture": points[-1]["capture"]})
+    for shows in (Console, LiveTable):
+        shows(folder, space).listen("end", "t0001", {})
+        assert f"not captured: {reason}" in " ".join(capsys.readouterr().out.split())
+    text = words(written(folder))
+    assert f"not captured: {reason[:60]}" in text
+    assert f"refused: {reason}" in text, "what changes nothing in the winner"
+    table = evidence.read(analysis.read(folder)).table()
+    assert list(table["reason"].str.startswith(f"not captured: {reason}")) == [False, True]
 
 
 @pytest.mark.parametrize(("at_samples", "within"), [((2.0, 1.9), True), ((1.9, 2.0), True), ((2.0, 1.5), False)])

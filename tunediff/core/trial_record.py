@@ -53,6 +53,8 @@ Role = Literal["draw", "repeat", "confirm", "side"]
 a comparison. A run is a configuration, a seed and a role."""
 ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
+REFUSED = "refused: "
+"""Beginning of a point's `capture` where its step was not captured; the reason follows."""
 BOUND_EVENT = "bound"
 """Event of a journal: in one sentence what binds the step of a search's baseline, on a GPU."""
 LINE_KEYS = ("event", "time")
@@ -193,11 +195,15 @@ class TrialRecord:
 
     @property
     def remarks(self) -> str:
-        """Return the reason for which it ended and the reasons of its restarts, as one line."""
+        """Return the reason for which it ended, the reasons of its restarts, and why its step was
+        not captured, as one line."""
         restarts = (
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
         )
-        return "; ".join(filter(None, [self.reason, *restarts]))
+        capture = self.not_effective.get("compile.capture", "")
+        refused = f"not captured: {capture.removeprefix(REFUSED)}"
+        remarks = [self.reason, *restarts, refused if capture.startswith(REFUSED) else ""]
+        return "; ".join(filter(None, remarks))
 
     @property
     def finished(self) -> bool:
@@ -334,7 +340,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
-            if (why := str(event.get("capture", ""))).startswith("refused"):
+            if (why := str(event.get("capture", ""))).startswith(REFUSED):
                 record.not_effective = record.not_effective | {"compile.capture": why}
         elif kind == "restarted":
             points, final = {}, {}

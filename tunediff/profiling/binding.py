@@ -26,7 +26,8 @@ Part = Literal["loader", "host", "arithmetic", "memory", "device"]
 KNOBS: dict[Part, Sequence[Values]] = {
     "loader": ({"loader.resident": True}, {"loader.workers": 4}, {"loader.pin_memory": True}),
     "host": ({"compile.capture": "step"}, {"compile.mode": "reduce-overhead"}),
-    "arithmetic": ({"precision.amp": "bf16"}, {"precision.matmul": "high"}),
+    "arithmetic": ({"precision.amp": "bf16"}, {"precision.matmul": "high"},
+    {"precision.cudnn_benchmark": True}),
     "memory": ({"memory.channels_last": True}, {"precision.amp": "bf16"},
     {"compile.mode": "default"}),
     "device": (),

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from tunediff.core.errors import CaptureFailedError
 from tunediff.core.files import write_text
+from tunediff.core.trial_record import REFUSED
 from tunediff.training import checkpoints
 from tunediff.training.capture.captured_step import (
     Call,
@@ -183,7 +184,7 @@ class StepCapture:
         self._schedules.close()
         self._values.release()
         if self._run.world.main:
-            self._run.observer.about({"capture": f"refused: {reason}"})
+            self._run.observer.about({"capture": REFUSED + reason})
 
     def fail(self, error: RuntimeError) -> NoReturn:
         """Raise `CaptureFailedError`, and leave a note for the next process, which trains eagerly:
@@ -288,7 +289,7 @@ class StepCapture:
     def facts(self) -> dict[str, str]:
         """Return `capture`, as a `Point` has it."""
         if self.refusal:
-            return {"capture": f"refused: {self.refusal}"}
+            return {"capture": REFUSED + self.refusal}
         return {"capture": "step"} if self._captured is not None else {}
 
     def close(self) -> None:
