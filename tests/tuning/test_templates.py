@@ -12,7 +12,9 @@ from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.core.template import Template, TemplateError
 from tunediff.distributed import alone
+from tunediff.tuning.resources import Placement
 from tunediff.tuning.templates import Templates
+from tunediff.tuning.trial_spec import WorkerGroupSpec
 
 SPOILING = "tests.tuning.spoiling"
 THREADS = torch.get_num_threads()
@@ -119,7 +121,10 @@ def users_job(tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_text(FILE.format(top=top, version=version))
         folder.mkdir(parents=True)
-        return job_of(folder, cfg.baseline(str(file)), samples=32, metric="threads", evaluates=True)
+        # Its import here may set the threads of this process
+        of_any_version = WorkerGroupSpec(1, Placement(threads=THREADS))
+        config = cfg.baseline(str(file))
+        return job_of(folder, config, samples=32, metric="threads", evaluates=True, group=of_any_version)
 
     return make
 
