@@ -30,6 +30,7 @@ from tunediff.core.errors import (
     NO_SUCCESS,
     OK,
     ConfigError,
+    RunError,
     TunediffError,
     message_of,
 )
@@ -76,6 +77,12 @@ def _guarded(command: Command, argv: Sequence[str] | None) -> int:
     except OSError as error:
         print(f"error: {users.system_message(error)}", file=sys.stderr)
         return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
+    except Exception as error:
+        if not isinstance(error.__cause__, RunError):
+            raise
+        # Python would print this process's traceback as well, which ends in the same error
+        print(str(error.__cause__).strip(), file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         exec("")  # clears an interruption inside exec (of dataclasses), which ends Python at exit

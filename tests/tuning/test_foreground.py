@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.tuning import foreground_runs
+from tunediff import cli
 from tunediff.core import machine
 from tunediff.core.errors import TunediffError
 from tunediff.core.progress import EventLines
@@ -33,6 +34,13 @@ def test_an_error_is_raised_as_it_is_with_its_lines(name):
     with pytest.raises(kind, match=str(expected)) as raised:
         call("fail", name)
     assert "in fail\n" in str(raised.value.__cause__)
+
+
+def test_a_command_prints_the_traceback_of_its_run_once(capfd):
+    assert cli.guarded(lambda argv: call("fail", "of python"))([]) == cli.FAILED
+    err = capfd.readouterr().err
+    assert [err.count(words) for words in ("Traceback", "in fail\n", "ZeroDivisionError: ours")] == [1, 1, 1]
+    assert err.rstrip().endswith("ZeroDivisionError: ours")
 
 
 def test_a_process_that_is_killed_is_an_error_and_harms_no_later_one():

@@ -29,6 +29,13 @@ class UserCodeError(TunediffError):
     """The code of a user's workload has raised an error; the message is its traceback."""
 
 
+class RunError(Exception):
+    """The cause of an error that was raised in another process: its traceback there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 def refuse(broken: object, why: str) -> None:
     """Raise `ConfigError` with the message `why` if `broken` is true."""
     if broken:

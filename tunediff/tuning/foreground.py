@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tunediff.core import machine
-from tunediff.core.errors import TunediffError
+from tunediff.core.errors import RunError, TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.templates import kept
@@ -63,13 +63,6 @@ class _Raised:
     trace: str
 
 
-class _RunError(Exception):
-    """The cause of an error that was raised in a run: its traceback there."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 # ---- the process that asks
 def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     """Return what `function(content, lines)` returns, called in a run of a template of `workload`;
@@ -95,7 +88,7 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
             raise KeyboardInterrupt("interrupted") from None
         raise TunediffError(f"its process has ended: {error}") from None
     if isinstance(last, _Raised):
-        raise last.error from _RunError(last.trace)
+        raise last.error from RunError(last.trace)
     return last.value
 
 
