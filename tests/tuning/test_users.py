@@ -3,10 +3,14 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
+import yaml
 
+import tunediff
 from tests.tuning.conftest import block
+from tunediff.core import trial_record as record
 
 pytestmark = pytest.mark.cluster
 
@@ -110,3 +114,37 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert re.search(r"t0000 ok +3\.\d s  accuracy 0\.\d+ .*pairs/s", one.log)
     assert "images" not in one.log
     assert block(one.log)["best_value"]
+
+
+@pytest.mark.nightly
+def test_a_search_by_the_seconds_to_a_target(tmp_path):
+    """Its trials end where they meet it, or fail at their budget; confirming runs are judged by it, too."""
+    text = (Path(__file__).parents[1] / "users" / "plain.py").read_text()
+    text = text.replace("lambda: judge(net)", 'lambda: {"accuracy": 1 - trial.knobs.dropout}')
+    (tmp_path / "mine.py").write_text(text)
+    content = {
+        "workload": "mine.py",
+        "budget": {"per_trial": "3s", "trials": 3},
+        "confirm": {"of": 1, "seeds": 3},
+        "noise": 1,
+        "search": {"dropout": [0.0, 0.2, 0.9]},
+        "first": [{"dropout": 0.9}],
+    }
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content))
+    target = {"target": "accuracy>=0.5", "storage": tmp_path, "name": "found", "progress": False}
+    found = tunediff.run_search(tmp_path / "s.yaml", **target)
+    trials = found.trials().set_index("dropout")
+    assert trials["status"].to_dict() == {0.0: "ok", 0.9: "error", 0.2: "ok"}
+    assert trials["accuracy"].to_dict() == pytest.approx({0.0: 1.0, 0.9: 0.1, 0.2: 0.8})
+    assert trials["reason"][0.9] == "the target accuracy>=0.5 was not reached"
+    assert found.curves().groupby("trial")["index"].max().tolist() == [1, 2, 1]
+    result = found.json()
+    assert (result["objective"], result["metric"]) == ("time_to_target_s", "time_to_target_s")
+    confirmed = found.folder / "confirm"
+    assert yaml.safe_load((confirmed / "search.yaml").read_text())["objective"] == {"target": "accuracy>=0.5"}
+    runs = record.read_trials(confirmed)
+    assert {(run.status, len(run.points)) for run in runs} == {("ok", 1)}
+    assert len(result["confirmed_values"]) == len(runs) // 2 == 3
+    found.best.export(tmp_path / "best.yaml")
+    assert (tmp_path / "best.safetensors").is_file()
+    assert "target accuracy&gt;=0.5" in found.report().read_text()
