@@ -12,6 +12,7 @@ import pytest
 from tests.json_schemas import validate
 from tunediff import TunediffError, compare, run_comparison, verify
 from tunediff.analysis import pairs
+from tunediff.core import machine
 
 NOISY = """
 import argparse, random
@@ -126,6 +127,20 @@ def test_a_seed_without_effect_is_named(program, capsys):
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--json"]) == 11
     found = json.loads(capsys.readouterr().out)["seeds_without_effect"]
     assert [line[:8] for line in found] == ["A: seeds", "B: seeds"]
+
+
+@pytest.mark.skipif(machine.cores() < 2, reason="two runs at a time need two cores")
+def test_a_machine_with_too_few_devices_writes_nothing(program, capsys, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--run", RUN, "lr=1", "lr=2", *WORDS, "--parallel", "--name", "x", "--out", "proof"]
+    assert compare.main(words) == 11, "two cores are two devices"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1000")
+    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    capsys.readouterr()
+    assert compare.main(["--reproduce", str(program / "proof")]) == 2
+    said = capsys.readouterr()
+    assert "--parallel: there are no two equal devices for the sides of a pair" in said.err
+    assert (said.out, list(elsewhere.iterdir())) == ("", [])
 
 
 def test_another_machine_runs_it_again_and_both_are_pooled(proof, capsys, tmp_path_factory, monkeypatch):

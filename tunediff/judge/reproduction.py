@@ -17,17 +17,20 @@ from tunediff.config.code import FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.refusals import check_name, check_new, writing
 from tunediff.judge import verification
+from tunediff.tuning import at_once
 
 
 def create(source: Path, storage: Path, name: str | None, say: Callable[[str], object]) -> Path:
     """Make a new comparison with both sides, the rules and the seeds of the folder `source`.
 
     Commands run in the copy of their files; what their folder lacks, such as data that git ignores,
-    is linked from the working folder. Raises `ConfigError` for a folder that has been changed.
+    is linked from the working folder. Raises `ConfigError` for a folder that has been changed, and for
+    runs at the same time on other devices than this machine has.
     """
     checked = verification.check(source)
     if checked.faults:
         raise cfg.ConfigError(f"{source}: is not as it was written: {checked.faults[0]}")
+    at_once.as_it_began(checked.test.at_once)  # refuses what this machine cannot run
     name = name or f"reproduce-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = storage.resolve() / name
     check_name(name)
