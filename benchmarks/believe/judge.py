@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from benchmarks.believe.equal import of_rules
 from benchmarks.believe.noise import REFERENCE, Numbers
 from tunediff.analysis import drift
+from tunediff.analysis.confirmation import FIRST_SHARE
 from tunediff.analysis.online_fdr import level_of
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.analysis.targets import target_gate
 from tunediff.core.target import Target
-from tunediff.tuning.at_once import device_index
+from tunediff.tuning.at_once import Turns
 
 MOST = 12
 TIME_SD, LOSS_SD = 0.005, 0.0013
@@ -118,34 +120,48 @@ def of_drift(
 
 
 # ---- at the same time on several devices
-def of_parallel(
-    rules: Rules, gain: float, devices: int, unequal: float, times: int, rng: np.random.Generator
-) -> dict[str, Any]:
-    """Return what comparisons by seconds say whose pairs run at the same time on two devices each, which the sides swap
-    from wave to wave, and all of which have a speed of their own.
+def devices_of(candidates: int, at_once: int) -> NDArray[np.int_]:
+    """Return the device of each run [candidates, rounds] that are at the same time."""
+    turns, found = Turns(candidates, at_once), np.zeros((candidates, MOST), int)
+    runs = [(candidate, number) for number in range(MOST) for candidate in turns.order(number)]
+    size = turns.groups * candidates if turns.is_a_round_together else at_once
+    for begin in range(0, len(runs), size):
+        wave = runs[begin : begin + size]
+        for run, device in zip(wave, turns.devices(wave), strict=True):
+            found[run] = device
+    return found
 
-    unequal: standard deviation of the logarithm of a device's speed. A wave has noise that its runs share.
+
+def of_parallel(
+    rules: Rules, gain: float, devices: int, unequal: float, times: int, rng: np.random.Generator,
+    candidates: int = 2,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what comparisons by seconds say whose runs are at the same time on several devices, on which candidates
+    take turns, and all of which have a speed of their own.
+
+    unequal: standard deviation of the logarithm of a device's speed. A round has noise that its runs share.
+    candidates: two sides, or a baseline and the finalists of a search, of which the first has the gain.
     """
-    groups, better, worse, rounds = devices // 2, 0, 0, 0
-    of_pair = np.arange(MOST)
+    groups, better, worse, rounds = max(1, devices // candidates), 0, 0, 0
+    of_pair, places = np.arange(MOST), devices_of(candidates, devices)
     for _ in range(times):
         speed, wave = (
             unequal * rng.standard_normal(devices), TIME_SD * rng.standard_normal(MOST)[of_pair // groups]
         )  # fmt: skip
-        places = [
-            [device_index(2 * pair + side, 2, devices) for pair in of_pair] for side in (0, 1)
-        ]
-        seconds = np.exp(TIME_SD * rng.standard_normal((2, MOST)) + speed[places] + wave)
+        noise = TIME_SD * rng.standard_normal((candidates, MOST))
+        seconds = np.exp(noise + speed[places] + wave)
         seconds[1] *= 1 - gain
         for many in range(groups, MOST + 1, groups):  # a look after each wave
             test = look(seconds[:, :many], MOST, rules=rules, blocks=list(of_pair[:many] % groups))
             if test.over:
                 break
-        better += test.differences[0].verdict == BETTER
-        worse += test.differences[0].verdict == WORSE
+        verdicts = [difference.verdict for difference in test.differences]
+        better += BETTER in verdicts
+        worse += WORSE in verdicts
         rounds += many
     return {"part": "parallel", **settings(rules), "gain": gain, "devices": devices, "unequal": unequal, "times": times,
-            "better": better / times, "worse": worse / times, "rounds": rounds / times}  # fmt: skip
+            "candidates": candidates, "better": better / times, "worse": worse / times,
+            "rounds": rounds / times}  # fmt: skip
 
 
 # ---- a chain
@@ -200,6 +216,9 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     for rules in RULES:
         for devices, unequal, gain in itertools.product((2, 4, 8), (0.0, 0.01), (0.0, 0.01)):
             yield of_parallel(rules, gain, devices, unequal, times, np.random.default_rng(seed))
+    for devices, unequal, gain in itertools.product((2, 3, 6), (0.0, 0.005), (0.0, 0.01)):
+        rules = Rules(0.05 * FIRST_SHARE)
+        yield of_parallel(rules, gain, devices, unequal, times, np.random.default_rng(seed), 3)
     for gain, pairs in ((2.0, 12), (2.0, 20), (1.0, 20)):
         for name, level in (
             ("5 % each", lambda kept: 0.05),
