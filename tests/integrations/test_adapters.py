@@ -79,6 +79,8 @@ def test_files_hold_the_adapter_and_a_killed_training_goes_on_exactly(tuned, tmp
     assert all("lora" in name for name in names)
     base_bytes = 4 * sum(parameter.numel() for parameter in base_of(tuned).parameters())
     assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < base_bytes / 20
+    report = check(tuned, CPU)
+    assert 4 * report["saved_parameters"] < base_bytes / 20 < report["parameters"]
 
 
 def of_a_rank(world, folder):

@@ -96,6 +96,8 @@ def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path):
     values = planned(tmp_path / "night", {"evaluation_s": 22.56, "parameters": 2**20}, confirm={"of": 1, "seeds": 4})
     assert (values["at_once"], values["trials"]) == (1, 8)
     assert values["disk_mib"] == 4 * (8 + 2 * 4) + 2 * 16
+    adapter = {"parameters": 2**30, "saved_parameters": 2**20}
+    assert planned(tmp_path / "other", adapter, budget={"per_trial": "20s", "trials": 8})["disk_mib"] == 4 * (8 + 8)
 
 
 def test_no_refusal_rests_on_a_timing_beside_other_processes(tmp_path):

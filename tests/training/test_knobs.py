@@ -213,6 +213,7 @@ def test_channels_last(monkeypatch, setting, gain):
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == chosen
     assert model(torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last) == chosen
     assert told.facts == ({"channels_last": chosen} if setting == "auto" else {})
+    assert convolutions.faster_in_nhwc(nn.Identity(), "auto") == (gain > 1), "without parameters it is on no device"
 
 
 def test_the_gains_of_layout_and_algorithm_are_of_the_most_frequent_convolution(monkeypatch):

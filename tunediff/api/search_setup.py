@@ -259,7 +259,7 @@ def _create_checked(
     from tunediff.tuning import preflight  # imports torch
 
     space, report = preflight.create(folder, request.space, request.content, say)
-    keys = ("evaluation_s", "parameters", "other_load_share", "disturbed")
+    keys = Measured.__annotations__
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
 
 

@@ -57,7 +57,9 @@ def values(
         "machine": str(machine),
         "world_sizes": sizes,
         "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
-        "disk_mib": _disk_mib(space, parameters, trials, share.slots),
+        "disk_mib": _disk_mib(
+            space, measured.get("saved_parameters", parameters), trials, share.slots
+        ),
         "disk_free_mib": _free_mib(folder),
         "objective": _objective(space),
         "data": [*measured.get("data", []), *_batch(space)],

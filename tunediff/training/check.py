@@ -53,6 +53,8 @@ class Report(TypedDict, total=False):
     warnings: list[str]
     """What does not prevent a search, and may be a mistake of the user."""
     parameters: int
+    saved_parameters: int
+    """Numbers in the file of weights: an adapter's are without its frozen base."""
     step_s: float
     evaluation_s: float
     loaded: dict[Path, Path]
@@ -173,6 +175,7 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     report: Report = {
         "unread": list(outcome.unread), "warnings": _warnings(engine, program, outcome),
         "parameters": sum(parameter.numel() for parameter in program.plain.parameters()),
+        "saved_parameters": sum(tensor.numel() for tensor in outcome.weights.values()),
         "step_s": last.step_s or 0.0, "evaluation_s": outcome.seconds.get("evaluation",
         0.0) / STEPS,
         "other_load_share": load, "disturbed": load > hardware.DISTURBED,

@@ -61,7 +61,9 @@ def faster_in_nhwc(
     and now. `make_graph`: captures passes, where steps are captured too."""
     if setting != "auto":
         return bool(setting)
-    return channels_last_gain(model, next(model.parameters()).device, dtype, make_graph) > 1
+    devices = (parameter.device for parameter in model.parameters())
+    device = next(devices, torch.device("cpu"))  # a model without parameters has no convolution
+    return channels_last_gain(model, device, dtype, make_graph) > 1
 
 
 def faster_with_benchmark(

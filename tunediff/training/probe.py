@@ -39,6 +39,8 @@ class Measured(TypedDict, total=False):
     """Whether the evaluation was not timed, since that took over `PROBE_S`."""
     parameters: int
     """Parameters of the model; absent if its workload does not say how to build it."""
+    saved_parameters: int
+    """Those that are written; absent: all."""
 
 
 def before_search(
