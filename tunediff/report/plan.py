@@ -43,6 +43,7 @@ def values(
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
     price = budget.price_per_device_hour
     parameters = measured.get("parameters", 0)
+    saved = measured.get("saved_parameters", parameters)
     reused = _reused(space, folder, machine.device) if on_this_machine else []
     plan = {
         **_runs(space),
@@ -57,9 +58,7 @@ def values(
         "machine": str(machine),
         "world_sizes": sizes,
         "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
-        "disk_mib": _disk_mib(
-            space, measured.get("saved_parameters", parameters), trials, share.slots
-        ),
+        "disk_mib": _disk_mib(space, saved, trials, share.slots),
         "disk_free_mib": _free_mib(folder),
         "objective": _objective(space),
         "data": [*measured.get("data", []), *_batch(space)],
