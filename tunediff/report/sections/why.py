@@ -179,11 +179,16 @@ def explain(
 
 
 def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:
-    """Return how many times as fast the winner is, from the throughput of both."""
+    """Return how many times as fast the winner is, from the throughput of both, and how much each
+    has learned from where a target was met."""
     speed, of_base, unit = rate(winner), rate(base), context.unit
     if not speed or not of_base:
         return "Throughput was not measured for both."
-    rates = f"{rounded(speed)} {unit}/s instead of {rounded(of_base)}"
+    seen = ""
+    if context.results.space.target is not None:
+        needed, of_baseline = (last(trial, "samples") for trial in (winner, base))
+        seen = f"It met the target after {needed:,} {unit} instead of {of_baseline:,}; "
+    rates = f"{seen}{rounded(speed)} {unit}/s instead of {rounded(of_base)}"
     return f"{rates}, {number(speed / of_base)} times as fast."
 
 
