@@ -110,7 +110,8 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
         assert table["error"].tolist() == [0.0, 2.0, 0.5]
         assert table["reason"].tolist() == ["", "the target error<=1 was not reached", ""]
         result = one.search.json()
-        assert (result["objective"], result["best_trial"], result["best_value"]) == ("time_to_target_s", "t0002", 4.0)
+        assert (result["objective"], result["target"]) == ("time_to_target_s", "error<=1")
+        assert (result["best_trial"], result["best_value"]) == ("t0002", 4.0)
         axes = one.search.figure().axes[0]
         assert (axes.get_ylabel(), axes.lines[-1].get_label()) == ("error, lower is better", "target error<=1")
     told = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{tmp_path}/night/study.db").trials

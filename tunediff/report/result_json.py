@@ -55,6 +55,7 @@ def search(
         objective=results.metric,
         direction=results.space.mode,
         cost_metric=results.space.cost,
+        target=str(results.target) if results.target is not None else None,
         seeds=results.space.seeds,
         trials=len(results.trials),
         statuses={status: statuses[status] for status in record.COUNTED},

@@ -124,6 +124,8 @@ class SearchResult(Result):
     """which values are better"""
     cost_metric: str | None
     """the second objective, such as peak_memory_mib"""
+    target: str | None
+    """what a trial is to reach in the least seconds, such as accuracy>=0.95"""
     seeds: int
     """runs of each configuration"""
     trials: int
