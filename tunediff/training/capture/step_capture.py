@@ -184,7 +184,7 @@ class StepCapture:
         self._schedules.close()
         self._values.release()
         if self._run.world.main:
-            self._run.observer.about({"capture": REFUSED + reason})
+            self._run.observer.about(self.facts())
 
     def fail(self, error: RuntimeError) -> NoReturn:
         """Raise `CaptureFailedError`, and leave a note for the next process, which trains eagerly:
@@ -208,8 +208,7 @@ class StepCapture:
             self._values.put(before)
         self._loop.prefetched.release()
         if problem:
-            self.refuse(problem)
-            return
+            return self.refuse(problem)
         self._captured, self._latest = captured, []
         self._addresses, self._constants = self._values.addresses(), self._values.constants()
         if self._run.world.main:
