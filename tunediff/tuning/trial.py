@@ -44,6 +44,8 @@ START_S = 600.0
 """Seconds after which workers that have not started on this machine are killed and started again;
 on a cluster they may wait for a node."""
 
+NOT_YET_S = 1e9
+"""Seconds to a target that is not met yet: Ray's log warns of every infinite number."""
 SPEC = "spec"
 """Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
 
@@ -282,9 +284,9 @@ def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
     """Return a point for Tune: its numbers, and the objective by that name; of a run that has not
-    met its target yet, infinite seconds."""
+    met its target yet, `NOT_YET_S`."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
-    return {**numbers, "objective": {TIME_TO_TARGET: math.inf, **numbers}[objective.metric]}
+    return {**numbers, "objective": {TIME_TO_TARGET: NOT_YET_S, **numbers}[objective.metric]}
 
 
 def short_reason(reason: str) -> str:
