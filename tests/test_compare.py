@@ -265,7 +265,7 @@ def test_pairs_run_until_it_is_decided(backend, capsys):
     assert "verdict: better\n" in out
     assert backend.shown[:2] == [
         "A seed 500",
-        f"A seed 500  FD (classifier) {backend.shown[1].split()[5]} at 20.0 s  3 images/s",
+        f"A seed 500  FD (classifier) {backend.shown[1].split()[5]} at 20.0 s  3.2 images/s",
     ]
     assert [words for words in backend.shown if len(words.split()) == 3][:4] == [
         "A seed 500", "B seed 500", "B seed 501", "A seed 501",

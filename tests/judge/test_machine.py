@@ -58,6 +58,15 @@ def test_a_drift_is_named_and_its_pairs_are_blocks(folder):
     assert pairs.read(folder).look.differences[0].sd < 0.2
 
 
+def test_noisy_readings_are_no_drift():
+    """Those of short runs take 50 ms."""
+    noisy = [{"pairs": pairs, "product_s": seconds, "copy_s": 0.002, "loader_s": 0.003}
+             for pairs, seconds in enumerate([0.010, 0.012, 0.013, 0.009, 0.0095, 0.0125, 0.0128])]  # fmt: skip
+    assert drift.of(noisy) == (noisy, [0] * 6, 0.0)
+    later = [{**reading, "pairs": 6 + n, "product_s": 0.03} for n, reading in enumerate(noisy[:3], 1)]
+    assert drift.of([*noisy, *later]).blocks == [0] * 7 + [1] * 2
+
+
 def test_blocks_are_a_two_way_layout():
     """Interval by statsmodels' formula `difference ~ 1 + C(block)`, sum-coded: residuals within blocks, n − 2 degrees."""
     off = np.array([0.30, 0.33, 0.28, -0.10, -0.06, -0.09])  # the machine's drift favours one side by 0.4

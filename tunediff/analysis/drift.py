@@ -14,6 +14,9 @@ FILE = "machine.jsonl"
 PARTS = {"product_s": 0.05, "copy_s": 0.3, "loader_s": 0.05}
 """Seconds of the parts of the reference, and the change of each from which the machine counts as
 another one: copies depend on who else uses the memory."""
+SETTLED, NOISE = 2, 2.0
+"""Readings that there are before a drift can be told from noise, and how many times their range it
+exceeds: the short readings of short runs are noisy."""
 FACTS = ("model", "gpus", "serial_digest", "driver", "kernel")
 
 
@@ -137,11 +140,14 @@ def of(readings: Sequence[dict[str, Any]]) -> Drift:
 
 def _change(before: Sequence[dict[str, Any]], now: dict[str, Any]) -> float:
     """Return the relative change of that part of the reference which has changed most for its
-    share; 0 if none has by more than that."""
-    logarithms = {
-        part: math.log(now[part] / statistics.median(reading[part] for reading in before))
-        for part in PARTS
-    }
-    most = max(PARTS, key=lambda part: abs(logarithms[part]) / PARTS[part])
-    change = math.expm1(logarithms[most])
-    return change if abs(change) > PARTS[most] else 0.0
+    share; 0 if none has by more than that, or than what the readings before differ by."""
+    if len(before) < SETTLED:
+        return 0.0
+    changes, excess = dict[str, float](), dict[str, float]()
+    for part, share in PARTS.items():
+        earlier = sorted(reading[part] for reading in before)
+        changes[part] = math.log(now[part] / statistics.median(earlier))
+        noise = NOISE * math.log(earlier[-1] / earlier[0])
+        excess[part] = abs(changes[part]) / max(share, noise)
+    most = max(PARTS, key=lambda part: excess[part])
+    return math.expm1(changes[most]) if excess[most] > 1 else 0.0
