@@ -116,6 +116,7 @@ def searched(program):
     return folder
 
 
+@pytest.mark.nightly  # two searches; the waves are those of test_rounds.py
 @TWO_CORES
 def test_finalists_are_confirmed_at_the_same_time_and_again_together_after_an_interruption(searched, capsys):
     Path("waits").touch()
