@@ -24,8 +24,8 @@ def create(source: Path, storage: Path, name: str | None, say: Callable[[str], o
     """Make a new comparison with both sides, the rules and the seeds of the folder `source`.
 
     Commands run in the copy of their files; what their folder lacks, such as data that git ignores,
-    is linked from the working folder. Raises `ConfigError` for a folder that has been changed, and for
-    runs at the same time on other devices than this machine has.
+    is linked from the working folder. Raises `ConfigError` for a folder that has been changed, and
+    for runs at the same time on other devices than this machine has.
     """
     checked = verification.check(source)
     if checked.faults:
