@@ -50,6 +50,14 @@ def test_sigterm_ends_a_command_before_ray_starts(command, setup, monkeypatch, c
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
+def test_a_folder_of_its_name_does_not_hide_the_package(tmp_path):
+    """A clone beside the user's file, where the package is installed as README does it."""
+    (tmp_path / "tunediff").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "from tunediff import Choice, Metric, Range, Trial"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+
+
 def test_a_command_begins_with_its_process_and_a_call_when_it_is_made():
     """Between the two a module is imported that takes its time, as torch does."""
     code = (
