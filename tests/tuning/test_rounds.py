@@ -114,8 +114,9 @@ def test_every_device_is_used_and_every_configuration_has_each_as_often(waves, r
             group = number % groups
             assert at_once < rivals or device // rivals == group, "a round stays on the devices of its group"
             used.setdefault((candidate, group), []).append(device)
-    for devices in used.values():
-        counts = [devices.count(device) for device in set(devices)]
+    for (_, group), devices in used.items():
+        allowed = range(at_once) if at_once < rivals else range(group * rivals, (group + 1) * rivals)
+        counts = [devices.count(device) for device in allowed]
         assert max(counts) - min(counts) <= 1
 
 
