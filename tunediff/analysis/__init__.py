@@ -77,8 +77,7 @@ class Results:
 
     @property
     def label(self) -> str:
-        """Return the label of the objective as the evaluations give it: FID only where it is
-        one."""
+        """Return the objective's label as the evaluations give it: FID only where it is one."""
         if self.by_rate or self.by_time:
             return self.metric
         return self._evaluated_label or self.space.label
@@ -90,8 +89,7 @@ class Results:
 
     @property
     def curve_quantity(self) -> CurveQuantity:
-        """Return what the curves are of: the objective, or the metric that is to reach the
-        target."""
+        """Return the quantity of the curves: the objective, or the metric that has a target."""
         if (target := self.target) is None:
             return CurveQuantity(self.metric, self.title, self.lower_is_better)
         label = self._evaluated_label or target.metric
@@ -127,8 +125,7 @@ class Results:
 
     @functools.cached_property
     def ratios(self) -> bool:
-        """Return whether values are compared by ratios: rates, and objectives that fall and stay
-        positive.
+        """Return whether values are compared by ratios: rates, and falling positive objectives.
 
         Others are compared by their differences: a zero or negative value has no ratio, and the
         ratio of two accuracies depends on whether one counts the right or the wrong answers.
@@ -139,8 +136,7 @@ class Results:
         return self.lower_is_better and all(value > 0 for value in values if is_number(value))
 
     def versus(self, value: float | None, base: float | None) -> float | None:
-        """Return the ratio of two values, or their difference without `ratios`; None if one is
-        missing."""
+        """Return the ratio of two values, or their difference; None: one is missing."""
         if value is None or base is None:
             return None
         if self.ratios:
@@ -168,8 +164,7 @@ class Results:
 
     # ---- configurations
     def changed(self, trial: TrialRecord) -> Values:
-        """Return the knobs of a trial that differ from the baseline and that it read; the seed is
-        none."""
+        """Return the knobs of a trial that differ from the baseline and that it read; no seed."""
         changed, why = self.space.changed(trial.config), trial.not_effective
         return {
             name: value
@@ -226,8 +221,7 @@ class Results:
         return {run.name: outcome for outcome in self.outcomes for run in outcome.runs}
 
     def outcome_of(self, trial: TrialRecord) -> Outcome:
-        """Return what the configuration of a trial has shown in all its runs; of an unknown trial,
-        in this one."""
+        """Return what a trial's configuration has shown in all its runs; unknown: in this one."""
         return self._outcome_by_name.get(trial.name) or self._outcome([trial])
 
     @property
@@ -238,8 +232,7 @@ class Results:
 
     @property
     def leader(self) -> TrialRecord | None:
-        """Return the trial that is ahead, by however little; `evidence` says which one is shown to
-        be best."""
+        """Return the trial with the best value; `evidence` tests whether it is better."""
         return next((outcome.trial for outcome in self.ranked), None)
 
     # ---- comparisons of one run with the baseline's, without regard to noise
@@ -274,8 +267,7 @@ class Results:
         return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
 
     def no_baseline(self, trial: TrialRecord) -> str:
-        """Return why a trial has no finished baseline to be compared with, as a clause; '' if it
-        has one."""
+        """Return why a trial has no finished baseline, as a clause; '' if it has one."""
         baseline = self.baseline_of(trial)
         if baseline is None:
             return "the baseline has not begun"
@@ -298,8 +290,7 @@ class Results:
         return parts
 
     def used(self) -> dict[str, float | None]:
-        """Return what all trainings used together: device_s, energy_wh and price; None: measured
-        nowhere."""
+        """Return device_s, energy_wh and price of all trainings together; None: not measured."""
         used: dict[str, float | None] = {}
         for name in _COSTS:
             spent = [value for trial in self.trials if (value := last(trial, name)) is not None]
@@ -353,8 +344,7 @@ def read(folder: Path) -> Results:
 
 
 def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
-    """Return the columns of knobs: by their names, or `knobs.NAME` for a name that another column
-    has."""
+    """Return the columns of knobs by name, or as `knobs.NAME` where the name is taken."""
     return {f"knobs.{name}" if name in taken else name: value for name, value in knobs.items()}
 
 
@@ -364,16 +354,14 @@ def last(trial: TrialRecord, name: str) -> Any:
 
 
 def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
-    """Return (seconds in the budget's unit, or `along`; value) of every evaluation that has a
-    value."""
+    """Return (seconds in the budget's unit, or `along`; value) of every evaluation with a value."""
     along = along or trial.along
     points = [p for p in trial.points if p.get(metric) is not None and along in p]
     return [(float(point[along]), float(point[metric])) for point in points]
 
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:
-    """Return the seconds of a training by part: at its end, or at its last evaluation while it
-    runs."""
+    """Return the seconds of a training by part: at its end, or so far while it runs."""
     return (trial.end and trial.end.seconds) or last(trial, "seconds") or {}
 
 

@@ -72,18 +72,15 @@ class Group:
 
     @property
     def fails(self) -> bool:
-        """Return whether it fails on a seed. The baseline, with which all are compared, never
-        counts as failing."""
+        """Return whether it fails on a seed; the baseline, the reference, never counts so."""
         return bool(self.changed and self.outcome.failures)
 
     def values(self, metric: str) -> list[float]:
-        """Return the value at the end of the budget of every run that has one, in the order of the
-        seeds."""
+        """Return the values at the end of the budget, in the order of the seeds."""
         return dataclasses.replace(self.outcome, metric=metric).values
 
     def curve(self, metric: str) -> list[CurveMean]:
-        """Return the mean over the runs that ended ok, at every evaluation that all of them
-        have."""
+        """Return the mean over the runs that ended ok, at every evaluation that all have."""
         by_index: dict[int, list[tuple[float, float]]] = {}
         for trial in self.done:
             for point in trial.points:
@@ -173,8 +170,7 @@ class Comparison:
         )
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: its knobs, its results, and how they compare with the
-        baseline.
+        """Return one row per configuration: knobs, results, and comparison with the baseline.
 
         A knob that has the name of another column is in the column `knobs.NAME`. `p` and the
         interval hold for one comparison alone; `p_holm` is corrected for their number. `speedup`:
@@ -210,8 +206,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def speedup(self, group: Group) -> Estimate | str:
-        """Return how many times sooner a configuration reaches the baseline's final value, or why
-        that is unknown.
+        """Return how many times sooner it reaches the baseline's end, or why that is unknown.
 
         The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
         determined only if the configuration is significantly better than the baseline and the
@@ -244,8 +239,7 @@ SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
 
 
 def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
-    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None where it is not
-    determined.
+    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None: not determined.
 
     It is either `speedup` with the ends of its interval (None for one pair of runs), or
     `speedup_at_least` alone.
@@ -263,8 +257,7 @@ def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
 
 
 def compare(results: Results, metric: str | None = None) -> Comparison:
-    """Compare the configurations of a search with its baseline, those that fail on no seed by their
-    values.
+    """Compare a search's configurations with its baseline; those that fail on no seed, by values.
 
     `metric`: another quantity of the last points with the same direction; by default the objective.
     """

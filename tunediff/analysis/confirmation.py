@@ -1,5 +1,4 @@
-"""Confirm the winner of a search: run finalists and baseline again on new seeds, and test whether
-it still wins.
+"""Confirm a search's winner: run finalists and baseline on new seeds and test the difference.
 
 The best of many trials is partly the luckiest one. Its value in the search is therefore a biased
 estimate. The confirming runs are made after it was chosen, on seeds that had no part in choosing
@@ -43,8 +42,7 @@ one less than 92 % of chances to find 2 sd of a run in one of three finalists.""
 
 # ---- folders
 def folder_name(number: int) -> str:
-    """Return the folder of confirming runs, relative to that of their search: confirm, confirm-2,
-    …"""
+    """Return the folder of confirming runs inside that of a search: confirm, confirm-2, …"""
     return "confirm" if number == 1 else f"confirm-{number}"
 
 
@@ -55,22 +53,19 @@ def level(folder: Path) -> float:
 
 
 def folder_within(folder: Path) -> str:
-    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search
-    itself."""
+    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search."""
     inside = (folder.parent / "search.yaml").is_file()
     return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 
 
 def folders(search: Path) -> list[Path]:
-    """Return the folders of the confirming runs of a search, in the order in which they were
-    made."""
+    """Return the folders of a search's confirming runs, in the order in which they were made."""
     numbered = (search / folder_name(number) for number in itertools.count(1))
     return list(itertools.takewhile(Path.exists, numbered))
 
 
 def of_finalists(search: Path, trials: object) -> Path | None:
-    """Return the folder in which finalists, `trials` of a search file, were confirmed, in whatever
-    order; else None."""
+    """Return the folder in which these finalists were confirmed, in any order; else None."""
 
     def unordered(points: Any) -> list[str]:
         return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
@@ -85,8 +80,7 @@ def of_finalists(search: Path, trials: object) -> Path | None:
 def content(
     results: Results, of: int, seeds: int, final: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the search file of the confirming runs: baseline and finalists, one seed after the
-    other.
+    """Return the search file of the confirming runs: baseline and finalists, seed after seed.
 
     The caller adds `base:` and the first seed. `final`: knobs of `evaluation.` for one more
     evaluation of every finished run, by the full protocol.
@@ -114,8 +108,7 @@ def content(
 
 
 def nothing_to_confirm(results: Results) -> str:
-    """Return why a search with `confirm:` has no finalist; '' if it has one, or has no
-    `confirm:`."""
+    """Return why a search with `confirm:` has no finalist; '' if it has one or no `confirm:`."""
     if results.space.confirm is None or noise.finalists(results, 1):
         return ""
     if not (ranked := results.ranked):
@@ -140,8 +133,7 @@ class Confirmation:
 
     @property
     def metric(self) -> str:
-        """Return the deciding metric: that of the final evaluation if there was one, else the
-        objective."""
+        """Return the deciding metric: that of a final evaluation, else the objective."""
         return self.compared.metric
 
     @property
@@ -160,8 +152,7 @@ class Confirmation:
 
     @property
     def over(self) -> bool:
-        """Return whether no further seed is needed: it is decided, or the baseline or all rivals
-        have failed."""
+        """Return whether no further seed is needed: decided, or baseline or rivals failed."""
         return self.decided or self.baseline_failure is not None or self._rivals_failed
 
     @property
@@ -171,8 +162,7 @@ class Confirmation:
 
     @property
     def settled(self) -> bool:
-        """Return whether these runs have ended and leave the baseline as it is, unless there is a
-        `winner`."""
+        """Return whether these runs have ended: without a `winner` the baseline stays."""
         done = self.compared.baseline is not None and bool(self.compared.baseline.done)
         return done and (self.look.over or self._rivals_failed)
 
@@ -189,14 +179,12 @@ class Confirmation:
 
     @property
     def primary(self) -> Group | None:
-        """Return the search's leader among the finalists, whose mean is unbiased: it was chosen
-        before."""
+        """Return the search's leader of the finalists: unbiased, since it was chosen before."""
         return next(iter(self.compared.rivals), None)
 
     @property
     def winner(self) -> Group | None:
-        """Return the configuration that is significantly better than the baseline; None: there is
-        none.
+        """Return the configuration that is significantly better than the baseline, or None.
 
         That is the search's leader if it is; then another one only if it is significantly better
         than the leader too.
@@ -227,8 +215,7 @@ class Confirmation:
 
     @property
     def leader(self) -> Group | None:
-        """Return the winner; without one, the finalist that was ahead in the search if it ran at
-        all."""
+        """Return the winner, or else the finalist that led the search if it ran."""
         return self.winner or next((rival for rival in self.compared.rivals if rival.done), None)
 
     def values(self, group: Group) -> list[float]:
@@ -236,8 +223,7 @@ class Confirmation:
         return group.values(self.metric)
 
     def bias(self, group: Group) -> tuple[float, list[float]] | None:
-        """Return (value in the search, values of the confirming runs) of a finalist, in the
-        search's protocol."""
+        """Return (value in the search, values of confirming runs) of a finalist, one protocol."""
         confirmed, trial = group.values(self.search.metric), self.trial(group)
         value = self.search.outcome_of(trial).value if trial is not None else None
         return (value, confirmed) if confirmed and value is not None else None
@@ -254,8 +240,7 @@ class Confirmation:
         return next((group for group in groups if _knobs(group.runs[0]) == knobs), None)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: mean, sd, difference and speed-up with intervals,
-        verdict."""
+        """Return one row per configuration: mean, sd, difference, speed-up, intervals, verdict."""
         import pandas as pd
 
         effect = self.compared.effect
@@ -267,8 +252,7 @@ class Confirmation:
 
 
 def _knobs(trial: TrialRecord) -> dict[str, object]:
-    """Return the knobs without the seed and without the workload's file, of which every folder has
-    its own copy."""
+    """Return the knobs without seed and workload file, of which every folder has a copy."""
     return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}
 
 
@@ -302,8 +286,7 @@ def _blocks(runs: Results, readings: Drift, rounds: int) -> list[int]:
 
 
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
-    """Return the comparisons of the finalists with each longer budget that has results, the
-    shortest budget first.
+    """Return the finalists' comparisons at longer budgets that have results, shortest first.
 
     `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like);
     `read` reads one.
@@ -315,8 +298,7 @@ def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Compa
 
 
 def latest(results: Results) -> Path | None:
-    """Return the folder of the confirming runs of the present finalists, else of the newest; None:
-    there are none."""
+    """Return the folder that confirms the present finalists, else the newest one, or None."""
     settings, present = results.space.confirm, None
     if settings is not None:
         present = content(results, settings.of, settings.seeds, {})["trials"]
@@ -333,8 +315,7 @@ def read(results: Results) -> Confirmation | None:
 def counting(
     results: Results, runs: Results, read: Callable[[Path], Results]
 ) -> Confirmation | None:
-    """Return the confirmation of a search that counts, with the others as its `others`; None if
-    there is none yet.
+    """Return the confirmation of a search that counts, with the others as `others`, or None.
 
     A configuration that was confirmed stays so, whatever other finalists show later. So it is the
     first that has a winner, beginning with `runs`, those of the present finalists, else `runs`.

@@ -35,8 +35,7 @@ class Divergence(NamedTuple):
     rounds: int = 0
 
     def decided(self, level: float) -> bool:
-        """Return whether one side diverges more often. `level`: probability of any wrong
-        verdict."""
+        """Return whether one side diverges more often; `level`: chance of any wrong verdict."""
         return self._of_one_side >= _needed(self.rounds, level)
 
     def undecided(self, level: float, max_rounds: int) -> bool:

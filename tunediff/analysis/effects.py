@@ -33,13 +33,11 @@ ABOVE, WITHIN, TOO_FEW = "larger than the noise", "within the noise", "too few t
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One value of a knob, or one part of its range. Means are geometric where values are compared
-    by ratios."""
+    """One value or range of a knob. Means are geometric where values are compared by ratios."""
 
     label: str
     objective: Estimate | None
-    """Mean ± one standard error of the configurations that fail on no seed; None: there are
-    none."""
+    """Mean ± one standard error of the configurations that fail on no seed, or None."""
     rate: Estimate | None
     """Samples per second of all trials that measured it."""
     failed: int
@@ -167,8 +165,7 @@ def _columns(name: str, mean: Estimate | None) -> dict[str, float | None]:
 
 # ---- failures
 def failures_table(results: Results) -> pd.DataFrame:
-    """Return one row per status and reason other than ok: status, count, first reason, names of the
-    trials."""
+    """Return one row per status and reason other than ok: count, first reason, names of trials."""
     import pandas as pd
 
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}

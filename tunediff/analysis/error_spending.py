@@ -20,8 +20,7 @@ from tunediff.search_space.model import FIRST_VERDICT
 FIRST = FIRST_VERDICT
 """Rounds before the first look: two say next to nothing about their own noise."""
 DRAWN = 2_400_000
-"""Simulated rounds behind the bounds: 200,000 comparisons of twelve, whose error is accurate to 2 %
-of it."""
+"""Simulated rounds of twelve comparisons behind the bounds: their error is accurate to 2 %."""
 
 
 LEAST_PATHS = 100

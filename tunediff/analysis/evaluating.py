@@ -1,5 +1,4 @@
-"""Estimate the wall-clock of a search before it starts, from the measured seconds of one
-evaluation."""
+"""Estimate the wall-clock of a search from the measured seconds of one evaluation."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ run, and that processes of a run's own take; measured on two cores."""
 
 
 def point_s(trial: TrialRecord) -> float | None:
-    """Return the seconds of one evaluation of a trial, the mean over its points; None before the
-    first."""
+    """Return the mean seconds of an evaluation of a trial; None before the first."""
     spent = (last(trial, "seconds") or {}).get("evaluation")
     return float(spent) / len(trial.points) if spent else None
 
@@ -42,8 +40,7 @@ class Cost:
 
     @classmethod
     def of(cls, space: SearchSpace, measured: Mapping[str, Any]) -> Cost:
-        """Return the cost of a search; `measured`: the seconds of its evaluations by the names of
-        the fields."""
+        """Return the cost of a search; `measured`: seconds of its evaluations by field name."""
         confirm = space.confirm.final if space.confirm is not None else {}
         return cls(
             evaluation_s=measured.get("evaluation_s") if space.evaluates else 0.0,
@@ -79,8 +76,7 @@ class Cost:
         return sum(runs * (own * each_s + more) / used for runs, each_s in self.space.again)
 
     def within_limit(self, slots: int) -> tuple[float, float]:
-        """Return how many trials each of `slots` slots runs one after the other, and the seconds of
-        confirming runs.
+        """Return the trials that each of `slots` slots runs, and the seconds of confirming runs.
 
         Both as far as `budget: total` has room for them; one trial runs in any case.
         """
@@ -99,8 +95,7 @@ class Cost:
         )
 
     def parts(self, slots: int) -> dict[str, float]:
-        """Return the seconds by purpose, with trials on `slots` slots at once; `wall_clock` is
-        their sum."""
+        """Return the seconds by purpose for `slots` trials at once; `wall_clock` is the sum."""
         rounds, confirming_s = self.within_limit(slots)
         seconds = {
             "training": rounds * self.space.longest_s,

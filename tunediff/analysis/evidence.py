@@ -1,5 +1,4 @@
-"""Decide what a search has shown: which trial is best, which are better than the baseline, how many
-times sooner.
+"""Decide what a search shows: the best trial, those better than the baseline, speed-ups.
 
 Terminal, tables, figures, pages and export all use this module for the best trial and for
 speed-ups.
@@ -54,8 +53,7 @@ class Evidence:
 
     @functools.cached_property
     def best(self) -> TrialRecord | None:
-        """Return the best trial: the confirmed winner, or with several seeds the best that is
-        significantly better.
+        """Return the best trial: the confirmed winner, or with several seeds a significant one.
 
         If runs on several seeds show that none is better, return the baseline. A search with one
         run each cannot show that; it returns the trial that is ahead, whether it is `better` or
@@ -76,8 +74,7 @@ class Evidence:
 
     @property
     def _leader(self) -> TrialRecord | None:
-        """Return the trial that is ahead among those that have not failed on new seeds, if there
-        are such."""
+        """Return the leading trial among those that have not failed on new seeds, if any."""
         trials = [outcome.trial for outcome in self.results.ranked]
         for trial in trials:
             group = self.confirmation.of(trial) if self.confirmation is not None else None
@@ -87,8 +84,7 @@ class Evidence:
 
     @property
     def set_aside(self) -> list[Outcome]:
-        """Return the configurations whose value is better than that of the best, but which fail on
-        some seeds."""
+        """Return the configurations that are better than the best but fail on some seeds."""
         if self.best is None:
             return []
         best = self.outcome(self.best)
@@ -100,8 +96,7 @@ class Evidence:
 
     @property
     def winner(self) -> TrialRecord | None:
-        """Return the best trial if runs on several seeds show that it is better than the baseline;
-        else None."""
+        """Return the best trial if several seeds show it better than the baseline; else None."""
         confirmed = self.confirmation is not None and self.confirmation.winner is not None
         several_seeds = self.compared is not None or confirmed
         shown = several_seeds and self.best is not None and self.better(self.best)
@@ -109,8 +104,7 @@ class Evidence:
 
     @property
     def near(self) -> list[TrialRecord]:
-        """Return the trials that are behind the best by no more than the noise of one run, the next
-        best first."""
+        """Return the trials that are within the noise of one run of the best, nearest first."""
         return noise.within_best(self.results, self.noise, self.best)
 
     @functools.cached_property
@@ -121,8 +115,7 @@ class Evidence:
 
     @property
     def baseline_of_best(self) -> TrialRecord | None:
-        """Return the run of the baseline on the seed of the best trial; the best trial itself if it
-        is a baseline."""
+        """Return the baseline's run on the best trial's seed; of a baseline, that trial."""
         if self.best is None or self.is_baseline(self.best):
             return self.best or self.results.baseline
         return self.results.baseline_of(self.best) or self.results.baseline
@@ -153,8 +146,7 @@ class Evidence:
         return not self.noise.within(of_base, value)
 
     def _runs(self, trial: TrialRecord) -> Group | None:
-        """Return the runs of a trial's configuration on several seeds; None if they are too few for
-        a test."""
+        """Return the runs of a trial's configuration on several seeds; None: too few for a test."""
         if self.compared is not None:
             group: Group | None = self.compared.of(trial)
         else:
@@ -162,8 +154,7 @@ class Evidence:
         return group if group is not None and group.difference.verdict != TOO_FEW else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
-        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
-        throughputs.
+        """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.
 
         Over all seeds if there are several, else by one pair of runs; or why it is not determined,
         as a clause.
@@ -186,8 +177,7 @@ class Evidence:
         return Estimate(ratio, None, None, 1, self.results.at_first(trial))
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
-        """Return when a trial reaches the final value of the baseline of its seed; None: not
-        determined."""
+        """Return when a trial reaches its baseline's final value; None: not determined."""
         by_end = not (self.results.by_rate or self.results.by_time)
         if not by_end or isinstance(self.speedup(trial), str):
             return None
@@ -197,8 +187,7 @@ class Evidence:
         return float(base.points[-1][base.along]) / ratio
 
     def table(self) -> pd.DataFrame:
-        """Return `Results.table` with columns `speedup` and `speedup_at_least`, empty where they
-        are not determined.
+        """Return `Results.table` with `speedup` and `speedup_at_least`; empty: not determined.
 
         In a search with one seed also `within_noise_of_best`: True also for the best, empty if the
         noise is not known.
@@ -223,16 +212,14 @@ class Evidence:
 
 
 def read(results: Results) -> Evidence:
-    """Return what a search, with its confirming runs, has shown; of confirming runs, their own
-    test."""
+    """Return what a search and its confirming runs have shown; for confirming runs, their test."""
     if confirmation.folder_within(results.folder):
         return of_confirming_runs(results, analysis.read(results.folder.parent))
     return Evidence(results, confirmation.read(results))
 
 
 def of_confirming_runs(results: Results, search: Results) -> Evidence:
-    """Return what confirming runs have shown by their own sequential test; `search`: the search
-    that they confirm."""
+    """Return what confirming runs of `search` have shown by their sequential test."""
     confirmed = confirmation.confirm(search, results)
     return Evidence(
         results, judged=confirmed.compared if confirmed.metric == results.metric else None

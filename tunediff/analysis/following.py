@@ -15,13 +15,11 @@ from tunediff.core.trial_record import TrialRecord
 MANY = 500
 """Number of trials up to which everything that is shown is computed again at every event."""
 SHARE = 0.05
-"""Share of the time, at most, that is spent beyond that on computations that grow with the number
-of trials."""
+"""Greatest share of the time for computations that grow with the number of trials."""
 
 
 class Following:
-    """The trials of a search. A trial that has ended is read once, so that a look stays cheap after
-    thousands."""
+    """The trials of a search; one that has ended is read once, so that thousands stay cheap."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the folder of the search."""
@@ -57,8 +55,7 @@ class Following:
 
 
 class Throttle:
-    """Limit how often something is computed whose time grows: it takes at most `SHARE` of the
-    time."""
+    """Limit how often something slow is computed: it takes at most `SHARE` of the time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._free_at = now, 0.0

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 ENOUGH = 8
 """Number of trials from which a forest is fitted."""
 TREES, DEPTH = 32, 8
-"""Trees and their depth. Deeper trees take minutes at 1,000 trials and change no share by more than
-0.01."""
+"""Number of trees and their depth. Deeper ones take minutes and change no share by over 0.01."""
 FAIR = 0.3
 """R² from which the shares are more than a guess."""
 
@@ -32,8 +31,7 @@ Drawn = tuple[Mapping[str, Any], float]
 
 
 def searched(results: Results) -> list[Dimension]:
-    """Return the searched knobs in the order of the file; the seed only repeats and is not among
-    them."""
+    """Return the searched knobs in the order of the file, without the seed."""
     return [dimension for dimension in results.space.dimensions if dimension.name != "seed"]
 
 
@@ -50,8 +48,7 @@ class Importance:
     """Share by knob, the largest first; the rest up to 1 belongs to combinations of knobs. The
     share of a knob with `when:` refers to the trials that have it."""
     fit: float | None
-    """R² of such a forest for trials on which it was not fitted: at most 1; at 0 or less it
-    predicts nothing."""
+    """R² of such a forest for unseen trials: at most 1; at 0 or less it predicts nothing."""
     trials: int
     unvaried: list[str]
     """Knobs with one value in all trials."""
@@ -67,8 +64,7 @@ class Importance:
 def importance(
     results: Results, target: Callable[[TrialRecord], float | None], logs: bool = True
 ) -> Importance | None:
-    """Estimate the importance of all knobs by fANOVA over the trials that have the target; None:
-    too few of them.
+    """Estimate every knob's importance by fANOVA over trials with the target; None: too few.
 
     F. Hutter, H. Hoos, K. Leyton-Brown, ICML 2014. Uses the target's logarithm if `logs` are
     allowed and all values are positive. The study is made from the journals: the one in study.db
@@ -135,8 +131,7 @@ def _fanova(
 
 
 def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistribution:
-    """Return a dimension's distribution, extended to the values of trials, which may be older than
-    the file."""
+    """Return a dimension's distribution, extended to the values of trials of an older file."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     if is_range(dimension, values):
@@ -151,8 +146,7 @@ def _choices(values: Sequence[Any]) -> list[Any]:
 
 
 def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None:
-    """Return the out-of-bag R²: every trial is predicted by the trees that were fitted without
-    it."""
+    """Return the out-of-bag R²: every trial is predicted by trees fitted without it."""
     from sklearn.ensemble import RandomForestRegressor
 
     columns = []

@@ -68,8 +68,7 @@ def _space(folder: Path) -> SearchSpace:
 
 
 def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
-    """Return the record with clean text and finite numbers. Raises `ValueError` that says what is
-    wrong with it."""
+    """Return the record with clean text and finite numbers. Raises `ValueError` with the fault."""
     # Clean all values
     for name, value in list(vars(trial).items()):
         setattr(trial, name, value if name in ("points", "end") else _clean(value))
@@ -104,8 +103,7 @@ def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
 
 
 def _numbers(flat: Line) -> Line:
-    """Return a point without values of other types: a missing number counts as none, and reports
-    use no lists."""
+    """Return a point without values of wrong types; reports use no lists."""
     others = (*WORDS, "seconds", "disturbed")
     return {name: value for name, value in flat.items() if name in others or is_number(value)}
 
@@ -116,8 +114,7 @@ def _must(holds: bool, problem: str) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Return text that can be written as UTF-8 and shown, and finite numbers; None for other
-    numbers."""
+    """Return text that UTF-8 can show, and finite numbers; None for other numbers."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
@@ -146,11 +143,9 @@ def _are_seconds(value: Any) -> bool:
 
 # ---- sessions
 TIME_IS_UP = "time is up"
-"""The event of `sessions.jsonl` after which no further trial begins: it would not end within
-`budget: total`."""
+"""The event of `sessions.jsonl` after which no trial begins, for lack of `budget: total`."""
 OUTSIDE = "outside"
-"""The event of `sessions.jsonl` with the seconds of a command that no session has: before it, after
-it, between two."""
+"""The event of `sessions.jsonl` with seconds of a command outside of its sessions."""
 
 
 @dataclasses.dataclass
@@ -164,8 +159,7 @@ class SearchSession:
     command: str
     environment: dict[str, object]
     complete: bool = False
-    """Whether it ended because a limit was reached or nothing was left to run, and not by an
-    interruption."""
+    """Whether a limit was reached or nothing was left to run: it was not interrupted."""
     time_is_up: bool = False
     """Whether trials were left out because they would not have ended within `budget: total`."""
     spent_s: float | None = None
@@ -207,8 +201,7 @@ def over(results: Results, periods: Sequence[SearchSession]) -> bool:
 
 
 def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
-    """Return how many trials a search that has ended left out, and why; '' if it ran all of them or
-    was interrupted."""
+    """Return how many trials an ended search left out, and why; '': none, or interrupted."""
     space, many = results.space, results.space.budget.trials - len(results.trials)
     if many <= 0 or not periods or not periods[-1].complete:
         return ""

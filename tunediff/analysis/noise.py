@@ -1,5 +1,4 @@
-"""Estimate how much two runs of one configuration differ, and which trials are within that of the
-best.
+"""Estimate the noise of one run, and which trials are within it of the best.
 
 A search alone shows only what lies within its noise. Whether its winner is better than the baseline
 takes new seeds.
@@ -19,8 +18,7 @@ from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_s
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
-"""One-sided confidence for one difference: a trial as good as the best is called worse once in ten
-times."""
+"""One-sided confidence of one difference: an equal trial is called worse one time in ten."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +34,19 @@ class Noise:
     ratios: bool
     lower_is_better: bool
     least: float | None = None
-    """Standard deviation of the configuration with the least noise, where configurations measurably
-    differ in it."""
+    """Standard deviation of the least noisy configuration, where configurations differ in noise."""
     largest: float | None = None
     """That of the one with the most, which then counts for all."""
     largest_freedom: int = 0
 
     @property
     def is_rough(self) -> bool:
-        """Return whether the standard deviation is known only to a factor of two: see
-        `ROUGH_FREEDOM`."""
+        """Return whether the deviation is known only to a factor of two: see `ROUGH_FREEDOM`."""
         return self.freedom < ROUGH_FREEDOM
 
     @property
     def limit(self) -> float:
-        """Return the difference that runs of two equal configurations exceed once in ten times:
-        t·√2·sd."""
+        """Return the difference that equal configurations exceed one time in ten: t·√2·sd."""
         sd, freedom = self.sd, self.freedom
         if self.largest is not None:
             sd, freedom = self.largest, self.largest_freedom
@@ -119,8 +114,7 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
 
 
 def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:
-    """Return whether the variance of any sample differs significantly from that of the others, by F
-    tests."""
+    """Return whether the variance of any sample differs significantly from the rest (F tests)."""
     squares, freedom = float(np.dot(variances, freedoms)), sum(freedoms)
     for variance, own in zip(variances, freedoms, strict=True):
         others = freedom - own
@@ -144,13 +138,11 @@ def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> l
 
 
 UNMOVED = 0.01
-"""Share of its first value up to which a change of the objective counts as none, where the noise is
-not known."""
+"""Share of the first value up to which a change counts as none, where the noise is unknown."""
 
 
 def unmoved(results: Results) -> int:
-    """Return how many trials ended ok if the objective moved in none of them; 0: it moved, or that
-    is not known.
+    """Return how many trials ended ok if none moved the objective; 0: it moved, or unknown.
 
     It moved in a trial if its last value differs from its first by more than the noise, and over
     all trials if the mean of these differences is larger than the noise of such a mean.
@@ -173,8 +165,7 @@ def unmoved(results: Results) -> int:
 def within_best(
     results: Results, noise: Noise | None, best: TrialRecord | None
 ) -> list[TrialRecord]:
-    """Return the trials of a search with one seed that are within the noise of its best, best
-    first."""
+    """Return the trials of a one-seed search within the noise of its best, best first."""
     value = results.outcome_of(best).value if best is not None else None
     if noise is None or value is None or best is None or results.space.seeds > 1:
         return []

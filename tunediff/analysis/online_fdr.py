@@ -1,5 +1,4 @@
-"""Spend one error budget over a chain of comparisons whose end is not known: online control of the
-false discovery rate.
+"""Spend one error budget over an open chain of comparisons: online false discovery control.
 
 Who tries a hundred changes at a level of 5 % keeps two or three that change nothing. Here each
 comparison gets a level of its own, so that at any time at most a share of `budget` of all changes

@@ -54,14 +54,12 @@ class Outcome:
 
     @property
     def trial(self) -> TrialRecord:
-        """Return the run that stands for the configuration: the first with a value, else the
-        first."""
+        """Return the run that stands for the configuration: the first, if possible with a value."""
         return self.done[0] if self.done else self.runs[0]
 
     @property
     def samples(self) -> list[TrialRecord]:
-        """Return the runs that show the effect of knobs: repeats of what leads only show how lucky
-        it was."""
+        """Return the runs that show the effect of knobs; the leader's repeats only show luck."""
         return [run for run in self.runs if run.role != "repeat"]
 
     @property

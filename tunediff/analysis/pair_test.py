@@ -57,8 +57,7 @@ class PairTest:
     mode: Mode
     max_pairs: int
     within: float | None
-    """The difference that does not matter, as a share of A's value where values fall; None: not
-    given."""
+    """The difference that does not matter, as a share of A's falling value; None: not given."""
     rules: Rules
     better: Better = "value"
     """What is compared: the metric, or the seconds, for which the metric has to be good enough."""
@@ -116,8 +115,7 @@ class PairTest:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """Return what is compared of every run that ended ok [2, pairs]: its value, or its seconds;
-        NaN: there is none."""
+        """Return what is compared of every run [2, pairs]: value or seconds; NaN: it failed."""
         if self.by_time:
             return self._of_runs(lambda run: seconds_of(run, self.target, self.counted))
         return self.qualities
@@ -155,8 +153,7 @@ class PairTest:
 
     @property
     def _blocks(self) -> list[int]:
-        """Return the block of each pair: the machine between two drifts, and the two devices on
-        which both sides run."""
+        """Return the block of each pair: the machine between two drifts, and the two devices."""
         return drift.blocks_of(len(self.runs), self.drift.blocks, self.at_once, len(SIDES))
 
     @property

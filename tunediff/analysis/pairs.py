@@ -34,8 +34,7 @@ SIDES = recorded.SIDES
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Two configurations, each run once on every seed; A is the reference, B is compared with
-    it."""
+    """Two configurations that run on the same seeds; B is compared with the reference A."""
 
     folder: Path
     names: tuple[str, str]
@@ -187,8 +186,7 @@ class Pairs:
 
     @property
     def noise_is_rough(self) -> bool:
-        """Return whether the noise, and so `resolution`, is known only to a factor of two, because
-        of few pairs."""
+        """Return whether the noise is known only to a factor of two, because of few pairs."""
         return self.look.rounds - 1 < ROUGH_FREEDOM
 
     @property
@@ -237,8 +235,7 @@ def of_commands(folder: Path) -> bool:
 
 
 def margin(words: str | None, metric: Metric) -> float | None:
-    """Return `--within` as values are compared: a share of A's value where lower is better, else
-    in units of the metric.
+    """Return `--within`: a share of A's value where lower is better, else the metric's units.
 
     Raises `ConfigError`.
     """

@@ -1,5 +1,4 @@
-"""Find the trade-offs of a search: configurations that no other one beats in two quantities at
-once.
+"""Find the trade-offs of a search: configurations that none beats in two quantities at once.
 
 As in `Results.ranked`, all values are means over the runs of a configuration, so that no lucky run
 is on a front.
@@ -34,8 +33,7 @@ def front(pairs: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def pareto(results: Results) -> list[dict[str, Any]]:
-    """Return the front of a search with two objectives, the best in the first objective first; []
-    with one objective.
+    """Return the front of two objectives, the best in the first one first; [] with one objective.
 
     What fails on a seed, or lacks one, is on no front, unless everything does. Keys: `trial` (first
     run that ended ok), `configuration` (the knobs that differ), `value`, `failures`, `cost`,
@@ -63,8 +61,7 @@ def pareto(results: Results) -> list[dict[str, Any]]:
 
 
 def _comparable(results: Results) -> list[Outcome]:
-    """Return the configurations that fail as rarely as any, and lack as few runs, the best
-    first."""
+    """Return the configurations with the fewest failures and missing runs, the best first."""
     ranked = results.ranked
     return [outcome for outcome in ranked if outcome.rank[:2] == ranked[0].rank[:2]]
 
@@ -76,8 +73,7 @@ def _mean(
 
 
 def pareto_table(results: Results) -> pd.DataFrame:
-    """Return `pareto` as rows: trial, both objectives by name, failures, versus_baseline, and the
-    knobs that differ."""
+    """Return `pareto` as rows: trial, objectives, failures, versus_baseline, changed knobs."""
     import pandas as pd
 
     names = {"value": results.metric, "cost": results.space.cost}
@@ -88,8 +84,7 @@ def pareto_table(results: Results) -> pd.DataFrame:
 
 
 def trade_offs(results: Results) -> pd.DataFrame:
-    """Return one row per configuration that fails on no seed: objective, samples/s, memory, and its
-    fronts.
+    """Return one row per configuration that never fails: objective, samples/s, memory, fronts.
 
     A second objective of the search is included. `trial`: its first run.
     """

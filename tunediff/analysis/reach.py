@@ -1,5 +1,4 @@
-"""Compute how many times sooner one training reaches another's final value, from two noisy
-curves."""
+"""Compute how many times sooner one noisy curve reaches the final value of another."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ from tunediff.core.target import Curve, seconds_to
 
 
 def smooth(curve: Curve) -> list[tuple[float, float]]:
-    """Return the falling curve that is nearest by least squares: rising values are pooled with
-    their neighbours.
+    """Return the nearest falling curve by least squares: rising neighbours are pooled.
 
     `curve` must not be empty. M. Ayer et al., Ann. Math. Statist. 26 (1955), 641-647 (pool adjacent
     violators). So a value that a curve reaches once by luck does not count as reached, and no curve
@@ -23,8 +21,7 @@ def smooth(curve: Curve) -> list[tuple[float, float]]:
 
 
 def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
-    """Return how many times sooner `other` reaches the baseline's final value; None: a curve is
-    empty.
+    """Return how many times sooner `other` reaches the baseline's final value, or None.
 
     Below 1 if it ends worse: then the result is when the baseline reached the other's final value.
     Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any

@@ -1,5 +1,4 @@
-"""Test whether configurations differ from a baseline, after every round of seeds, with known error
-rates.
+"""Test configurations against a baseline after every round of seeds, with known error rates.
 
 A test after every pair of runs that stops when p falls below 5 % is wrong far more often than in 5
 % of all cases. Here the error is spent over the looks (`error_spending`). A round is a block: all
@@ -86,8 +85,7 @@ def _labels(blocks: Sequence[int], values: Values) -> NDArray[np.int_]:
 
 
 def _within_blocks(z: Values, labels: NDArray[np.int_]) -> tuple[Values, int]:
-    """Return the rounds without what blocks add to the differences, and the degrees of freedom of
-    what is left.
+    """Return the rounds without the effects of blocks, and the remaining degrees of freedom.
 
     Each block takes one (a two-way layout without interaction: H. Scheffé, The Analysis of
     Variance, 1959, chapter 4). Blocks that leave less than two are not told apart.
@@ -216,8 +214,7 @@ def look(
     rules: Rules = RULES,
     blocks: Sequence[int] = (),
 ) -> Look:
-    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
-    is missing.
+    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: no run.
 
     `max_rounds`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are
     allowed and all values are positive: noise and effects of distances and rates are proportional.

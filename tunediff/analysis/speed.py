@@ -45,8 +45,7 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
 
 
 def per_thousand(trial: TrialRecord) -> dict[str, float]:
-    """Return the seconds of each part of the step per 1,000 samples, comparable between batch
-    sizes.
+    """Return the seconds of each part of the step per 1,000 samples, for any batch size.
 
     Over the last evaluation interval; {} if they were not recorded.
     """
@@ -73,8 +72,7 @@ class Compiled:
     versus_uncompiled: float | None = None
     samples_to_break_even: float | None = None
     break_even_s: float | None = None
-    """Training seconds, compilation included, after which it has seen as many samples as without
-    compilation."""
+    """Training seconds, compilation included, after which compilation has paid for itself."""
     graphs: int | None = None
     expected_graphs: int | None = None
     """Number of different calls of what was compiled; each needs a graph."""
@@ -107,8 +105,7 @@ def _compiles(trial: TrialRecord) -> bool:
 
 
 def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
-    """Return the row of a compiled configuration; `plain`: runs of the same one without
-    compilation."""
+    """Return the row of a compiled configuration; `plain`: its runs without compilation."""
     first, fast, cost = runs[0], _mean(runs, rate), _mean(runs, compile_s)
     slow = _mean(plain, rate) if plain is not None else None
     ratio = fast / slow if fast and slow else None
@@ -144,8 +141,7 @@ def break_even(
 
 
 def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices: int) -> float:
-    """Predict the seconds of a `ddp` step on `devices` devices from those of one and two, of one
-    batch.
+    """Predict the seconds of a `ddp` step on `devices` devices from one and two, for one batch.
 
     `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices.
     For `devices` = 2 the result is the measured value. The model is step(n) = compute(n) +

@@ -1,5 +1,4 @@
-"""Separate differences from noise: means with intervals, paired comparisons over seeds, Holm's
-correction."""
+"""Separate differences from noise: intervals, paired comparisons, Holm's correction."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Estimate:
 
     @property
     def bound(self) -> float | None:
-        """Return the lower bound if there is no upper one: the low end, or the value of a single
-        run; else None."""
+        """Return the lower bound if there is no upper one: the low end, or one run's value."""
         if not self.at_least:
             return None
         return self.mean if self.low is None else self.low
@@ -72,8 +70,7 @@ class Estimate:
 def estimate(
     values: Sequence[float], ratios: bool = False, errors: bool = False
 ) -> Estimate | None:
-    """Return the mean (geometric for `ratios`) with its 95 % interval, or for `errors` ± one
-    standard error."""
+    """Return the mean (geometric for `ratios`) with its 95 % interval, or standard `errors`."""
     if not values:
         return None
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
@@ -90,11 +87,9 @@ class Difference:
     """The difference of one configuration from the baseline."""
 
     estimate: float | None = None
-    """Ratio of the geometric means, or difference of the means if a value is not positive; None: no
-    common seed."""
+    """Ratio of geometric means, or difference of means if a value is not positive, or None."""
     low: float | None = None
-    """Lower end of its 95 % confidence interval, for this comparison alone; None: fewer than two
-    common seeds."""
+    """Lower end of its own 95 % confidence interval; None: fewer than two common seeds."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value of this comparison alone."""
@@ -104,8 +99,7 @@ class Difference:
     """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`;
     `fails on some seeds` where a run failed, whose configuration is not tested."""
     sd: float | None = None
-    """Standard deviation of the difference of two single runs on one seed, a ratio − 1 or in
-    units."""
+    """Standard deviation of two runs' difference on one seed: ratio − 1, or in units."""
     resolution: float | None = None
     """The smallest difference that would be significant now, whatever the other configurations do:
     a ratio − 1 or in units."""
@@ -158,8 +152,7 @@ def verdict(offset: float, significant: bool, lower_is_better: bool) -> str:
 def differences(
     values: NDArray[np.float64], lower_is_better: bool = True, ratios: bool = True
 ) -> tuple[list[Difference], bool]:
-    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: the run
-    is missing.
+    """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: no run.
 
     Returns one `Difference` per row but the first; and whether estimates are ratios, which they are
     if `ratios` are allowed and all values are positive.
@@ -216,8 +209,7 @@ def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.
 
 
 def value_step(values: NDArray[np.float64]) -> float:
-    """Return the step by which values differ in whole multiples, 1/n for accuracies of n items; 0:
-    there is none.
+    """Return the step of values that are whole multiples of one, 1/n for n items; else 0.
 
     NaN: missing. Values may be rounded to single precision.
     """
@@ -249,8 +241,7 @@ def quantile(probability: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values by Holm's method: the smallest times m, the next times m−1, …, not
-    falling."""
+    """Correct p-values by Holm's method: the smallest times m, the next m−1, …, never falling."""
     ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0

@@ -1,5 +1,4 @@
-"""Explain why the winner is ahead: the part due to speed, and the part due to learning per
-sample."""
+"""Explain why the winner is ahead: by speed, or by learning per sample."""
 
 from __future__ import annotations
 
@@ -38,14 +37,12 @@ class Why:
 
     @property
     def total(self) -> float:
-        """Return log(winner / baseline), or winner − baseline, at equal seconds; below 0 the winner
-        is better."""
+        """Return log(winner / baseline), or winner − baseline, at equal seconds; < 0: better."""
         return self._gain(self.at_seconds)
 
     @property
     def throughput(self) -> float | None:
-        """Return the rest: the effect of the samples that the winner saw more, or fewer, than the
-        baseline."""
+        """Return the rest: the effect of samples that the winner saw more or less."""
         return self.total - self.learning if self.learning is not None else None
 
     def _gain(self, values: tuple[float, float]) -> float:
@@ -96,8 +93,7 @@ def why(
 
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
-    """Return (seconds, samples, objective) of every evaluation; for `ratios` the objective's
-    logarithm."""
+    """Return (seconds, samples, objective) of every evaluation; for `ratios` its logarithm."""
     rows = []
     for point in trial.points:
         if metric in point and (not ratios or point[metric] > 0):
@@ -109,8 +105,7 @@ def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]
 def _at(
     curve: NDArray[np.float64], column: int, position: float
 ) -> tuple[float, float, float] | None:
-    """Return the row of a curve, interpolated, where a column reaches `position`; None outside the
-    evaluations."""
+    """Return a curve's row where a column reaches `position`, interpolated; None outside."""
     if not curve[0, column] <= position <= curve[-1, column]:
         return None
     seconds, samples, value = (

@@ -87,8 +87,7 @@ class Ledger:
 
     @property
     def confirmed(self) -> str | None:
-        """Return the last confirmed commit: that of the beginning, until a comparison confirms a
-        later one."""
+        """Return the last confirmed commit, at first that of the beginning."""
         heads = [entry.head for entry in self.entries if entry.confirms and entry.kept]
         return heads[-1] if heads else self.entries[0].head if self.entries else self.head
 

@@ -1,5 +1,4 @@
-"""What to try next, from what a profile has measured: each rule gives knobs, a reason with its
-number, and a bound."""
+"""What to try next, by what a profile measured: knobs, a reason with its number, a bound."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ LARGE = 0.1
 
 
 def amdahl(share: float, factor: float = math.inf) -> float:
-    """Return the speed-up of a step when a share of it becomes so many times as fast, or takes no
-    time at all."""
+    """Return a step's speed-up if a share of it becomes so many times as fast, or free."""
     share = min(share, 0.999)
     return 1 / (1 - share + share / factor)
 
@@ -95,8 +93,7 @@ def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 
 def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Advise on an update that is a large part of the step, or makes the host wait for the
-    device."""
+    """Advise on an update that is a large part of the step, or makes the host wait."""
     change, taken = {"optimizer.implementation": "fused"}, share(profile, "optimizer")
     scaled = _cuda(profile) and config.precision.amp == "fp16"
     if scaled and _get(config, "optimizer.name") != "muon":  # whose own step always waits

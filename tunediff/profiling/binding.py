@@ -1,5 +1,4 @@
-"""Say in one sentence what binds a training's step, its share of the measured peak, and the knob to
-try first."""
+"""Say in one sentence what binds a step, its share of the measured peak, and a knob to try."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from tunediff.core.text import knobs
 from tunediff.profiling.result import Profile
 
 WAITING = 0.1
-"""Share of the step from which waiting for the loader binds it, on a device that is not idle for
-longer."""
+"""Share of the step from which loader waits bind it, on a device that idles no longer."""
 BUSY = 0.7
 """Share of the step below which a device that has its data waits for the host."""
 ARITHMETIC = 0.35
@@ -87,8 +85,7 @@ class Binding:
     share: float
     """Of the step: waiting for the loader, or for the host; else computing."""
     peak_share: float | None
-    """Of the device's measured peak: of bandwidth where memory traffic binds and was measured, else
-    of arithmetic."""
+    """Share of the device's measured peak: bandwidth where memory binds, else arithmetic."""
     of: Literal["peak", "bandwidth"] = "peak"
 
     def sentence(self, first: Values | None) -> str:
@@ -155,8 +152,7 @@ def of_profile(profile: Profile) -> str:
 def of_point(
     point: Point, config: Systems, device: str, use: DeviceUse, unread: Collection[str] = ()
 ) -> str:
-    """Return the sentence of a training's point. `unread`: knobs that the workload does not
-    follow."""
+    """Return the sentence of a training's point; `unread`: knobs without effect."""
     assert point.step_s is not None
     flops = point.flops_per_sample
     parts = StepParts(
@@ -173,8 +169,7 @@ def of_point(
 def first_possible(
     changes: Sequence[Values], config: Systems, device: str, unread: Collection[str] = ()
 ) -> Values | None:
-    """Return the first of these changes that the configuration allows, and that acts on the
-    device; None: there is none."""
+    """Return the first change that the configuration allows and that acts here, or None."""
     return next((change for change in changes if possible(change, config, device, unread)), None)
 
 

@@ -112,8 +112,7 @@ class Bench:
     """Short trainings on one set of data, which leave nothing behind."""
 
     def __init__(self, config: Systems, world: World) -> None:
-        """Find what the workload of `config` learns from. Raises what its training raises until
-        its first batch."""
+        """Find what a workload learns from. Raises what it raises until the first batch."""
         self.world, self.cuda = world, world.device.type == "cuda"
         observer, self._found = StepObserver(), FindSource()
         with contextlib.suppress(_SourceFound):
@@ -136,8 +135,7 @@ class Bench:
         points: int = 1,
         after_step: Callable[[], None] | None = None,
     ) -> Sequence[Point]:
-        """Train for `steps` and return `points` evenly spaced points. Raises what the training
-        raises."""
+        """Train for `steps` and return `points` evenly spaced points; errors pass."""
         short, program = cfg.override(config, {"evaluation.points": points}), MeasureState()
         observer = StepObserver(after_step)
         try:
@@ -161,8 +159,7 @@ class Bench:
             yield (feed.move(feed.fetch()) for _ in itertools.count())
 
     def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> StepTimes:
-        """Measure rates, the mean step's seconds by part, and peak memory, over about `steps` steps
-        after a warm-up.
+        """Measure rates, step seconds by part, and peak memory over `steps` steps after a warm-up.
 
         The warm-up is as long as each of the `segments`. Raises what the training raises.
         """
@@ -191,8 +188,7 @@ class Bench:
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
 
     def model_alone(self, config: Systems, steps: int) -> StepTimes | None:
-        """Return what `speed` measures with all samples on the device; None where they do not fit
-        or are no tensors."""
+        """Measure `speed` with all samples on the device; None: they do not fit, or no tensors."""
         if not items.columns(self._found.source):
             return None
         try:
@@ -226,8 +222,7 @@ class Bench:
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> StepTimes:
-    """Return the means over the points after the first, the warm-up; each point has the same number
-    of steps."""
+    """Return the means over the points after the warm-up, the first; all have equal steps."""
     points, last = points[1:], points[-1]
     samples_per_step = last.samples / last.steps  # the workload's own loader may ignore batch_size
     step_s = statistics.fmean(point["step_s"] for point in points)
@@ -276,8 +271,7 @@ def device(world: World) -> Device:
 
 
 def format_gains(world: World) -> dict[str, float]:
-    """Measure how many times as fast a matrix product is in other number formats than in IEEE
-    float32.
+    """Measure how many times as fast as in float32 a matrix product is in other formats.
 
     `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has
     units for.

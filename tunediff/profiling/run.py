@@ -1,5 +1,4 @@
-"""A whole profile, in the order of rising disturbance: plain timings first, then traces and
-advice."""
+"""A whole profile, least disturbance first: plain timings, then traces and advice."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def profile(
     steps: int | None,
     attempt: bool,
 ) -> Profile:
-    """Measure everything and return the profile; raise what a training raises. The trace goes to
-    `folder`.
+    """Measure everything and return the profile; `folder` gets the trace. Training errors pass.
 
     `say` is called with what is measured next; `steps` to measure, None: about five seconds of
     them; `attempt`: measure each piece of advice as well.

@@ -57,8 +57,7 @@ def part(profile: Profile, name: str) -> str:
 # ---- sections
 @dataclasses.dataclass(frozen=True)
 class ProfileSection:
-    """A part of the report: sentences, then a table whose first column is words and the others
-    numbers."""
+    """A part of the report: sentences, then a table with words in its first column."""
 
     title: str
     sentences: Sequence[str] = ()

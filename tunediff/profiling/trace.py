@@ -1,5 +1,4 @@
-"""A few steps under torch's profiler: the longest operations, and who holds memory when. Nothing is
-timed by it."""
+"""Profile a few steps with torch's profiler: longest operations, and memory over time."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class ProfilerRow(NamedTuple):
 
 
 def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
-    """Write a Chrome trace of a few steps; return the longest operations, the memory and the
-    device's share of the time.
+    """Write a Chrome trace of a few steps; return longest operations, memory, device share.
 
     `step_s`: seconds of a step without profiler, which the device's own seconds are compared with.
     """
@@ -84,8 +82,7 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
 
 
 def write_operations(config: Systems, world: World, folder: Path, steps: int) -> None:
-    """Train a few further steps, on all ranks, and write what took longest in the last `steps`:
-    `operations.csv`.
+    """Train a few steps on all ranks; write the longest of the last `steps`: `operations.csv`.
 
     Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the
     longest first.
@@ -116,8 +113,7 @@ def device_use(config: Systems, world: World) -> DeviceUse:
 
 
 def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
-    """Write what PyTorch's memory viewer shows (pytorch.org/memory_viz); False where there is no
-    CUDA allocator."""
+    """Write a snapshot for pytorch.org/memory_viz; False where there is no CUDA allocator."""
     if not bench.cuda:
         return False
     torch.cuda.memory._record_memory_history(max_entries=200_000)
@@ -131,8 +127,7 @@ def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
 
 # ---- operations
 def _profiler(cuda: bool, steps: int, rows: list[ProfilerRow], path: Path | None = None) -> profile:
-    """Return torch's profiler of `steps` steps; it fills `rows`, and writes a trace with the memory
-    to `path`."""
+    """Return torch's profiler of `steps` steps; it fills `rows` and writes a trace to `path`."""
 
     def ready(profiler: profile) -> None:
         if path is not None:
@@ -197,8 +192,7 @@ def operations(rows: Sequence[ProfilerRow], steps: int, most: int = 10) -> Opera
 
 # ---- memory
 def static_mib(config: Systems, bench: Bench) -> dict[str, float]:
-    """Return the MiB that stay from step to step, by what they are, as the last training of the
-    bench had them."""
+    """Return the MiB that stay between steps, by kind, of the bench's last training."""
     on_device = config.loader.resident or not bench.cuda
     return {**bench.state_mib, "samples": bench.samples["mib"] if on_device else 0.0}
 

@@ -1,5 +1,4 @@
-"""Count the bytes that the operators of a step read and write, to compare them with what a copy
-moves."""
+"""Count the bytes that a step's operators read and write, to compare them with a copy's."""
 
 from __future__ import annotations
 

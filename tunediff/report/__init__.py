@@ -1,2 +1,1 @@
-"""Output for users: the live console, the files that a search leaves in its folder, and its HTML
-report."""
+"""Output for users: the live console, the files of a search, and its HTML report."""

@@ -81,8 +81,7 @@ class Console(Listener):
         return ended
 
     def _trials_before(self) -> dict[str, TrialRecord]:
-        """Return the trials so far by display name; for confirming runs also those of the
-        search."""
+        """Return the trials so far by display name; for confirming runs also the search's."""
         trials = {self.display_name(name): trial for name, trial in self.following.records.items()}
         if not self.confirming:
             return trials
@@ -123,8 +122,7 @@ class Console(Listener):
         self._heartbeat.workers_requested()
 
     def say_reused(self, device: str, machine: Mapping[str, Any] | None) -> None:
-        """Print how much of an earlier search is reused; for the arguments see
-        `environment.differences`."""
+        """Print how much of an earlier search is reused; arguments: `environment.differences`."""
         words = "" if self.results.trials else warm_start.describe(self.space, device, machine)
         if words:
             self.say(words)

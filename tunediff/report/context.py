@@ -60,8 +60,7 @@ class Highlights:
         )
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
-        """Return (trial, colour, role) of both, the baseline first; role: `baseline`, `best` or
-        `winner`."""
+        """Return (trial, colour, role `baseline`, `best` or `winner`), the baseline first."""
         pairs = [(self.baseline, BASELINE, "baseline"), (self.rival, WINNER, self.winner_is)]
         return [(trial, color, role) for trial, color, role in pairs if trial is not None]
 
@@ -100,8 +99,7 @@ class ReportContext:
     """One comparison of the finalists for each longer budget."""
     effects: list[Effect]
     quality: Importance | None
-    """Importance of the knobs for the objective; None if the objective is speed or there are too
-    few trials."""
+    """Importance of the knobs for the objective; None: it is speed, or trials are too few."""
     throughput: Importance | None
     """Importance of the knobs for samples per second."""
     name: str
@@ -133,8 +131,7 @@ class ReportContext:
         return "the winner" if self.evidence.winner else "the best trial"
 
     def command(self, module: str, *words: object) -> str:
-        """Return a command line for this search that can be pasted into a shell; `module`: name of
-        the command."""
+        """Return a command line for this search, quoted for a shell; `module`: the command."""
         return text.command(module, self.name, *words, storage=self.storage)
 
     def by_weight(self) -> list[str]:

@@ -1,5 +1,4 @@
-"""Say in one sentence what a search has shown: the first line of its page, its console and its
-JSON."""
+"""Say in one sentence what a search has shown, for its page, its console and its JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import OPEN, duration, interval, noted, rounded, secs, size, with_sd
 
 Part = tuple[str, str]
-"""A part of the sentence: its text, and the role of what it names, `baseline` or `winner`; '' for
-plain text."""
+"""A part of the sentence: its text, and its role, `baseline` or `winner`; '': plain text."""
 
 
 def headline(evidence: Evidence) -> str:

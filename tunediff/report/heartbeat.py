@@ -16,8 +16,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S, LONGEST_S = 30.0, 300.0
-"""Seconds without output after which a line is printed; every line makes the next wait longer, up
-to the second number."""
+"""Silent seconds until a line is printed; the wait grows with each line, up to the second."""
 PARTS = {
     "setup": "preparing", "compile": "compiling", "train": "training",
     "evaluation": "evaluating", "checkpoint": "saving", "waiting": "waits for its workers",

@@ -1,5 +1,4 @@
-"""Build the report's HTML: elements that escape their content, tables, and the page with its style
-and script."""
+"""Build the report's HTML: escaping elements, tables, and the page with style and script."""
 
 from __future__ import annotations
 

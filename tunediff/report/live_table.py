@@ -121,8 +121,7 @@ class LiveTable(Console):
         return [*running, *measured, *rest], ranks if self.space.seeds == 1 else {}
 
     def _fit(self, rows: list[dict[str, str]]) -> dict[str, str]:
-        """Return the headings of the columns that fit the terminal, by name, and shorten the
-        changes in `rows`."""
+        """Return the headings of columns that fit the terminal; shorten the changes in `rows`."""
         headings = {name: name for name in rows[0]}
 
         def room() -> int:

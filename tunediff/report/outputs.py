@@ -81,8 +81,7 @@ def study(results: Results, table: study_table.StudyTable) -> Written:
 
 
 def confirmation(confirmation: Confirmation) -> Written:
-    """Write `confirm.csv` and `confirm.md` into the folder of the search and return their paths by
-    file name."""
+    """Write `confirm.csv` and `confirm.md` for the search; return their paths by file name."""
     search, table = confirmation.search, plain_table(confirmation_table(confirmation))
     lines = [f"{sentence}\n" for sentence in sentences(confirmation)]
     lines += ["```text", table, "```", "", f"- {INTERVALS}"]
@@ -93,8 +92,7 @@ def confirmation(confirmation: Confirmation) -> Written:
 
 
 def measured_on(results: Results) -> str:
-    """Return device, cores, torch version and budget of the trials in one line; '' if no trial has
-    begun."""
+    """Return device, cores, torch version and budget in one line; '': no trial has begun."""
     environments = (trial.environment for trial in results.trials)
     environment = next((known for known in environments if "device" in known), None)
     if environment is None:
@@ -118,8 +116,7 @@ def _markdown(results: Results, name: str, title: str, lines: Sequence[str]) -> 
 
 
 def _png(results: Results, name: str, build: Callable[[], Figure], about: str = "") -> Written:
-    """Write a figure of the report with a title, because it will be shown alone; an error leaves it
-    out."""
+    """Write a figure of the report with a title of its own; an error leaves it out."""
 
     def write() -> None:
         def titled() -> Figure:

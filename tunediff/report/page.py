@@ -42,8 +42,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 
 
 def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
-    """Write the page and its data into `out` and return both paths by `report` and `data`. Raises
-    `OSError`."""
+    """Write page and data into `out`; return the paths of `report` and `data`. Raises `OSError`."""
     files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
     seconds, about_best = context.results.clock.seconds, why.heading(context)
     for name, heading, build in SECTIONS:
@@ -68,8 +67,7 @@ def write(
 
 
 def figures(context: ReportContext) -> dict[str, Build]:
-    """Return what builds each figure of the page, by name; it returns None where there is nothing
-    to draw."""
+    """Return what builds each figure of the page, by name; it returns None for no figure."""
     files = Files()
     for _, _, build in SECTIONS:
         build(context, files)

@@ -21,8 +21,7 @@ def values(
     measured: Mapping[str, Any],
     at_once: int = 1,
 ) -> dict[str, Any]:
-    """Return the plan in JSON types; seconds are wall-clock. Seconds of start-up are assumed, not
-    measured.
+    """Return the plan in JSON types; wall-clock seconds. Start-up is assumed, not measured.
 
     names: A and B as the user typed them. sides: their configurations. most: maximum number of
     pairs. budget_s: of one run, in seconds of `unit`. measured: `evaluation_s` of one evaluation,

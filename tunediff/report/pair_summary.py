@@ -1,5 +1,4 @@
-"""The result of a comparison as `--json` and the terminal have it; needs neither pandas nor
-matplotlib."""
+"""A comparison's result for `--json` and the terminal, without pandas and matplotlib."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from tunediff.report.words import OPEN, interval, size
 
 
 def sentences(pairs: Pairs) -> list[str]:
-    """Return the result in sentences: the verdict, then its reason and what the number of pairs can
-    detect."""
+    """Return the result in sentences: verdict, reason, and what so many pairs can detect."""
     look = pairs.look
     if (failed := pairs.failure) is not None:
         return [failure(pairs, failed)]

@@ -23,8 +23,7 @@ from tunediff.report.words import markdown_table, rounded
 
 # ---- files
 def write_all(pairs: Pairs) -> Path:
-    """Write the page and its data into the folder of the comparison and return the page's path.
-    Raises `OSError`."""
+    """Write page and data into the comparison's folder; return the page. Raises `OSError`."""
     files, metric = Files(pairs.folder / FOLDER), pairs.metric.name
     first, *more = pair_words.sentences(pairs)
     chart = None
@@ -82,8 +81,7 @@ def frame(pairs: Pairs) -> pd.DataFrame:
 
 
 def comment(pairs: Pairs) -> str:
-    """Return verdict, sentences and the table of pairs in Markdown, as a comment of a pull request
-    has them."""
+    """Return verdict, sentences and table of pairs in Markdown, for a pull request."""
     first, *more = pair_words.sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
     head = f"**tunediff: {pairs.verdict or 'not decided yet'}.** {first}"

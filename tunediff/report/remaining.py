@@ -15,8 +15,7 @@ from tunediff.tuning import sessions
 
 
 class RemainingTime:
-    """How long the rest takes, from the trials of this session; until one has ended, from the
-    plan."""
+    """How long the rest takes, from this session's trials; before one has ended, by plan."""
 
     def __init__(
         self,
@@ -44,8 +43,7 @@ class RemainingTime:
         self._first_start = self._first_start or time.monotonic()
 
     def words(self, ended: int, results: Results) -> str:
-        """Return `about 4m00s left, then up to about 2m of confirming`; '' if nothing is known or
-        left."""
+        """Return `about 4m00s left, then up to about 2m of confirming`; '': unknown, or none."""
         rest_s = self._seconds(ended)
         if rest_s is None:
             return ""
@@ -86,8 +84,7 @@ class RemainingTime:
         return max(0.0, (self._space.budget.total_s or math.inf) - spent_s)
 
     def _confirming_s(self, results: Results) -> float:
-        """Return the wall-clock of all confirming runs: from measured evaluations, else from the
-        plan."""
+        """Return the wall-clock of all confirming runs, by measured evaluations or the plan."""
         if self._confirming is None or self._confirming[0] is not results:
             planned = self.planned or {}
             points_s = filter(None, map(evaluating.point_s, results.trials))

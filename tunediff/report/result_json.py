@@ -129,8 +129,7 @@ def _speedup(evidence: Evidence) -> dict[str, Any]:
 
 
 def _speedup_means(results: Results, speedup: Estimate) -> str:
-    """Return how a speed-up was computed: as a lower bound, a mean with interval, or from one pair
-    of runs."""
+    """Return how a speed-up was computed: a bound, a mean with interval, or one pair of runs."""
     ratio = f"baseline's {results.clock.seconds} / those of the best until as good"
     ratio = f"{results.unit}/s of the best / the baseline's" if results.by_rate else ratio
     if results.by_time:

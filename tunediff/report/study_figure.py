@@ -1,5 +1,4 @@
-"""Draw the figure of a study: rungs of a ladder, the longest operations, lines over `x`, or
-bars."""
+"""Draw a study's figure: rungs of a ladder, longest operations, lines over `x`, or bars."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ MARKERS = "osD^v<>h"
 
 
 def figure(table: StudyTable, subtitle: str) -> Figure:
-    """Return the study's figure; `subtitle`: hardware and budget. Raises `ValueError` if the study
-    has no figure."""
+    """Return the study's figure; `subtitle`: hardware, budget. Raises `ValueError` without one."""
     study = table.study
     if not study.has_figure:
         raise ValueError("this study has no figure")
@@ -110,13 +108,11 @@ def _scale(axes: Axes, points: Sequence[tuple[float, float]], ticks: bool) -> No
 
 # ---- bars
 Series = Mapping[str, tuple[Sequence[float | None], Sequence[str]]]
-"""Lengths of the horizontal bars of one colour and the labels at their ends, by the colour's
-meaning."""
+"""Lengths of horizontal bars of one colour and the labels at their ends, by meaning."""
 
 
 def _bars(table: StudyTable) -> Figure:
-    """Draw one bar per configuration in one panel per y; if all y are seconds, stack them in one
-    panel."""
+    """Draw a bar per configuration and a panel per y; several y in seconds are stacked."""
     study, ys, rows = table.study, table.study.y, table.rows
     stacked = len(ys) > 1 and {study.quantity(y).unit for y in ys} in ({"s"}, {"ms"})
     names = _bar_names(table)
@@ -157,8 +153,7 @@ def _bar_names(table: StudyTable) -> list[str]:
 
 
 def _ladder(table: StudyTable, y: str) -> Figure:
-    """Draw every rung with those before it and alone; the bars are labelled with percent of the
-    base."""
+    """Draw every rung after those before it, and alone; labels: percent of the base."""
     together: list[Row | None] = [row for row in table.rows if row.place != "alone"]
     by_name = {row.label.removesuffix(" alone"): row for row in table.rows if row.place == "alone"}
     names = [row.label for row in together if row is not None]

@@ -22,8 +22,7 @@ from tunediff.report.words import has_value, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, PREDICTED, Study
 
 NO_EFFECT, DISTURBED = "†", "‡"
-"""Marks of rows: a knob that changes nothing here; other processes used the machine at the same
-time."""
+"""Marks of rows: a knob without effect; other processes used the machine meanwhile."""
 
 Knobs = Mapping[str, object]
 """Values by dotted name."""
@@ -47,8 +46,7 @@ class Row:
     values: dict[str, float]
     """Known quantities by name."""
     operations: pd.DataFrame
-    """The ten longest operations of the first run, with the columns `study.OPERATIONS`; empty
-    without a profile."""
+    """The first run's ten longest operations, as `study.OPERATIONS`; empty without a profile."""
 
     @property
     def ok(self) -> list[TrialRecord]:
@@ -89,8 +87,7 @@ class StudyTable:
     study: Study
     rows: list[Row]
     varied: list[str]
-    """The searched knobs, except the seed, by which rows differ, in the order of the search
-    file."""
+    """The searched knobs by which rows differ, in the order of the file, without the seed."""
 
     @property
     def columns(self) -> list[str]:
@@ -241,8 +238,7 @@ def _row(results: Results, runs: list[TrialRecord]) -> Row:
 
 
 def _rungs(results: Results, rows: list[Row]) -> list[Row]:
-    """Return the rows that have begun: the base, every rung with those before it, then every rung
-    alone."""
+    """Return the rows that have begun: the base, every rung after those before it, and alone."""
     rungs = results.space.rungs
     points: list[tuple[str, str, Knobs, Knobs]] = [("base", "base", {}, {})]
     points += [(f"+ {rung.name}", "together", rung.knobs, rung.together) for rung in rungs]
@@ -269,8 +265,7 @@ def _without(knobs: Knobs, left_out: str = "seed") -> dict[str, object]:
 
 
 def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
-    """Return the numbers of the last point, the seconds of every part, and `set_samples`, the size
-    of the data set."""
+    """Return the last point's numbers, the seconds by part, and `set_samples` of the data set."""
     values = {name: last(trial, name) for name in (study.numbers if study else ())}
     numbers = {n: float(v) for n, v in values.items() if is_number(v) and math.isfinite(v)}
     if seconds := seconds_of(trial):

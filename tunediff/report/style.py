@@ -30,8 +30,7 @@ from tunediff.report.words import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
 WIDTH_IN, NARROW_IN = 9.1, 3.8
-"""Width of a chart in inches on a wide page (at 96 pixels per inch) and on a telephone with 400
-pixels."""
+"""Inches of a chart's width on a wide page (96 pixels each) and on a 400-pixel telephone."""
 MANY = 120
 """Number of lines above which a chart rasterizes them."""
 DASHED = (0, (2, 2))
@@ -116,8 +115,7 @@ def _saved(figure: Figure, kind: str) -> bytes:
 def sheet(
     panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with panels side by side; on narrow screens they are stacked and
-    lower."""
+    """Return an empty figure with panels side by side; on narrow screens they are stacked."""
     size = (NARROW_IN, 0.8 * height_in * panels) if _narrow else (width_in, height_in)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*((panels, 1) if _narrow else (1, panels)), squeeze=False, sharey=sharey)
@@ -194,8 +192,7 @@ def ring(
 
 
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
-    """Write labels at the ends of lines and move them apart if two would overlap; `ends`: (point,
-    colour, text)."""
+    """Label the ends of lines without overlaps; `ends`: (point, colour, text)."""
     # Compare the heights on the screen: what overlaps depends on the scale of the axis.
     line = 2.0 if _narrow else 1.0
     heights = [axes.transData.transform(point)[1] for point, _, _ in ends]
@@ -264,8 +261,7 @@ class Digits(ticker.Formatter):
 
 
 def plain_logarithms(side: Axis) -> None:
-    """Label a logarithmic axis with plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹) and a few
-    ticks."""
+    """Label a logarithmic axis with a few plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹)."""
     low, high = side.get_view_interval()
     decades = math.log10(high / low) if low > 0 and high > low else 1.0
     few = decades > 1.5 or side is side.axes.xaxis

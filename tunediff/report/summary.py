@@ -44,8 +44,7 @@ def _longer(evidence: Evidence) -> list[Comparison]:
 
 
 def lines(evidence: Evidence) -> list[str]:
-    """Return the result of a search as lines of text: values first, then tables, each with its
-    conclusions."""
+    """Return the result of a search as lines: values, then tables with their conclusions."""
     results, confirmed, width = evidence.results, evidence.confirmation, columns()
     studied, longer = _studied(evidence), _longer(evidence)
     output = ["", text.block(_block(_result(evidence, studied, longer), evidence))]

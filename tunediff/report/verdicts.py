@@ -31,8 +31,7 @@ from tunediff.report.words import (
 
 
 def comparison_table(compared: Comparison, compact: bool = False) -> list[list[str]]:
-    """Return headings and rows of a comparison without empty columns; `compact`: without p-values
-    and speed."""
+    """Return headings and rows without empty columns; `compact`: no p-values, no speed."""
     rows = []
     for group, row in zip(
         compared.groups, compared.table().astype(object).to_dict("records"), strict=True
@@ -71,8 +70,7 @@ def _cells(compared: Comparison, group: Group, compact: bool) -> dict[str, str]:
 
 # ---- several seeds
 def conclusions(compared: Comparison) -> list[str]:
-    """Return which differences from the baseline are significant, and the smallest detectable one,
-    in sentences."""
+    """Return which differences are significant, and the smallest detectable one, as sentences."""
     verdicts = [group.difference.verdict for group in compared.rivals]
     tested, lines = sum(group.difference.p is not None for group in compared.rivals), []
     if tested:
@@ -130,8 +128,7 @@ DISTURBED, OTHERS = "†", "others used the machine meanwhile"
 
 
 def noise_words(noise: Noise, label: str) -> str:
-    """Return the noise of one run: `3.1 % of one run (sd, from 2 runs of the baseline: a rough
-    estimate)`.
+    """Return the noise: `3.1 % of one run (sd, from 2 runs of the baseline: a rough estimate)`.
 
     label: display name of the objective.
     """
@@ -157,8 +154,7 @@ def disturbed_of(runs: Sequence[TrialRecord], noun: str, more: str = "") -> str:
 
 
 def disturbed_words(evidence: Evidence) -> str:
-    """Return how many trials others disturbed, and whether the best and the baseline are among
-    them; '' for none."""
+    """Return how many trials were disturbed, and whether best or baseline were; '': none."""
     trials = {"the best": evidence.best, "the baseline": evidence.baseline}
     if evidence.best is evidence.baseline:
         del trials["the best"]

@@ -249,8 +249,7 @@ def effects(difference: Difference, ratios: bool) -> dict[str, Any]:
 
 
 def plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a result fits in lines of text: nothing that is null, means with their sd and
-    failures."""
+    """Return the result's lines of text: nothing null, means with their sd and failures."""
     lines = dict[str, Any]()
     for name, value in result.items():
         if value is None or isinstance(value, list) or name.endswith(("_sd", "_failures")):

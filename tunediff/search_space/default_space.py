@@ -85,8 +85,7 @@ def completed(
     gpu: bool,
     emulated: Collection[str] = (),
 ) -> Lines:
-    """Return a search file's content, with an inferred `search:` if it only names a user's
-    workload.
+    """Return a search file's content, with an inferred `search:` if it names only a workload.
 
     Raises `ConfigError`.
     """

@@ -20,8 +20,7 @@ SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Dimension:
-    """One searched knob: choices, or a range of numbers, and the condition under which it
-    applies."""
+    """One searched knob: choices or a range of numbers, and the condition for which it applies."""
 
     name: str
     choices: tuple[Any, ...] | None = None
@@ -123,8 +122,7 @@ class Draw:
 def complete(
     dimensions: Sequence[Dimension], baseline: Any, point: Mapping[str, Any], where: str
 ) -> Values:
-    """Return a value for every dimension that applies: of `point`, the baseline, or the union
-    member's default.
+    """Return a value for every dimension that applies: the point's, baseline's or member's.
 
     Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value
     outside the space.
@@ -153,8 +151,7 @@ def complete(
 
 
 def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Return every point of a grid, the last knob varying fastest, without knobs that do not
-    apply."""
+    """Return every point of a grid, last knob fastest, without knobs that do not apply."""
     points: list[Values] = [{}]
     for dimension in dimensions:
         drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]

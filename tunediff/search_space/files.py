@@ -19,8 +19,7 @@ DEFAULT = "digits.yaml"
 
 
 def find(name: str | None) -> Path:
-    """Return the search file that a user names: a path, or the name of a shipped one (`cifar10`,
-    `digits.yaml`).
+    """Return the search file that a user names: a path, or a shipped one's name (`cifar10`).
 
     A workload's file or module stands for a search file that contains only its name.
     """

@@ -126,8 +126,7 @@ def _translate_sweep(file: Lines, source: str, notes: list[str]) -> None:
 
 
 def _nested(parameters: Any, prefix: str = "") -> Lines:
-    """Return the parameters of a sweep by dotted name: W&B nests them by a further
-    `parameters:`."""
+    """Return a sweep's parameters by dotted name: W&B nests them by more `parameters:`."""
     flat: Lines = {}
     for name, space in dict(parameters).items():
         if isinstance(space, Mapping) and isinstance(space.get("parameters"), Mapping):

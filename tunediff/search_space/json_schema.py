@@ -86,8 +86,7 @@ def _section(cls: type) -> Json:
 
 
 def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
-    """Return the schema of search files of one workload; `workloads`: names that `workload:`
-    completes.
+    """Return the schema of a workload's search files; `workloads`: completions of `workload:`.
 
     Knobs may be nested by section or dotted, as the reader of search files takes them.
     """

@@ -45,8 +45,7 @@ class SearchBudget:
     trials: int
     """Trials in all, the baseline included."""
     total_s: float | None = None
-    """Wall-clock of the whole search, confirming runs included: a run starts only if it is expected
-    to end in time."""
+    """Wall-clock of the search with its confirming runs; no run starts that would end later."""
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
@@ -92,8 +91,7 @@ class SearchBudget:
 
     @property
     def trial_deadline_s(self) -> float:
-        """Return the wall-clock after which a trial is stopped; by samples it takes what it
-        takes."""
+        """Return the wall-clock after which a trial is stopped; none for a budget of samples."""
         if self.samples is not None:
             return LONGEST_BY_SAMPLES_S
         return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
@@ -130,14 +128,12 @@ class SearchSpace(RunOptions):
     cost: str | None = None
     """Second objective: the search then returns the best trade-offs instead of one winner."""
     target: Target | None = None
-    """What the metric of a workload is to reach: then `metric` is the seconds until it has, at
-    which a trial ends."""
+    """The target of a workload's metric: `metric` is then the seconds until it is reached."""
     dimensions: tuple[Dimension, ...] = ()
     candidates: tuple[Values, ...] = ()
     """Drawn values to try first, the baseline's before others; all of them but in a `search`."""
     seeds: int = 1
-    """Runs of every candidate, with seeds baseline.seed, +1, …; above 1 the first dimension is the
-    knob `seed`."""
+    """Runs of every candidate, on seeds baseline.seed, +1, …; above 1 the first knob is `seed`."""
     noise: int = 1
     """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1,
     +2, …; no dimension draws the seed. The differences between these runs give the noise of one
@@ -145,8 +141,7 @@ class SearchSpace(RunOptions):
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
-    """What does not run, and why: combinations of a grid, single rungs, points beyond the
-    trials."""
+    """What does not run, and why: invalid combinations, single rungs, surplus points."""
     rungs: tuple[Rung, ...] = ()
     """The rungs of a ladder."""
     study: Study | None = None
@@ -179,8 +174,7 @@ class SearchSpace(RunOptions):
 
     @property
     def confirming_reserve(self) -> int:
-        """Return the confirming runs for which `budget: total` has room: those of a first
-        verdict."""
+        """Return the confirming runs that `budget: total` leaves room for: a first verdict's."""
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property

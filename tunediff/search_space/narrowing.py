@@ -35,8 +35,7 @@ class Narrowed:
 def narrow(
     content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()
 ) -> Narrowed:
-    """Let `knob=value` words override a file's `search:` or `grid:`; points of `trials:` and rungs
-    keep what they name.
+    """Let `knob=value` override a file's `search:` or `grid:`, not points of `trials:` or rungs.
 
     A fixed knob is not searched, and neither is a knob that applies only to other values of it. A
     knob of a union's member stays a dimension with one choice while the union itself is searched,
@@ -199,8 +198,7 @@ class _Narrowing:
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
     def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without unsearched knobs, and without those that contradict a fixed
-        one."""
+        """Return the points without unsearched knobs and without contradictions to fixed ones."""
         remaining = []
         try:
             cfg.override(config, {})
@@ -235,8 +233,7 @@ class _Narrowing:
 def without(
     space: SearchSpace, content: Lines, names: Collection[str]
 ) -> tuple[SearchSpace, Lines]:
-    """Return a space and the content of its file without these knobs, which then keep the
-    baseline's values.
+    """Return space and file content without these knobs, which keep the baseline's values.
 
     A knob goes as well that applies only to another value of one of them.
     """

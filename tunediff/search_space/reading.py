@@ -46,8 +46,7 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
 
 
 def load_recorded(folder: Path) -> SearchSpace:
-    """Return the space of the search in a folder, which may have been recorded with keys that were
-    removed since.
+    """Return the recorded space of a search folder, also with keys that were removed since.
 
     Raises `ConfigError`.
     """
@@ -101,8 +100,7 @@ def parse(
     words: Sequence[str] = (),
     budget: Lines | None = None,
 ) -> SearchSpace:
-    """Check the content of a search file. Raises `ConfigError` that names file, key, value and the
-    allowed values.
+    """Check the content of a search file. Raises `ConfigError` with file, key, value, allowed.
 
     `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
     """
@@ -211,8 +209,7 @@ def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str])
 def _objective(
     content: Any, workload: Workload, where: str
 ) -> tuple[Metric, str | None, Target | None]:
-    """Return the objective, the name of the second one, and the target at which a trial ends.
-    Raises `ConfigError`."""
+    """Return objective, second objective, and target of a trial. Raises `ConfigError`."""
     own = workload.objective
     metrics = {own.name: own, RATE.name: RATE}
     names, costs = ", ".join(metrics), ", ".join(COSTS)

@@ -12,8 +12,7 @@ from tunediff.search_space.sections import SearchFile
 TRIALS_WITH_NOISE = 6
 """Trials from which a search runs its baseline twice, unless its file says otherwise."""
 TRIALS_WITH_RERUNS, RERUN_SHARE = 32, 8
-"""Trials from which a search spends every eighth one on reruns, unless its file says otherwise; see
-docs/search.md."""
+"""Least number of trials of which one in eight is a rerun by default; see docs/search.md."""
 
 
 def listed_fields(

@@ -1,5 +1,4 @@
-"""Check the `study:` section of a search file: the table and the figure at its end, and their
-quantities.
+"""Check the `study:` section of a search file: the final table and figure, and quantities.
 
 A quantity's name is its CSV column and includes the unit; its label is used in headings and axes.
 """
@@ -92,8 +91,7 @@ OPERATIONS: dict[str, Quantity] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(StudySection):
-    """A checked `study:` section. The figure shows the rungs of a ladder, operations, lines over
-    `x`, or bars.
+    """A checked `study:` section. Its figure: rungs, operations, lines over `x`, or bars.
 
     `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`:
     measured numbers, one panel each; empty: no figure, except for operations.
@@ -120,8 +118,7 @@ class Study(StudySection):
 def parse(
     content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0
 ) -> Study:
-    """Check a `study:` section. `ladder`: whether the search is one; `operations`: number of
-    profiled steps.
+    """Check a `study:` section; `ladder`: the search has one; `operations`: profiled steps.
 
     Raises `ConfigError` that names file, key, value and the allowed values.
     """

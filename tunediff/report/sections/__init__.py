@@ -1,2 +1,1 @@
-"""The sections of a report: each function returns its part of the page, or None if it has no
-content."""
+"""The sections of a report: each function returns its part of the page, or None."""

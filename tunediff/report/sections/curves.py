@@ -124,8 +124,7 @@ def _ends(context: ReportContext) -> str:
 
 
 def of_trials(results: Results, highlights: Highlights) -> Figure:
-    """Draw the curves of all trials and mark where the best is as good as the baseline at its
-    end."""
+    """Draw all trials' curves and mark where the best is as good as the baseline's end."""
     name = results.curve_quantity.name
     lines = {trial.name: curve(trial, name) for trial in results.trials}
     figure, (axes,) = style.sheet(1, seeds.HEIGHT_IN)

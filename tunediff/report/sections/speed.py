@@ -26,8 +26,7 @@ AGAINST = {
     "energy_wh": ("energy", "energy of the training (Wh) → more"),
     "price": ("price", "price of the training → more"),
 }
-"""Quantities that the objective is compared with: name in a sentence, label of an axis; `{unit}`:
-of samples."""
+"""Quantities besides the objective: name in a sentence, axis label; `{unit}`: of samples."""
 
 
 def trade_offs(context: ReportContext, files: Files) -> Html | None:
@@ -103,8 +102,7 @@ ROWS = 20
 
 
 def compiling(context: ReportContext, files: Files) -> Html | None:
-    """Return the section about torch.compile: its cost and when it pays; None if no trial
-    compiled."""
+    """Return the section about torch.compile: cost and gain; None if no trial compiled."""
     if not (runs := compiled(context.results)):
         return None
     files.csv("compile", pd.DataFrame(map(dataclasses.asdict, runs)))

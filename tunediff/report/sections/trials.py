@@ -119,8 +119,7 @@ def _on_two_lines(name: str) -> Html:
 
 # ---- failures
 def failures(context: ReportContext, files: Files) -> Html | None:
-    """Return the section about failed, stopped and skipped trials; None before the first trial has
-    ended."""
+    """Return the section about failed, stopped and skipped trials; None: no trial has ended."""
     ended = [trial for trial in context.results.trials if trial.finished]
     if not ended and not context.unreadable:
         return None

@@ -91,8 +91,7 @@ def _table(
 
 
 def heading(context: ReportContext) -> str:
-    """Return the heading of the section, which asks `why` only for a difference beyond the
-    noise."""
+    """Return the section's heading; it asks `why` only for a difference beyond the noise."""
     winner = context.highlights.winner
     if winner is None or not context.evidence.better(winner):
         return f"{context.best_words} and the baseline"
@@ -117,8 +116,7 @@ def _trust(context: ReportContext) -> str:
 
 
 def _equal_learning(parts: Why, scatter: Noise | None) -> bool:
-    """Whether the values at equal samples are known to differ by no more than the noise of one
-    run."""
+    """Whether the values at equal samples differ by no more than the noise of one run."""
     at_samples = parts.at_samples
     return scatter is not None and at_samples is not None and not scatter.differ(*at_samples)
 
@@ -135,8 +133,7 @@ def explain(
     parts: Why, label: str, trust: str, unit: str,
     seconds: str = UNITS["wall"].seconds, scatter: Noise | None = None,
 ) -> str:  # fmt: skip
-    """Return the decomposition as one sentence; without shares if the gap at equal samples is
-    within the noise.
+    """Return the decomposition as a sentence, without shares where a gap is within the noise.
 
     label: of the objective. trust: remark about the noise. unit: name of the samples. seconds: name
     of the seconds. scatter: the noise of one run; None if it is unknown.
@@ -240,8 +237,7 @@ def _cell(value: float | None) -> str:
 
 # ---- curves
 def _curves(results: Results, highlights: Highlights, parts: Why) -> Figure:
-    """Draw the curves of baseline and winner against seconds and against samples, and mark equal
-    values of both."""
+    """Draw baseline and winner against seconds and samples, and mark equal values."""
     figure, panels = style.sheet(2, 3.5, sharey=True)
     samples = float(parts.equal_samples)
     for axes, along, words in zip(
