@@ -1,5 +1,4 @@
-"""Run a command, `tunediff search …`, or list them all: `tunediff`; also as `python -m
-tunediff`."""
+"""Run a command, `tunediff search …`, or list them all: `tunediff`."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first word names; without one, print what there is. Returns the exit
-    code."""
+    """Run the command that the first word names, or print what there is; return the code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         words = _words_to_complete()
@@ -45,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _words_to_complete() -> list[str]:
-    """Return the command whose words a shell completes; print the commands and exit where it is not
-    named yet."""
+    """Return the command to complete; print all commands and exit if none is named yet."""
     first, *more = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[1:]
     if more and first in COMMANDS:
         os.environ["_ARGCOMPLETE"] = "2"  # how many words name the program

@@ -22,8 +22,7 @@ from tunediff.config.knobs import refuse
 from tunediff.core import machine
 
 COLLECTIVE_S = 1800.0
-"""Seconds that ranks wait for each other in a collective: one of them may judge a model
-meanwhile."""
+"""Seconds that ranks wait in a collective: one of them may judge a model meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +92,7 @@ class World:
         return torch.stack(every)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of a few parameters outside the prepared model by their mean over
-        ranks."""
+        """Replace gradients of parameters outside the model by their mean over ranks."""
         for parameter in parameters if self.size > 1 else ():
             if parameter.grad is not None:
                 self.sum(parameter.grad).div_(self.size)
@@ -136,8 +134,7 @@ def alone(device: torch.device | str | None = None) -> World:
 
 @contextlib.contextmanager
 def described_in_environment(world: World) -> Iterator[None]:
-    """Describe the ranks in the environment as torchrun does, and nothing there where a process
-    trains alone."""
+    """Describe ranks in the environment as torchrun does; a lone process has no entry."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     before = {name: os.environ[name] for name in names if name in os.environ}
     for name in names[:-1]:

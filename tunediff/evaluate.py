@@ -203,8 +203,7 @@ def _evaluate(
     numbers: Path,
     args: argparse.Namespace,
 ) -> int:
-    """Compare generated images with those of `real_data` and write `numbers`; return the exit
-    code."""
+    """Compare generated images with `real_data`, write `numbers`; return the exit code."""
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
@@ -301,8 +300,7 @@ def _protocol(
     seconds: list[float],
     world: World,
 ) -> dict[str, Any]:
-    """Return how the metrics were measured, in JSON types; `seconds`: of sampling, with each
-    seed."""
+    """Return how the metrics were measured, in JSON types; `seconds`: sampling per seed."""
     import torch
 
     evaluation, cuda = config.evaluation, world.device.type == "cuda"

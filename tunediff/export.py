@@ -76,8 +76,7 @@ def write(
     shown_out: Path | None = None,
     half_life: float | None = None,
 ) -> dict[str, str]:
-    """Write the configuration of a trial, and its weights beside it; return what was written, and
-    how to train with it.
+    """Write a trial's configuration and weights; return the files and how to train.
 
     `name`: of the trial; None: the best. `shown_out`: the path as the result names it. `half_life`:
     of another average than the one that was evaluated. Raises `ConfigError`.

@@ -40,19 +40,16 @@ class Saved:
     weights: Path
     """The file that holds them."""
     kind: str
-    """`run`: a training or a trial, finished or not; `weights`: a `.safetensors` file with its
-    configuration."""
+    """`run`: a training or trial; `weights`: a `.safetensors` file with its configuration."""
     name: str
     """For file names: `train-digits`, `night-t0003`, `best`."""
     folder: Path
     """Where results about it are written by default."""
     half_life: float | None = None
-    """Of the average that `--ema` makes of what the training wrote; None: the one that was
-    evaluated."""
+    """Of the average that `--ema` makes of the training's files; None: the evaluated one."""
 
     def network(self, device: torch.device | str) -> Any:
-        """Return the network with the weights that were evaluated, in evaluation mode, without
-        gradients.
+        """Return the network with the evaluated weights, in evaluation mode, without gradients.
 
         A file without `network(knobs)` builds it in its `train`, which gets no batch. Its memory
         format is the one that the configuration names. Raises `ConfigError` when the file is
@@ -76,8 +73,7 @@ class Saved:
         return network.eval().requires_grad_(False)
 
     def state(self) -> Any:
-        """Return the weights that were evaluated, by name. Raises `ConfigError` when the file is
-        damaged."""
+        """Return the evaluated weights by name. Raises `ConfigError` for a damaged file."""
         from tunediff.training import power_average
         from tunediff.training.weights import read
 
@@ -102,8 +98,7 @@ class Saved:
         return digest.hexdigest()
 
     def averaged(self, half_life: float | None) -> Saved:
-        """Return the model with its weights averaged with another half-life, and that in its
-        configuration; None: as it is.
+        """Return the model averaged with another half-life, which its configuration says.
 
         Raises `ConfigError` where its training kept no averages. Example:
         `load_model("night").averaged(0.1)`.
@@ -174,8 +169,7 @@ def find_with_hook(
     hint: str = "",
     run_code: bool = False,
 ) -> Saved:
-    """Find a model as `find` does, for the command `purpose`, which needs this hook of the model's
-    workload.
+    """Find a model for the command `purpose`, which needs this hook of its workload.
 
     `trial`: of the search that `what` names. `hint`: ends the message about a user's workload,
     whose file is run only if `run_code` is true. Raises `ConfigError` for models of workloads
@@ -210,8 +204,7 @@ def _names(storage: Path) -> Iterator[str]:
 
 
 def _of_run(folder: Path) -> Saved:
-    """Return the model of a training folder, from its journal, its config.yaml or its checkpoint,
-    whichever exists."""
+    """Return a training folder's model, from journal, config.yaml or checkpoint."""
     remote.pull(folder, heavy=True)
     trial = record.read_trial(folder)
     files = [folder / name for name in (WEIGHTS, record.CHECKPOINT)]

@@ -148,8 +148,7 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> int:
 def _draw(
     model: Saved, config: Any, steps: int | None, args: argparse.Namespace, world: World
 ) -> tuple[Tensor | None, float]:
-    """Return (images of all ranks, seconds of sampling); `steps`: of the sampler, None where it has
-    none.
+    """Return (images of all ranks, seconds); `steps`: the sampler's, None without steps.
 
     The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a
     folder. The columns of a strip: x_T, states evenly spaced over the steps, the image.

@@ -1,5 +1,4 @@
-"""Configurations: every knob of a training, declared once. Use as `from tunediff import config as
-cfg`."""
+"""Configurations: every knob, declared once. Use as `from tunediff import config as cfg`."""
 
 from tunediff.config.files import (
     FORMAT,

@@ -31,8 +31,7 @@ before it is run. Commands do, for a user who may have wanted only to read resul
 
 
 class WorkloadError(TunediffError, RuntimeError):
-    """A workload's `train(trial)` breaks the contract with a training; the message says what to
-    write."""
+    """A workload's `train(trial)` breaks its contract; the message says what to write."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,8 +39,7 @@ class Code:
     """A file and everything of the user's that it loads."""
 
     root: Path
-    """Folder for the import path: the folder of the file, or the one above its outermost
-    package."""
+    """Folder for the import path: the file's, or the one above its outermost package."""
     file: Path
     """Absolute path."""
     contents: Mapping[Path, bytes]
@@ -115,8 +113,7 @@ class Code:
         return folder / self.entry
 
     def remove_copy(self, folder: Path) -> None:
-        """Remove the copies of these files from `folder`, where their content may be another by
-        now."""
+        """Remove the copies of these files from `folder`: their content may have changed."""
         for path in {*self.contents, *copies.counted(folder, self.entry)}:
             (folder / path).unlink(missing_ok=True)
         (folder / copies.MANIFEST).unlink(missing_ok=True)
@@ -134,8 +131,7 @@ _imports: list[_Import] = []
 
 
 def locate(name: str, where: str, folder: Path) -> Path:
-    """Return the file that `mine.py`, relative to `folder`, or `package.module` names. Raises
-    `ConfigError`."""
+    """Return the file that `mine.py` in `folder`, or `package.module`, names."""
     if name.endswith(".py"):
         path = (folder / Path(name).expanduser()).absolute()
         refuse(not path.is_file(), f"{where}: workload: {name}: no such file in {path.parent}")
@@ -189,8 +185,7 @@ def signature(file: Path) -> str:
 
 
 def load(code: Code) -> ModuleType:
-    """Import the module, once for equal contents. Raises `ConfigError` that shows the user's own
-    line.
+    """Import the module, once for equal contents. Raises `ConfigError` with the user's line.
 
     Afterwards the names of its modules refer to this version: another one may have been imported
     since, and functions import later, as loader processes do.
@@ -213,8 +208,7 @@ def _is_import_of(done: Code, code: Code) -> bool:
 
 
 def _import(code: Code) -> _Import:
-    """Import a file anew. Raises `ConfigError` for any error, and for an exit, of the user's
-    code."""
+    """Import a file anew. Raises `ConfigError` for any error or exit of the user's code."""
     _check_name(code)
     if announces and FOLDER in code.file.parts:
         print(f"runs {shown(code.file)}", file=sys.stderr)
@@ -284,8 +278,7 @@ def _put_first(code: Code) -> None:
 
 
 def _check_name(code: Code) -> None:
-    """Raise `ConfigError` if the file has the name of an installed module or of one of the standard
-    library."""
+    """Raise `ConfigError` if an installed or standard module has the name of the file."""
     top = code.module.partition(".")[0]
     installed = [
         path for path in sys.path if {"site-packages", "dist-packages"} & {*Path(path).parts}
@@ -300,8 +293,7 @@ def _check_name(code: Code) -> None:
 
 # ---- what went wrong
 def described(error: BaseException, *roots: Path) -> str:
-    """Describe an error with the innermost line of the user's code: `ValueError: … (mine.py, line
-    12: x = read())`.
+    """Describe an error with the user's innermost line: `… (mine.py, line 12: x = read())`.
 
     The user's code is what lies below one of `roots` or of the folders from which workloads were
     imported.
@@ -335,8 +327,7 @@ def system_message(error: OSError) -> str:
 
 
 def missing_beside(error: BaseException, *roots: Path) -> str:
-    """Return why a file is missing beside the copy of a workload, as a clause; '' for any other
-    error."""
+    """Return why a copied workload lacks a file, as a clause; '' for any other error."""
     if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
         return ""
     path = Path(error.filename).absolute()
@@ -358,8 +349,7 @@ def missing_beside(error: BaseException, *roots: Path) -> str:
 
 
 def _named(error: BaseException) -> str:
-    """Return type and message of an error; of a loader process's error, the last line of its
-    traceback."""
+    """Return an error's type and message; of a loader process's, its traceback's last line."""
     above, torch_says, _ = str(error).partition("Original Traceback")
     if torch_says:
         return f"{str(error).strip().splitlines()[-1]} ({above.strip().removesuffix('.')})"
@@ -367,8 +357,7 @@ def _named(error: BaseException) -> str:
 
 
 def _own(file: str, roots: Iterable[Path]) -> bool:
-    """Return whether a file belongs to the user: below one of the folders, and not an installed
-    package or this one."""
+    """Return whether a file is the user's: in one of the folders, and no installed package."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
     return inside and modules.is_users(file)
 

@@ -36,8 +36,7 @@ processes that train, and not in the user's program."""
 
 # ---- what a copy holds
 def root_of(file: Path) -> Path | None:
-    """Return the folder of the copy that a file is the workload of; None for a file that is no
-    copy."""
+    """Return the folder of the copied workload that a file belongs to, or None."""
     for folder in file.parents:
         if (folder / MANIFEST).is_file():
             return folder if _entry(folder, file.relative_to(folder)) else None
@@ -107,8 +106,7 @@ def write(contents: Mapping[Path, bytes], sources: Mapping[Path, Path], folder: 
 
 
 def _link_data(source: Path, target: Path, copy: Path) -> None:
-    """Link all data files beside a file, which the code may read by its own path; no hidden
-    ones."""
+    """Link data files next to a file, which its code may read by path; no hidden ones."""
     for entry in source.iterdir():
         link = target / entry.name
         no_data = (
@@ -131,8 +129,7 @@ def _link_data(source: Path, target: Path, copy: Path) -> None:
 
 # ---- modules that are imported by name later
 def isolate(folder: Path, entry: Path) -> None:
-    """Take the folders that a copy comes from off the import path of this process, which runs
-    nothing else."""
+    """Take folders that a copy comes from off this process's import path."""
     added = Addition(folder, entry)
     if isolated and added not in sys.meta_path:
         taken = {origin for origin in origins(folder, entry) if modules.is_users(f"{origin}/x")}

@@ -1,5 +1,4 @@
-"""Read configurations from YAML files and from `knob=value` words of a command line, and write
-them."""
+"""Read configurations from YAML files and `knob=value` words, and write them."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeyLoader(_Loader):  # type: ignore[misc, valid-type]
-    """SafeLoader that refuses a key that is given twice: YAML would silently keep the last
-    value."""
+    """SafeLoader that refuses a key given twice: YAML would silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -91,16 +89,14 @@ def check_format(value: Any, where: str) -> None:
 
 
 def to_yaml(content: Lines, flow: bool | None = False) -> str:
-    """Return `key: value` lines as YAML text that begins with its format; `flow`: None puts lists
-    on one line."""
+    """Return `key: value` lines as YAML with its format; `flow`: None puts lists on one line."""
     lines = {FORMAT_KEY: FORMAT, **content}
     look: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": flow}
     return str(yaml.dump(lines, Dumper=_Dumper, **look))
 
 
 def load(path: Path, words: Sequence[str] = ()) -> Any:
-    """Read a configuration file with sections or dotted names; missing knobs take their defaults,
-    `words` override.
+    """Read a configuration file with sections or dotted names; `words` override its knobs.
 
     Raises `ConfigError`.
     """
@@ -115,8 +111,7 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
 
 
 def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
-    """Return the configuration that a user names: a file such as an exported best.yaml, a baseline,
-    or `mine.py`.
+    """Return the configuration that a user names: best.yaml, a baseline, or `mine.py`.
 
     `where`: the place that error messages name. Raises `ConfigError`.
     """
@@ -131,8 +126,7 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
 
 
 def with_words(config: C, words: Sequence[str]) -> C:
-    """Apply `knob=value` words and return the configuration with absolute paths. Raises
-    `ConfigError`."""
+    """Apply `knob=value` words; make the paths absolute. Raises `ConfigError`."""
     values = parse_overrides(words, config.schema)
     return with_absolute_paths(override(config, values, where="command line"))
 
@@ -152,8 +146,7 @@ def dump(
 
 
 def missing_equals_hint(words: Sequence[str]) -> str:
-    """Return `; did you mean optimizer.lr=3e-3?` if a knob and its value are separate words; ''
-    otherwise."""
+    """Return `; did you mean optimizer.lr=3e-3?` if a knob and value are two words, or ''."""
     for name, value in itertools.pairwise(word.strip("=") for word in words if word != "="):
         is_knob = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and Path(name).suffix not in FILES
         if is_knob and "=" not in value and ("." in name or value[:1] in "-[0123456789"):
@@ -180,8 +173,7 @@ class KnobSetting(str):
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
-    """Return the knobs of `knob=value` words; values are YAML, or plain text; numbers may be
-    written as 1e-3."""
+    """Return the knobs of `knob=value` words; values are YAML, plain text, or 1e-3."""
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")

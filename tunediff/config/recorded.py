@@ -1,5 +1,4 @@
-"""Find the file that trained the results in a folder: its own copy of a user's workload, whatever
-journals name.
+"""Find the file that trained results: their own copy, whatever their journals name.
 
 A folder of results may come from somebody else. To read it runs at most the file that its search,
 comparison or training has in `workload/`, which commands announce.
@@ -21,8 +20,7 @@ SIDES = ("A", "B")
 
 
 def own_file(config: Path, folder: Path) -> Path | None:
-    """Return the user's file that a configuration in a folder of results names; None: a shipped
-    workload.
+    """Return the user's file of a configuration of results; None: a shipped workload.
 
     Raises `ConfigError` for a file that is not in the `workload/` of that folder.
     """
@@ -44,8 +42,7 @@ def _workload(config: Path, mtime_ns: int) -> str:
 
 
 def check_search(folder: Path) -> None:
-    """Refuse a folder of a search that would run another file than its own copy. Raises
-    `ConfigError`."""
+    """Refuse a search folder that would run another file than its copy. Raises `ConfigError`."""
     own_file(folder / SEARCH, folder)
     base = folder / str(read_yaml(folder / SEARCH).get("base", BASELINE))
     if base.is_file():
@@ -53,8 +50,7 @@ def check_search(folder: Path) -> None:
 
 
 def trained_by(name: str, folder: Path) -> str:
-    """Return the workload that a journal or a checkpoint in `folder` names; the folder may have
-    moved since.
+    """Return the workload of a journal or checkpoint in `folder`, which may have moved.
 
     Raises `ConfigError` for a file that is not the one of the search, comparison or training in
     that folder.
@@ -78,8 +74,7 @@ def trained_by(name: str, folder: Path) -> str:
 
 
 def _declaring(folder: Path) -> list[tuple[Path, list[Path]]]:
-    """Return the folders whose results a journal in `folder` may be among, with their
-    configurations."""
+    """Return the result folders that a journal may belong to, with their configurations."""
     places = [(folder, [folder / CONFIG])]
     if folder.parent.name == "trials":
         search, names = (

@@ -38,15 +38,13 @@ REMOVED = {
 
 
 def reason(key: str, value: object = None) -> str:
-    """Return which version had a key, a value of it or an option last, and what to use; '' if none
-    ever had it."""
+    """Return which version last had a key, value or option, and what to use; '' if none."""
     instead = REMOVED.get(key) or REMOVED.get(f"{key}: {value}")
     return f"version {LAST} had it last; {instead}" if instead is not None else ""
 
 
 def without(content: Mapping[str, Any]) -> Lines:
-    """Return the content of a search file without keys and values that were removed, for a search
-    that ran with them.
+    """Return a search file's content without removed keys and values, which its search had.
 
     A point or a dimension that needs one of them goes as a whole; its trials are read all the same.
     """

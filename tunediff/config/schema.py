@@ -42,8 +42,7 @@ from tunediff.config.knobs import (
 # ---- one configuration
 @section
 class Configuration:
-    """Base class of all configurations; `Schema` adds the sections of the systems and of a
-    workload."""
+    """Base class of all configurations; `Schema` adds the sections of systems and workload."""
 
     schema: ClassVar[Schema]
 
@@ -54,8 +53,7 @@ class Configuration:
         return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
 
     def __reduce__(self) -> Any:
-        """Pickle the knobs instead of the class, which another process builds anew from the
-        workload."""
+        """Pickle the knobs instead of the class, which a workload rebuilds in any process."""
         return self.schema.rebuild, (to_dict(self), "a configuration", False)
 
     def sections(self) -> Iterator[Any]:
@@ -79,8 +77,7 @@ class Schema:
         title: str = "",
         rebuild: Callable[[Lines, str, bool], Any] | None = None,
     ) -> None:
-        """Build the configuration class of a workload from its own knobs and the sections that all
-        workloads have.
+        """Build a workload's configuration class from its knobs and the sections of all.
 
         `workload`: the name under which it is found. `own`: its class `Knobs`; a section there that
         has the name of a section of `systems` must be a subclass of it and replaces it. `systems`:
@@ -95,8 +92,7 @@ class Schema:
         of_systems = {field.name for field in dataclasses.fields(systems)}
         names = (field.name for field in dataclasses.fields(self.type))
         self.order = sorted(names, key=of_systems.__contains__)
-        """Names of the sections and of the knobs beside them, in the order in which they are
-        shown."""
+        """Names of the sections and of top-level knobs, in the order in which they are shown."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
         defaults = dataclasses.asdict(own())
         self.from_dict(defaults, f"{self.title}: Knobs", check=False)
@@ -118,8 +114,7 @@ class Schema:
         return made_section("Config", systems, content)
 
     def _check_spaces(self) -> None:
-        """Raise `ConfigError` if a default lies outside the space of its knob: the baseline is the
-        first trial."""
+        """Raise `ConfigError` for a default outside its knob's space: the baseline runs first."""
         for knob in self.knobs.values():
             space, default = knob.space or {}, knob.default
             where = f"{self.title}: Knobs: {knob.name}"
@@ -152,8 +147,7 @@ class Schema:
 
     @functools.cached_property
     def knobs(self) -> dict[str, Knob]:
-        """Return every knob by dotted name in declaration order; one that union members share,
-        once."""
+        """Return every knob by dotted name in order; knobs that union members share, once."""
         knobs: dict[str, Knob] = {}
         for knob in self._all:
             knobs.setdefault(knob.name, knob)
@@ -161,8 +155,7 @@ class Schema:
 
     @functools.cached_property
     def members(self) -> dict[str, dict[str, set[str]]]:
-        """Return for each union (`timesteps.name`) the names of the knobs of each of its
-        members."""
+        """Return, for each union (`timesteps.name`), the names of each member's knobs."""
         members: dict[str, dict[str, set[str]]] = {}
         for knob in self._all:
             if knob.member is not None:
@@ -174,8 +167,7 @@ class Schema:
         return members
 
     def kept_knobs(self, union: str, old: str, new: str) -> set[str]:
-        """Return the knobs that keep their values when `old` is replaced by `new`: both have them,
-        with one default."""
+        """Return the knobs that stay when `new` replaces `old`: both have them, one default."""
         defaults = {knob.name: knob.default for knob in self._all if knob.member == (union, old)}
         others = [
             knob for knob in self._all if knob.member == (union, new) and knob.name in defaults
@@ -204,8 +196,7 @@ class Schema:
         return self.type()
 
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
-        """Return the configuration of nested sections; missing knobs take their defaults. Raises
-        `ConfigError`.
+        """Return the configuration of sections, completed by defaults. Raises `ConfigError`.
 
         A section that has become a union since it was written is taken for the union's first
         member.
@@ -263,8 +254,7 @@ C = TypeVar("C", bound=Configuration)
 
 
 def check_rules(config: Configuration, where: str) -> None:
-    """Check the rules that join several knobs. Raises `ConfigError` that names the knobs and their
-    values."""
+    """Check the rules that join knobs. Raises `ConfigError` with the knobs and values."""
     for part in config.sections():
         try:
             getattr(part, "check", lambda config: None)(config)
@@ -275,8 +265,7 @@ def check_rules(config: Configuration, where: str) -> None:
 
 
 def not_effective(config: Configuration, device: str) -> dict[str, str]:
-    """Return the knobs that are set but have no effect on `device` ("cpu" or "cuda"), with the
-    reason."""
+    """Return the set knobs without effect on `device` ("cpu", "cuda"), with the reason."""
     parts = [part for part in config.sections() if hasattr(part, "not_effective")]
     return dict(pair for part in parts for pair in part.not_effective(config, device))
 
@@ -286,8 +275,7 @@ _STANDS_FOR = {"compile.mode": "default"}
 
 
 def neutral(config: C, names: Collection[str]) -> C:
-    """Return the configuration with each of these knobs at a fixed value: switches off, others at
-    their default.
+    """Return the configuration with these knobs fixed: switches off, others at default.
 
     The result is equal for configurations that differ only in knobs without effect
     (`not_effective`).
@@ -301,8 +289,7 @@ def neutral(config: C, names: Collection[str]) -> C:
 
 
 def effective(config: C, device: str) -> C:
-    """Return what `config` amounts to on `device` ("cpu" or "cuda"): equal for two that train
-    alike."""
+    """Return what `config` amounts to on `device`: equal for two that train alike."""
     return neutral(config, not_effective(config, device))
 
 
@@ -346,8 +333,7 @@ def flatten(
 
 
 def to_dict(config: Configuration) -> Lines:
-    """Return a configuration as a dictionary with its workload first: `from_dict` needs nothing
-    else."""
+    """Return a configuration as a dictionary, workload first, for `from_dict`."""
     return {"workload": config.schema.workload, **config.schema.to_dict(config)}
 
 
@@ -366,8 +352,7 @@ def fingerprint(config: Configuration) -> str:
 
 
 def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
-    """Return the knobs of a configuration, or those of these values by dotted name, that differ
-    from `base`.
+    """Return a configuration's knobs, or these values, that differ from `base`.
 
     `override(base, …)` with the result gives the configuration again. So defaults that come with
     another union member (`timesteps.name`) are not included.
@@ -414,8 +399,7 @@ def override(
 
 
 def with_absolute_paths(config: C) -> C:
-    """Return the configuration with absolute paths of its files; relative ones start from the
-    current folder."""
+    """Return the configuration with absolute paths; relative ones are of the current folder."""
     return _with_paths(config, lambda path: path.expanduser().absolute())
 
 

@@ -1,5 +1,4 @@
-"""Command lines inside a user's file: `parse_args` there gets the knobs, not the options of
-tunediff."""
+"""Command lines in a user's file: `parse_args` gets the knobs, not tunediff's options."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def script_arguments(file: Path, knobs: Any = None, **values: Any) -> Iterator[N
 def _of_libraries(
     names: Collection[str], value_of: Callable[[str], Any]
 ) -> list[contextlib.AbstractContextManager[Any]]:
-    """Return what gives these values to the parsers of click and tyro, where the script has
-    imported them."""
+    """Return what gives these values to click and tyro, where the script imports them."""
     patches = list[contextlib.AbstractContextManager[Any]]()
     if (tyro := sys.modules.get("tyro")) is not None:
         cli = tyro.cli

@@ -74,8 +74,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """Something that a training measures or that follows from it, with the texts for tables and
-    axes."""
+    """A measured or derived quantity, with its texts for tables and axes."""
 
     label: str
     unit: str = ""
@@ -119,8 +118,7 @@ class Workload:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """Return its knobs and those of the systems. Raises `ConfigError` for knobs that cannot be
-        used."""
+        """Return its knobs and the systems'. Raises `ConfigError` for unusable knobs."""
         version = self.file.version if self.file is not None else ""
         return Schema(self.name, self.declared.Knobs, Systems, version, self.title, from_dict)
 
@@ -177,8 +175,7 @@ class Workload:
 
     @functools.cached_property
     def commands(self) -> ModuleType | None:
-        """Return the module with the hooks in `COMMANDS`, or None; of a package of ours it imports
-        no torch."""
+        """Return the module with the hooks in `COMMANDS`, or None; ours imports no torch."""
         if not self.package:
             return self.declared
         name = f"{self.package}.commands"
@@ -203,8 +200,7 @@ class Workload:
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
-    """Return the workload with a name as `to_dict` writes it; files of users are relative to
-    `folder`.
+    """Return the workload that `to_dict` names; users' files are relative to `folder`.
 
     Raises `ConfigError`, also for a file that cannot be imported or lacks a required declaration.
     """
@@ -343,8 +339,7 @@ def _check_dictionaries(workload: Workload, place: str) -> None:
 
 @functools.cache
 def _shipped(name: str) -> Workload:
-    """Return one of our workloads, always the same object: configurations of two schemas are never
-    equal."""
+    """Return a shipped workload, always the same object: two schemas are never equal."""
     return Workload(name, importlib.import_module(f"{SHIPPED[name]}.knobs"), SHIPPED[name])
 
 
@@ -365,8 +360,7 @@ def baseline_names() -> list[str]:
 
 
 def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
-    """Return the configuration of a named baseline (`digits`, `cifar10`, `images`) or of a user's
-    file.
+    """Return the configuration of a baseline (`digits`, `cifar10`) or a user's file.
 
     Of a file `mine.py`, `mine.py:NAME` selects one of its `PRESETS`. The configuration is not yet
     checked as a whole. Raises `ConfigError`.
@@ -399,8 +393,7 @@ def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
-    """Remove the workload's name from a configuration's content and return the workload. Raises
-    `ConfigError`."""
+    """Take the workload's name out of a configuration's content. Raises `ConfigError`."""
     missing = (
         f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
     )
@@ -427,8 +420,7 @@ def take_along(config: Configuration, folder: Path) -> Any:
 
 
 def found_again(config: Configuration) -> Any:
-    """Return the configuration of its workload as that is known now: a check may have loaded more
-    files."""
+    """Return the configuration of its workload as now known: a check may load more files."""
     return from_dict(to_dict(config), "configuration", check=False)
 
 
@@ -448,8 +440,7 @@ def as_copied(config: Configuration, folder: Path) -> Any:
 
 
 def remove_copy(config: Configuration, folder: Path) -> None:
-    """Remove what `take_along` has copied into `folder`, unless the configuration is that of the
-    copy."""
+    """Remove what `take_along` copied into `folder`, unless the configuration is the copy's."""
     copies = folder.absolute() / users.FOLDER
     if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
         code.remove_copy(copies)

@@ -37,8 +37,7 @@ UNITS: dict[UnitName, Unit] = {
     "wall": Unit("train_s", "training seconds", "training", "s"),
     "device": Unit("device_s", "device-seconds", "device time", "device-s"),
 }
-"""`wall`: trials train for the same time. `device`: N devices share the budget, so that trials cost
-the same."""
+"""`wall`: trials train equally long. `device`: N devices share the budget, at equal cost."""
 
 PROCESS, LINE, TRAINING = "process", "from a line", "training"
 """What a clock counts: all of a process, what follows a line that it prints, or training alone.
@@ -55,8 +54,7 @@ class ClockSummary(NamedTuple):
     kind: str
     """`process`, `from a line` or `training`; several where runs differ."""
     start_up_share: float | None = None
-    """Share of the processes' seconds before the clock began, or else before the first value; None:
-    of workloads."""
+    """Share of the processes' seconds before the clock, or before the first value; or None."""
     disagreement: float | None = None
     """Largest difference, as a share, of seconds that commands printed to those of the judge."""
 
@@ -77,8 +75,7 @@ class ClockSummary(NamedTuple):
 
     @property
     def sentences(self) -> list[str]:
-        """Return what a reader of a result of commands has to know of its seconds; empty for
-        workloads."""
+        """Return what readers of a command's result must know of its seconds; '' for workloads."""
         if self.start_up_share is None:
             return []
         before = "their first value" if self.kind == PROCESS else "the clock began"
@@ -99,28 +96,24 @@ class ClockSummary(NamedTuple):
 
 
 def own_s(seconds: float, unit: UnitName, devices: int) -> float:
-    """Return the training seconds of a trial on `devices` devices whose budget is `seconds` in
-    `unit`."""
+    """Return a trial's training seconds on `devices` devices, of a budget in `unit`."""
     return seconds / devices if unit == "device" else seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much training a trial may spend: seconds, samples or steps; the limit that is reached
-    first counts."""
+    """How much a trial may train: seconds, samples or steps, whichever is reached first."""
 
     seconds: float | None = None
     """Training seconds (s) of the trial itself, above 0."""
     samples: int | None = None
-    """Training samples, above 0. Makes a run exactly repeatable: the result does not depend on the
-    machine's speed."""
+    """Training samples, above 0. Exactly repeatable: the machine's speed has no effect."""
     steps: int | None = None
     """Optimizer steps, above 0."""
     compile_charged: bool = True
     """Whether compilation and warm-up count as training seconds. Both are recorded either way."""
     setup_charged: bool = False
-    """Whether what the workload does before its first batch counts as training seconds. It is
-    recorded either way."""
+    """Whether seconds before the first batch count as training. They are always recorded."""
     price_per_device_hour: float | None = None
     """Price of one hour of one device, in any currency; None: not known."""
     open_ended: bool = False
@@ -163,8 +156,7 @@ class Clock:
 
     @contextlib.contextmanager
     def part(self, name: str, synchronize: bool = True) -> Iterator[None]:
-        """Count the time inside as `name`. Without `synchronize`, queued device work may count in
-        the next part."""
+        """Count the time inside as `name`; without `synchronize` queued work may count later."""
         if name not in self.seconds:
             raise ValueError(f"{name!r} is not a part of the clock; parts: {', '.join(PARTS)}")
         self._switch(synchronize)
@@ -198,8 +190,7 @@ class Clock:
         self.seconds[part] += seconds
 
     def read(self, synchronize: bool = True) -> float:
-        """Return `train_s` until now; without `synchronize` the device may still work on these
-        seconds."""
+        """Return `train_s` until now; without `synchronize` the device may lag behind."""
         self._switch(synchronize)
         if synchronize:
             self.on_read()
@@ -207,15 +198,13 @@ class Clock:
 
     @property
     def train_s(self) -> float:
-        """Return the training seconds so far: train, data wait, and what else the budget
-        charges."""
+        """Return the training seconds so far: train, data wait, and other charged parts."""
         charged = self.seconds["compile"] if self.budget.compile_charged else 0.0
         charged += self.before_first_batch_s if self.budget.setup_charged else 0.0
         return self.seconds["train"] + self.seconds["data_wait"] + charged
 
     def progress(self, train_s: float, samples: int, steps: int = 0) -> float:
-        """Return the fraction of the budget that is spent, 0 to 1; above 1 in an open-ended
-        training."""
+        """Return the spent fraction of the budget, 0 to 1; above 1 in an open-ended training."""
         spent = [0.0]
         if self.budget.seconds is not None:
             spent.append(train_s / self.budget.seconds)

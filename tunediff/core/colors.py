@@ -1,5 +1,4 @@
-"""Colours with the same meaning in every figure and table; colour-blind readers can distinguish
-them."""
+"""Colours with one meaning in all figures and tables, also for colour-blind readers."""
 
 BASELINE, WINNER = "#1d5fa8", "#c2410c"
 """The baseline, and the best configuration or the winner."""

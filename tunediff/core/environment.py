@@ -1,5 +1,4 @@
-"""Describe the hardware and the software that a measurement depends on, and compare two such
-descriptions."""
+"""Describe hardware and software that a measurement depends on; compare descriptions."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ _LADDERS = (
     ("asimd", "sve", "sve2"),
     ("bf16", "svebf16"),
 )
-"""CPU instruction sets that torch uses, as in /proc/cpuinfo; the last one of a ladder decides the
-speed."""
+"""Instruction sets that torch uses, as in /proc/cpuinfo; the best one decides the speed."""
 _AFTERWARDS = ("analysis", "doctor", "profiling", "report")
 """Packages inside tunediff that no measurement of a trial depends on."""
 
@@ -53,19 +51,16 @@ class Environment(TypedDict):
     cpu_features: list[str]
     """Instruction sets that torch uses; processors of the same name may differ in them."""
     gpus: list[str]
-    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit and memory of each GPU, as nvidia-smi
-    prints them."""
+    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit, memory of each GPU (nvidia-smi)."""
     memory_gib: float
     versions: dict[str, str]
     """Version of each package, by name."""
     code: str
-    """12 hex digits, equal exactly if the sources and shipped weights that train and measure are
-    equal."""
+    """12 hex digits, equal exactly for equal sources and shipped weights."""
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why the folder cannot be written to, or None. Less than 8 MiB of free space counts as
-    full."""
+    """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         with open(probe, "wb") as file:
@@ -130,8 +125,7 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, from the folder or file that it
-    came from."""
+    """Return the command that adds an extra to this installation, from its folder or file."""
     origin = "."
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
         text = importlib.metadata.distribution("tunediff").read_text("direct_url.json")  # PEP 610
@@ -157,8 +151,7 @@ def differences(
 
 
 def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Return the facts that must be equal for two measurements to be comparable, by their name in
-    messages."""
+    """Return the facts that comparable measurements share, by their name in messages."""
     versions, facts = environment.get("versions"), dict[str, Any]()
     if (trained_on := environment.get("device")) is not None:  # unknown where a caller trains
         facts["trained on"] = "a CPU" if trained_on == "cpu" else "a GPU"
@@ -172,8 +165,7 @@ def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
 
 
 def _words(environment: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of an environment as strings; the record may come from an earlier version or be
-    damaged."""
+    """Return a list of a recorded environment, which may be old or damaged, as strings."""
     value = environment.get(name)
     return [str(item) for item in value] if isinstance(value, list) else []
 
@@ -196,8 +188,7 @@ def _cpuinfo() -> str:
 
 
 def _gpus() -> list[str]:
-    """Return name, power limit and memory of each GPU, as nvidia-smi prints them; [] without a
-    working driver."""
+    """Return name, power limit and memory of each GPU by nvidia-smi; [] without a driver."""
     query = ["--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     if (command := machine.nvidia_smi()) is None:
         return []
@@ -210,8 +201,7 @@ def _gpus() -> list[str]:
 
 
 def code_digest(package: Path) -> str:
-    """Return a digest of the sources and weights of a package, without what no measurement depends
-    on."""
+    """Return a digest of a package's sources and weights that measurements depend on."""
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.safetensors")]):
         if (relative := path.relative_to(package)).parts[0] not in _AFTERWARDS:

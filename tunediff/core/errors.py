@@ -7,18 +7,15 @@ OK, FAILED, BAD_INPUT, NO_SUCCESS, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class TunediffError(Exception):
-    """What a command of tunediff prints after `error:`; raised by every call of the Python
-    interface."""
+    """What a command prints after `error:`; raised by every call of the Python interface."""
 
 
 class ConfigError(TunediffError, ValueError):
-    """Invalid input of the user: the message names the place, the key, the value and the allowed
-    values."""
+    """Invalid input of the user: names the place, the key, the value, and what is allowed."""
 
 
 class EvaluationStoppedError(TunediffError):
-    """Raised on all ranks by an evaluation that ends early because `trial.should_stop()` is true on
-    one of them."""
+    """Raised on all ranks by an evaluation that ends early: `trial.should_stop()` on one."""
 
 
 class CaptureFailedError(RuntimeError):

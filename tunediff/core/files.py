@@ -1,5 +1,4 @@
-"""Write files atomically (a file is complete or absent), and find folders and names that are
-free."""
+"""Write files atomically (complete or absent), and find free names for files and folders."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ ADDRESS = ".address"
 
 
 class _DiskFile(io.BufferedWriter):
-    """A file that remembers its first disk error, because a writer may raise another error in its
-    place.
+    """A file that remembers its first disk error, which a writer may hide behind another.
 
     The error names the file `target`: the system names none where it writes, only where it opens.
     """
@@ -106,8 +104,7 @@ def write_text(path: Path, text: str) -> None:
 def write_csv(
     path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None
 ) -> None:
-    """Write a table with `write_atomically`, for spreadsheets too: text that they would execute
-    gets an apostrophe.
+    """Write a table with `write_atomically`; text that a spreadsheet would run gets an '.
 
     None and NaN become empty cells. `digits`: significant ones of floats; None: all.
     """
@@ -131,8 +128,7 @@ def write_csv(
 
 
 def has_locks(folder: Path) -> bool:
-    """Return whether the file system supports file locks; NFS and Lustre may be mounted without
-    them."""
+    """Return whether the file system supports file locks; some NFS and Lustre mounts do not."""
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError:  # where nothing can be written there is nothing to lock
@@ -167,8 +163,7 @@ def home() -> Path | None:
 
 
 def private_temporary() -> Path:
-    """Return a folder inside the temporary folder that only this user can access; create it if
-    needed."""
+    """Return a folder inside the temporary folder for this user alone, created if needed."""
     folder = Path(tempfile.gettempdir()) / f"tunediff-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # created by somebody else
@@ -177,21 +172,18 @@ def private_temporary() -> Path:
 
 
 def plain(name: str) -> str:
-    """Return a name in the characters that Ray accepts for runs and metrics: ASCII only, at most 60
-    characters."""
+    """Return a name that Ray accepts for runs and metrics: ASCII, at most 60 characters."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]
 
 
 def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
-    """Yield the path of `stem` and `suffix`, then those with -2, -3, …: the caller takes a free
-    one."""
+    """Yield the path of `stem` and `suffix`, then with -2, -3, …: the caller takes a free one."""
     yield folder / f"{stem}{suffix}"
     yield from (folder / f"{stem}-{number}{suffix}" for number in itertools.count(2))
 
 
 def write_numbered(path: Path, text: str) -> Path:
-    """Write UTF-8 text under this name, or with -2, -3, … where it is taken; return the name.
-    Raises `OSError`."""
+    """Write UTF-8 text under this name, or with -2, -3, …; return the name. Raises `OSError`."""
     for name in numbered(path.parent, path.stem, path.suffix):
         with contextlib.suppress(FileExistsError), open(name, "x", encoding="utf-8") as file:
             file.write(text)

@@ -30,8 +30,7 @@ from tunediff.core.trial_record import (
 
 
 class Journal:
-    """Append to a trial's journal; a line is on disk before a method returns. A full disk raises
-    `OSError`."""
+    """Append to a trial's journal; lines are on disk on return. Full disks raise `OSError`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,8 +63,7 @@ class Journal:
         self.write("start", **content)
 
     def point(self, point: Point) -> bool:
-        """Write an evaluation. Return False if this measurement (index and steps) is in the journal
-        already."""
+        """Write an evaluation. Return False if the journal has it already (index and steps)."""
         if (point.index, point.steps) in self._written():
             return False
         self.write("point", **point.flat)
@@ -83,8 +81,7 @@ class Journal:
         return again
 
     def _written(self) -> set[tuple[int, int]]:
-        """Return (index, steps) of the points since the last restart, which voids all earlier
-        ones."""
+        """Return (index, steps) of the points since the last restart, which voids the others."""
         written: set[tuple[int, int]] = set()
         for line in events(self.folder):
             if line["event"] == "restarted":
@@ -98,8 +95,7 @@ class Journal:
         self.write("end", **end.line)
 
     def end_trial(self, end: End) -> None:
-        """Write the end of a trial that will not be run again, so its checkpoint goes, whole or
-        half-written.
+        """Write the end of a trial; it will not run again, so its checkpoint goes.
 
         Until the end is on disk a restart needs the checkpoint.
         """
@@ -131,8 +127,7 @@ def repeat_lost(experiment: Path, points: Sequence[Values] | None = None) -> Non
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON. Raises `TypeError` or `ValueError` for what JSON cannot hold, NaN
-    included."""
+    """Return a value as JSON. Raises `TypeError` or `ValueError`, also for NaN."""
     return json.dumps(value, allow_nan=False, default=_plain)
 
 

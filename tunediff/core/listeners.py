@@ -1,5 +1,4 @@
-"""Tell what happens in a search, a comparison or a training to whatever shows, copies or records
-it.
+"""Tell what shows, copies or records a search, comparison or training what happens in it.
 
 A `Listener` hears five events. `Listeners` passes them on, each listener in its own thread: one
 that fails or hangs is named once, and neither the trials nor the other listeners notice.
@@ -58,8 +57,7 @@ class Activity:
     result: Callable[[], Mapping[str, Any]] = dict
     """Returns the result once it has ended."""
     token: str | None = None
-    """Of the lock at its address, which `Listeners.opened` fills in; None: its storage is a
-    folder."""
+    """Of the lock at its address, set by `Listeners.opened`; None: its storage is a folder."""
 
 
 class Listener:
@@ -174,8 +172,7 @@ class Listeners:
 
 
 def _of_modules(activity: Activity) -> Iterator[Listener]:
-    """Yield the listeners of an activity; a module that fails is named, unless it refuses what was
-    asked for."""
+    """Yield an activity's listeners; report modules that fail, but let refusals pass."""
     for name in MODULES:
         try:
             yield from importlib.import_module(name).listeners(activity)

@@ -1,5 +1,4 @@
-"""The lock of a search, a comparison or a training, which two processes must not run at once, and
-who holds it."""
+"""The lock of a search, comparison or training, which one process at a time may run."""
 
 from __future__ import annotations
 
@@ -65,15 +64,13 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
 
 
 def check_free(folder: Path) -> None:
-    """Raise the `ConfigError` of `alone` if another process has the lock, which is taken
-    later."""
+    """Raise the `ConfigError` of `alone` if another process has the lock."""
     with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:  # or nobody has begun
         _lock(lock, folder, None)
 
 
 def _lock(lock: TextIO, folder: Path, busy: str | None) -> None:
-    """Lock an open file. Raises `ConfigError` if it is locked, `OSError` if that is not
-    possible."""
+    """Lock an open file. Raises `ConfigError` if it is locked, `OSError` if it cannot be."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,8 +79,7 @@ def _lock(lock: TextIO, folder: Path, busy: str | None) -> None:
 
 
 def runner(folder: Path) -> Runner | None:
-    """Return who runs what is in `folder`; None if nobody does. A killed process of another host is
-    not noticed.
+    """Return who runs what is in `folder`, or None. Dead processes elsewhere go unnoticed.
 
     Takes no lock, not even for a moment: the process that wants it would end.
     """
@@ -96,8 +92,7 @@ def identity(pid: int) -> str:
 
 
 def alive(file: Path) -> Runner | None:
-    """Return the process that a file names with its `identity`; None if it has ended or there is no
-    such file."""
+    """Return the process that a file names with its `identity`; None: it has ended, or no file."""
     try:
         host, pid, created = file.read_text().split()
         holder = Runner(host, int(pid), float(created))

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def errors_only(*names: str) -> Iterator[None]:
-    """Let the loggers of these names pass nothing below ERROR inside a `with` block, and put their
-    levels back."""
+    """Silence these loggers below ERROR inside a `with` block, and restore their levels."""
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in before:
         logger.setLevel(logging.ERROR)

@@ -1,5 +1,4 @@
-"""Find the CPU cores and GPUs that this process may use: the one source for Ray, threads and
-records."""
+"""Find the CPU cores and GPUs that this process may use, for Ray, threads and records."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 TORCH_DEFAULT_THREADS: int | None = (
     sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
 )
-"""Threads of torch when tunediff was imported, as torch counts them by itself; None: torch was not
-imported yet."""
+"""torch's number of threads when tunediff was imported; None: torch was not imported."""
 
 SPINS = "GOMP_SPINCOUNT"
 """Environment variable that torch's threads read when torch is first imported."""
@@ -47,21 +45,18 @@ def limit_spinning() -> None:
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity, the quota of its cgroups and
-    `--cpus`."""
+    """Return the cores this process may use: by affinity, quota of cgroups, and `--cpus`."""
     return cores_of(_affinity(), quota(), os.environ)
 
 
 def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
-    """Return the usable cores, at least 1. `affinity`: cores; `allowed`: quota in cores (2.5 gives
-    2)."""
+    """Return the usable cores, at least 1, of `affinity` cores and a quota (2.5 gives 2)."""
     part = environ.get(PART, "")
     return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
 
 
 def threads() -> int | None:
-    """Return the torch threads of this process: its share of `cores`, as workers of a search have
-    it.
+    """Return torch's threads here: this process's share of `cores`, as for a trial's worker.
 
     The processes that torchrun has started on this machine share them. None: the user has chosen,
     by OMP_NUM_THREADS or MKL_NUM_THREADS; torchrun itself sets the former to 1.
@@ -81,8 +76,7 @@ def _affinity() -> int:
 def quota(
     mounted: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """Return the CPU seconds per second that the cgroups (v1 or v2) of this process allow; inf: no
-    limit.
+    """Return the CPU seconds per second that this process's cgroups allow; inf: no limit.
 
     Inside a container the path in `groups` may be that of the host, which does not exist there;
     then the root is the container's own group.
@@ -101,8 +95,7 @@ def quota(
 
 
 def _limit(group: Path) -> float:
-    """Read a group's limit. v2: `cpu.max` is `200000 100000` or `max 100000`; v1: two files, -1 is
-    no limit."""
+    """Read a group's limit. v2: `cpu.max`, `200000 100000` or `max 100000`; v1: two files."""
     try:
         if (both := group / "cpu.max").exists():
             limit, period = both.read_text().split()
@@ -119,8 +112,7 @@ HALVES = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-"""Values of `precision.amp`, and the CPU features (x86, ARM) that compute in that format, as Linux
-names them."""
+"""Values of `precision.amp`, and the CPU features that compute in that format."""
 
 
 def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
@@ -146,8 +138,7 @@ def gpus() -> list[str]:
 
 
 def visible(cards: Sequence[str], chosen: str | None) -> list[str]:
-    """Return which GPUs remain visible by `chosen`, the value of `CUDA_VISIBLE_DEVICES`; `cards`:
-    UUIDs, '' if unknown.
+    """Return which GPUs `CUDA_VISIBLE_DEVICES=chosen` leaves; `cards`: UUIDs, '' if unknown.
 
     As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): the list ends
     at the first entry that names no device or that names it in another way than the first entry
@@ -175,8 +166,7 @@ def _names(word: str, index: int, uuid: str) -> bool:
 
 
 def nvidia_smi() -> str | None:
-    """Return the path of the nvidia-smi command; Windows installs it where its Linux does not
-    always look."""
+    """Return the path of nvidia-smi; Windows installs it where its Linux may not look."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL)))
     return shutil.which("nvidia-smi", path=path)
 
@@ -196,8 +186,7 @@ def cards() -> tuple[str, ...]:
 
 
 def unused() -> str:
-    """Return why an NVIDIA GPU that seems to be present goes unused, unless that was requested; ''
-    otherwise."""
+    """Return why an NVIDIA GPU that seems present goes unused unasked; '' otherwise."""
     if cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
@@ -223,8 +212,7 @@ def signs(root: Path = Path("/")) -> list[str]:
 
 
 def take(cpus: int | None, count: int | None) -> None:
-    """Use only a part of this machine, in this process and every process that it starts; None: use
-    everything.
+    """Limit this process and all that it starts to a part of the machine; None: no limit.
 
     Raises `ConfigError` for more than is present.
     """

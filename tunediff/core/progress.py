@@ -32,8 +32,7 @@ FIRST_S, EVERY_S = 5.0, 30.0
 
 
 def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -> bool:
-    """Call `show` and return whether it succeeded. Errors are logged: a display must not end hours
-    of work."""
+    """Call `show`; return whether it succeeded. Errors are logged: displays end no work."""
     try:
         show(*arguments)
     except Exception:
@@ -43,8 +42,7 @@ def log_exceptions(task: str, show: Callable[..., object], *arguments: object) -
 
 
 class Progress:
-    """A piece of work of `total` equal parts; a context manager. Costs next to nothing without
-    subscribers."""
+    """A piece of work of `total` equal parts; a context manager. Cheap without subscribers."""
 
     def __init__(self, what: str, total: int, unit: str = "images", visible: bool = True) -> None:
         """`what`: the work, such as `reading files`; of several processes only one is `visible`."""
@@ -74,8 +72,7 @@ class Progress:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that the rest takes at the speed so far; infinite before the first
-        part."""
+        """Return the remaining seconds at the speed so far; infinite before the first part."""
         spent = time.monotonic() - self.begin
         return spent / self.done * (self.total - self.done) if self.done else math.inf
 
@@ -153,8 +150,7 @@ class ProgressOptions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EventLines:
-    """Where the lines of a command go and how they look: text for people, or JSON objects with
-    `--progress jsonl`.
+    """Where and how a command's lines go: text, or JSON objects with `--progress jsonl`.
 
     On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as
     JSON lines; `logged` by calls from Python, which print nothing.
@@ -187,8 +183,7 @@ class EventLines:
             self.print(line)
 
     def line(self, message: str, event: str = "message", phase: str = "", **fields: Any) -> str:
-        """Return one line: `[ 1m17s] message`, or an object with `event`, `elapsed_s`, `phase`,
-        `text` and `fields`.
+        """Return a line: `[ 1m17s] message`, or an object (`event`, `elapsed_s`, `phase`, `text`).
 
         `phase`: what the command does, such as `confirm`; '' for its main work.
         """
@@ -213,8 +208,7 @@ class EventLines:
 
     @contextlib.contextmanager
     def work(self, visible: bool = True) -> Iterator[None]:
-        """Show `Progress` inside, on stderr: as a bar in a terminal, otherwise as a line from time
-        to time."""
+        """Show `Progress` inside on stderr: as a bar in a terminal, otherwise as lines."""
         if self.quiet or not visible:
             yield
             return
@@ -243,8 +237,7 @@ def announced(what: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 DOING = "doing.json"
-"""File in the folder of a running trial: the current part of its time, its beginning, and the state
-of the work."""
+"""File in a running trial's folder: the current part of its time, since when, and progress."""
 
 
 class ProgressFile:

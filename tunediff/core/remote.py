@@ -1,5 +1,4 @@
-"""Storage at an address, such as `s3://bucket/prefix`: a folder of this machine, and its copy at
-that address.
+"""Storage at an address such as `s3://bucket/prefix`: a local folder, and its copy.
 
 All work is done in the local folder, whose file `.address` says where its copy is. `push` copies
 what has changed here, `pull` fetches what has changed there. `.copied.json` in the folder of a
@@ -31,8 +30,7 @@ HEAVY = (".safetensors", ".pt")
 _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 """Folders of a search and names of files that are of no use elsewhere."""
 _LATE = ("study.db", "study.db-journal")
-"""Files that are in use while a search runs, and copied at its end; they can be made from the
-journals."""
+"""Files that a search uses while it runs; they follow from journals and are copied last."""
 _JOURNAL = "journal.jsonl"
 _LAST = (_JOURNAL, "sessions.jsonl")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -45,8 +43,7 @@ FileSystem = Any
 
 
 def local(storage: str | Path) -> Path:
-    """Return the folder of a storage: a path itself, or the local folder for an address, which is
-    made."""
+    """Return the folder of a storage: a path itself, or the local folder of an address."""
     address = str(storage).rstrip("/")
     if "://" not in address:
         return Path(storage)
@@ -75,8 +72,7 @@ def storage_and_run(path: Path) -> tuple[Path, Path] | None:
 
 
 def connect(address: str) -> tuple[FileSystem, str]:
-    """Return the file system of an address and the path in it. Raises `ConfigError` without the
-    package for it."""
+    """Return file system and path of an address. Raises `ConfigError` without its package."""
     import fsspec  # comes with torch
 
     protocol = address.partition("://")[0]
@@ -101,8 +97,7 @@ def check(storage: Path) -> None:
 
 
 def pull(path: Path, heavy: bool = False) -> None:
-    """Fetch what is in the copy of a file or folder and is not here, or has changed at the address
-    since it was copied.
+    """Fetch what a copy of a file or folder has that is missing here, or newer.
 
     `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises
     `ConfigError`.
@@ -202,8 +197,7 @@ def make_folder(system: FileSystem, address: str, path: str) -> None:
 
 
 def _files(run: Path, last: bool) -> list[Path]:
-    """Return the files of a run that are copied: journals behind what they describe, and small
-    before large."""
+    """Return a run's files to copy: journals after what they describe, small before large."""
     result: list[Path] = []
     skipped = (*_PASSING, *(() if last else _LATE))
     for name, folders, files in os.walk(run):
@@ -215,8 +209,7 @@ def _files(run: Path, last: bool) -> list[Path]:
 
 
 class _Copied:
-    """What is equal here and at the address: by name of a file, size and time here, and the mark of
-    its copy."""
+    """What is equal here and at the address: size and time by file name, and its copy's mark."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._path = run, run / COPIED
@@ -270,8 +263,7 @@ class _Copied:
 
 
 def _mark(info: dict[str, Any]) -> str:
-    """Return what changes when a copy is written anew: its hash or version where there is one, else
-    its time."""
+    """Return what changes when a copy is rewritten: hash, version, or else its time."""
     names = ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified")
     return (
         f"{info['size']} {next((info[name] for name in names if info.get(name) is not None), '')}"

@@ -37,8 +37,7 @@ SETTLE_S = 3.0
 """Seconds after which a start reads its lock again: another one that has found no lock either has
 written its own by then."""
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")
-"""What the file systems of S3, Azure, folders and Google's service call the time at which an object
-was written."""
+"""How the file systems of S3, Azure, folders and Google call an object's time of writing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +119,7 @@ class StorageLock:
             raise ConfigError(f"--storage: {why}") from None
 
     def refresh(self) -> None:
-        """Write the lock again if it is time. Raises `LostLockError` if another process has taken
-        it."""
+        """Renew the lock if it is time. Raises `LostLockError` if another process took it."""
         with self._guard:
             if self._released.is_set() or _now() - self._written < REFRESH_S:
                 return
@@ -190,8 +188,7 @@ class StorageLock:
         return None if holder is None or holder.token == self.token else holder
 
     def _age_s(self, holder: Holder) -> float:
-        """Return how old the lock is by the clock of the service, where it has one; hosts' clocks
-        differ."""
+        """Return the lock's age by the service's clock if it has one; hosts' clocks differ."""
         probe = f"{self._root}/{ADDRESS}"
         self._system.put_file(str(self._run.parent / ADDRESS), probe)
         now, written = _modified(self._system, probe), _modified(self._system, self._path)
@@ -207,8 +204,7 @@ class StorageLock:
 
 
 def _now() -> float:
-    """Return seconds on a clock that runs on while the machine is suspended, as Linux's monotonic
-    one does not."""
+    """Return seconds on a clock that suspension does not stop, unlike the monotonic one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

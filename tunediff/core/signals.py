@@ -24,8 +24,7 @@ def end(*_: Any) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM, as batch schedulers send it, raise `KeyboardInterrupt` inside, as Ctrl-C
-    does."""
+    """Let SIGTERM, which batch schedulers send, raise `KeyboardInterrupt` inside, as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():  # it alone may handle signals
         yield
         return
@@ -37,8 +36,7 @@ def terminable() -> Iterator[None]:
 
 
 def command_began() -> float:
-    """Return the monotonic time at which this process began, if it is that of a command; else now,
-    for a call."""
+    """Return the monotonic time at which this command's process began; for a call, now."""
     if not started:
         return time.monotonic()
     import psutil  # after the handler below is set

@@ -19,8 +19,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def seconds_to(falling: Curve, loss: float) -> float | None:
-    """Return when a falling curve reaches `loss`, interpolated linearly between evaluations; None:
-    never.
+    """Return when a falling curve reaches `loss`, interpolated linearly; None: never.
 
     At the earliest that is its first evaluation.
     """
@@ -57,8 +56,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of_objective(cls, text: str, metric: str, mode: str, where: str) -> Target:
-        """Return the target of an objective. Raises `ConfigError` for one of another metric, or of
-        the wrong direction."""
+        """Return an objective's target. Raises `ConfigError` for a wrong metric or direction."""
         target = cls.of(text, where)
         allow(target.metric == metric, where, text, f"one of {metric}")
         sign = "<=" if mode == "min" else ">="

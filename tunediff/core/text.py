@@ -13,8 +13,7 @@ from tunediff.core import files
 
 STORAGE = files.STORAGE
 SCHEMA = 2
-"""Version of what `--json` prints: it rises when a key is renamed or removed, or changes its
-type."""
+"""Version of what `--json` prints: raised when a key is renamed, removed, or changes type."""
 
 
 def shown(path: Path) -> str:
@@ -23,16 +22,14 @@ def shown(path: Path) -> str:
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
-    """Return a command to paste here: its words quoted, and `--storage` unless that is the
-    default."""
+    """Return a command to paste: quoted words, and `--storage` unless it is the default."""
     if (place := files.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
     return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
 
 
 def original_command(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
-    """Return a command as it was typed, or, for several processes, as it should be started with
-    torchrun."""
+    """Return a command as it was typed; of several processes, as torchrun should start it."""
     start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
     return shlex.join(
         [*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)]
@@ -40,8 +37,7 @@ def original_command(module: str, argv: Sequence[str] | None, processes: int = 1
 
 
 def program(module: str) -> str:
-    """Return how this command was called: `tunediff search`, `python -m tunediff search` or
-    `…tunediff.search`."""
+    """Return how this command was called: `tunediff search`, `python -m tunediff.search` …."""
     called = Path(sys.argv[0])
     if called.parent.name == "tunediff" and called.name == "__main__.py":
         return f"python -m tunediff {module}"
@@ -64,8 +60,7 @@ def number(value: Any) -> str:
 
 
 def knob_value(value: Any) -> str:
-    """Format a knob's value without changing what it means: `0.9995` stays that, where `number`
-    rounds it to 1.
+    """Format a knob's value exactly: `0.9995` stays, where `number` rounds it to 1.
 
     Up to 12 significant digits are exact, which covers every value that somebody wrote. Longer
     values were drawn from a range: they get 3 significant digits, or as many as their distance from
@@ -88,8 +83,7 @@ def block(values: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose first column is text, aligned left; all others are aligned
-    right."""
+    """Return the lines of a table: text aligned left in the first column, all else right."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else [0]
     return [
         "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows
@@ -102,8 +96,7 @@ def pluralize(count: int, singular: str, plural: str = "") -> str:
 
 
 def graphs(made: Any, expected: Any) -> str:
-    """Return what is unusual about the number of graphs that torch.compile made; '' if it is as
-    expected."""
+    """Return what is unusual about the number of torch.compile's graphs, or ''."""
     if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
         return ""
     why = (
@@ -130,8 +123,7 @@ def format_exact(value: float) -> str:
 
 
 def knobs(values: Mapping[str, Any]) -> str:
-    """Format knobs as `loader.batch_size=256 precision.amp=bf16`, or `baseline` if there are
-    none."""
+    """Format knobs as `loader.batch_size=256 precision.amp=bf16`; `baseline` for none."""
     return " ".join(f"{name}={knob_value(value)}" for name, value in values.items()) or "baseline"
 
 

@@ -60,8 +60,7 @@ BOUND_EVENT = "bound"
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
 RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial", TIME_TO_TARGET}
-"""Names that points, lines of journals and tables of points have for something else than what was
-evaluated."""
+"""Names that points, journals and tables use themselves, not for evaluated quantities."""
 WORDS = ("label", "final_label", "event", "validation_split")
 """Values of a point that are not numbers."""
 Line = dict[str, Any]
@@ -69,8 +68,7 @@ Line = dict[str, Any]
 
 
 class NotFiniteError(TunediffError, ValueError):
-    """The training diverged: its loss or its weights are NaN or infinite. Becomes the status
-    `nan`."""
+    """The training diverged: loss or weights are NaN or infinite. Becomes the status `nan`."""
 
 
 # ---- records
@@ -222,14 +220,12 @@ class TrialRecord:
 
     @property
     def along(self) -> str:
-        """Return the quantity along which its curve is compared with others: training seconds or
-        device-seconds."""
+        """Return the axis of its curve: training seconds or device-seconds."""
         return UNITS[self.unit].along
 
     @property
     def effective(self) -> Values:
-        """Return `config` with knobs without effect at fixed values: equal for trials that train
-        equally.
+        """Return `config` with ineffective knobs at fixed values: equal for equal trainings.
 
         If the workload does not exist any more or the knobs are not valid, return `config`
         unchanged.
@@ -265,8 +261,7 @@ def events(folder: Path) -> Iterator[Line]:
 
 
 def was_lost(folder: Path) -> Line | None:
-    """Return the `lost` line of a journal if a node was lost and the trial has not continued since;
-    else None.
+    """Return the journal's `lost` line if a node was lost and nothing followed; else None.
 
     Workers may outlive their node by seconds and still end the trial; then it is not lost.
     """
@@ -277,8 +272,7 @@ def was_lost(folder: Path) -> Line | None:
 
 
 def disk_fault(folder: Path) -> str | None:
-    """Return why the trial's results could not be written, if that is the last line of its journal;
-    else None."""
+    """Return why results could not be written, if that is the journal's last line; else None."""
     last = next(reversed(list(events(folder))), None)
     return str(last["reason"]) if last is not None and last["event"] == "unwritable" else None
 
@@ -304,8 +298,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
 
 @functools.lru_cache(maxsize=512)  # 12 KiB for each entry, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
-    """Read a journal. It only grows, so that time and size in the cache key make each state read
-    once."""
+    """Read a journal. It only grows: time and size in the cache key read each state once."""
     record: TrialRecord | None = None
     points: dict[int, Point] = {}
     final: Line = {}
@@ -394,8 +387,7 @@ def _has_several_seeds(search: Path) -> bool:
 
 
 def _with_final(points: list[Point], final: Line) -> list[Point]:
-    """Return the points with the final evaluation, which belongs to the last, unless training has
-    continued since."""
+    """Return the points, the last one with the final evaluation unless training went on."""
     if not points or points[-1].steps != final.get("steps"):
         return points
     values = {f"final_{key}": value for key, value in final.items() if key != "steps"}

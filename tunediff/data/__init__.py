@@ -1,2 +1,1 @@
-"""Real images: where they come from (`sources`), as one uint8 tensor (`images`), as training
-batches (`loader`)."""
+"""Real images: files (`sources`), one uint8 tensor (`images`), batches (`loader`)."""

@@ -55,8 +55,7 @@ def once(
     compute: Callable[[], _T],
     write: Callable[[BinaryIO, _T], object],
 ) -> _T:
-    """Return what `read` reads from `path`; if that fails, call `compute`, write its result to
-    `path` and return it.
+    """Return what `read` reads from `path`, or else what `compute` returns, written to it.
 
     A damaged file, a full or a read-only disk causes a warning, no error.
     """

@@ -63,8 +63,7 @@ def reason(error: Exception) -> str:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether an unchanged file may be read another time: no permission, a disk's fault, no
-    memory.
+    """Return whether a file may be readable later: permission, disk fault, lack of memory.
 
     Pillow's errors about damaged files have no number. The listing changes once a link to nothing
     leads somewhere.

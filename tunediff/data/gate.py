@@ -20,13 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, _DatasetKind
 
 POLL_S = 0.002
-"""Interval at which a waiting process checks the gate. It is no lock: a killed process would never
-release one."""
+"""Interval of checks by a waiting process. No lock: a killed process would hold it."""
 
 
 class Gate:
-    """Holds the processes of all DataLoaders that begin within `over_loaders`, whatever iterates
-    them.
+    """Holds the processes of all DataLoaders that begin within `over_loaders`.
 
     The clock of a training stands still when its gate is made.
     """
@@ -39,12 +37,10 @@ class Gate:
         self._gone_s = 0.0  # what loaders had noted that are gone
         self._twins = weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
         self.only_in_process = False
-        """Whether batches are made by the loop itself, which makes none while the clock stands
-        still."""
+        """Whether the loop makes batches itself: none while the clock stands still."""
 
     def close(self) -> None:
-        """Let each process finish the batch in hand, and begin no other; the clock stands still
-        from now on."""
+        """Let processes finish their batch and begin no other: the clock stands still."""
         self._closed.fill_(1)
         if self._still.item() >= 0:
             self._still.fill_(self._still.item() - time.monotonic())
@@ -75,8 +71,7 @@ class Gate:
 
     @contextlib.contextmanager
     def over_loaders(self) -> Iterator[None]:
-        """Hold the processes of each DataLoader whose iteration begins inside, of those that others
-        wrap as well."""
+        """Hold the processes of every DataLoader whose iteration begins inside, wrapped or not."""
         # By its class, since frameworks wrap loaders and begin them themselves.
         begin, thread = DataLoader.__iter__, threading.get_ident()
 
@@ -92,8 +87,7 @@ class Gate:
             DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
     def twin(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a copy whose processes wait at the gate. Those that the user's loader has, or
-        gets, do not."""
+        """Return a copy whose processes wait at the gate; the user's own loader is unchanged."""
         if not loader.num_workers:
             return loader
         if (earlier := self._twins.get(loader)) is not None:
@@ -109,8 +103,7 @@ class Gate:
 
 
 class _WaitInit:
-    """Makes a loader process wait at a gate before each batch, and note its work while the clock
-    stands still."""
+    """Makes a loader process wait before each batch, and note work while the clock stands."""
 
     def __init__(
         self, still: Tensor, closed: Tensor, worked: Tensor, init: Callable[[int], None] | None

@@ -1,5 +1,4 @@
-"""Load real images as one uint8 tensor: the embedded digits, CIFAR-10, or any folder or zip of
-image files."""
+"""Load images as one uint8 tensor: the digits, CIFAR-10, or a folder or zip of files."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """A set of images in memory. Shared by everything in the process that loads the same set: do
-    not write to it."""
+    """A set of images in memory, shared by all users in the process: do not write to it."""
 
     name: str
     """`data.name`, and the file or folder where there is one."""
@@ -56,13 +54,11 @@ class Images:
     digest: str
     """sha256 of shape and pixels, hex: equal for equal images in equal order."""
     notes: tuple[str, ...] = ()
-    """What was done to the files to make images of one size and colour, in sentences; those of harm
-    begin with WARNING."""
+    """How files became images of one size and colour, in sentences; WARNING: harm."""
 
     @property
     def summary(self) -> list[str]:
-        """Return lines about the set: how many images, which files were skipped and why, how others
-        were changed."""
+        """Return lines about the set: how many images, what was skipped or changed, and why."""
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
             reasons.setdefault(reason, []).append(name)
@@ -81,8 +77,7 @@ class Images:
 
 
 def summarize(data: Data, most: int | None = None) -> list[str]:
-    """Return what is printed about a set before a search: `Images.summary`, of at most `most` files
-    to decode.
+    """Return what is printed of a set before a search, of at most `most` files to decode.
 
     Raises `ConfigError` as `load` does.
     """
@@ -97,8 +92,7 @@ def summarize(data: Data, most: int | None = None) -> list[str]:
 
 
 def in_unit_range(flip: bool) -> Prepare:
-    """Return what turns bytes into training images: float32 in [−1, 1]; `flip` mirrors each with
-    probability ½."""
+    """Return the map of bytes to training images: float32 in [−1, 1]; `flip`: half mirrored."""
 
     def prepare(pixels: Tensor, uniform: Uniform) -> Tensor:
         # A copy, for a batch may be prepared again.
@@ -123,8 +117,7 @@ def load(data: Data) -> Images:
 
 @functools.lru_cache(maxsize=2)
 def load_source(data: Data, source: sources.Listing | Path | None) -> Images:
-    """Load a set; `source`, from `sources.find`, is part of the cache key, since files may have
-    changed."""
+    """Load a set; `source`, from `sources.find`, is part of the key: files may have changed."""
     if source is None:
         return _digits(data)
     return _cifar10(data, source) if isinstance(source, Path) else _files(data, source)
@@ -153,8 +146,7 @@ def _images(
 
 
 def _chosen(count: int, max_images: int | None) -> npt.NDArray[np.int64]:
-    """Return the indices of the learned images, ascending: all, or the first `max_images` of a
-    fixed shuffle."""
+    """Return the learned images' indices, ascending: all, or `max_images` of a fixed shuffle."""
     order = np.random.RandomState(0).permutation(count)
     return np.sort(order[:max_images]).astype(np.int64)
 
@@ -175,8 +167,7 @@ def _digits(data: Data) -> Images:
 
 # ---- CIFAR-10
 def _cifar10(data: Data, root: Path) -> Images:
-    """Load torchvision's CIFAR-10, downloaded into `root` where it is missing (torchvision verifies
-    its checksums)."""
+    """Load torchvision's CIFAR-10, downloaded into `root` where missing, with its checksums."""
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
@@ -292,8 +283,7 @@ def _decode(name: str, data: Data, listing: sources.Listing, unread: list[str]) 
 
 # ---- pixels
 def _fit(image: Image.Image, data: Data) -> Pixels:
-    """Return uint8 [C, H, W] of one decoded file: upright, in the colours of `data`, resized,
-    centre cropped."""
+    """Return a decoded file, uint8 [C, H, W]: upright, in `data`'s colours, resized, cropped."""
     if "exif" in image.info:
         image = ImageOps.exif_transpose(image)
     # 16 bits per pixel, of which Pillow's conversion would clip the upper half.

@@ -1,5 +1,4 @@
-"""Preloaded by the server that forks loader processes, and by nothing else: importing it has an
-effect.
+"""Preloaded by the server that forks loader processes alone: importing it has an effect.
 
 A terminal's Ctrl-C, torchrun's shutdown and batch schedulers signal the whole process group. The
 training process means to write a checkpoint then, and needs its loader processes until it has. So

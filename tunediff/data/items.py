@@ -22,16 +22,14 @@ from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 
 Source = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | Dataset[Any] | Sequence[Any]
-"""Training data: rows of a tensor or of several, the items of a dataset or a list, or an
-`IterableDataset`."""
+"""Training data: rows of tensors, items of a dataset or list, or an `IterableDataset`."""
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of items."""
 Uniform = Callable[[str], Tensor]
 """For a purpose, a number in [0, 1) for each item of the batch, float32 [b] on the CPU: the same
 for an item however the batch is divided over processes and passes."""
 Prepare = Callable[[Any, Uniform], Any]
-"""Turns a batch on the device into what the training gets, such as bytes into floats, some of them
-mirrored."""
+"""Turns a batch on the device into the training's, such as floats, some mirrored."""
 
 
 def mix(*parts: object) -> int:
@@ -40,8 +38,7 @@ def mix(*parts: object) -> int:
 
 
 def tensors(source: Any) -> Any:
-    """Return a source that is only tensors with a row for each item: one, a tuple or a dictionary;
-    else None."""
+    """Return a source of tensors with a row per item: one, a tuple, a dictionary; else None."""
     content = source
     if isinstance(source, TensorDataset):
         # Not of a subclass that makes or counts its items itself.
@@ -67,8 +64,7 @@ def columns(source: Any) -> list[Tensor]:
 
 
 def length(source: Any) -> int | None:
-    """Return the number of items; None for a stream. Raises `ConfigError` for anything but a
-    source."""
+    """Return the number of items; None for a stream. Raises `ConfigError` for other values."""
     if lengths := [len(column) for column in columns(source)]:
         shown = ", ".join(map(str, lengths))
         refuse(len(set(lengths)) > 1, f"trial.batches: tensors of different lengths: {shown}")
@@ -113,13 +109,11 @@ class Order:
         return self.batch_size // (self.world * self.passes)
 
     def first(self, number: int) -> int:
-        """Return the position of the first sample of this process's micro-batch among all samples
-        of the training."""
+        """Return the position of this micro-batch's first sample among all samples."""
         return (number * self.world + self.rank) * self.micro
 
     def indices(self, number: int) -> Tensor:
-        """Return the samples of this process's micro-batch `number`, counted from 0: int64
-        [micro]."""
+        """Return the samples of this process's micro-batch `number`, from 0: int64 [micro]."""
         first = self.first(number)
         last, pieces = first + self.micro, []
         while first < last:
@@ -130,8 +124,7 @@ class Order:
         return torch.cat(pieces)
 
     def uniform(self, number: int, purpose: str) -> Tensor:
-        """Return a number in [0, 1) for each item of the micro-batch, float32 [micro], drawn for
-        the whole step."""
+        """Return a number in [0, 1) per item of the micro-batch, drawn for the whole step."""
         step, turn = divmod(number, self.passes)
         generator = torch.Generator().manual_seed(mix(purpose, self.seed, step))
         first = (turn * self.world + self.rank) * self.micro
@@ -144,8 +137,7 @@ def _permutation(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def with_values(mapping: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    """Return a mapping of the same type with `change(value)` for each value; a dictionary where a
-    copy might share."""
+    """Return a mapping with `change(value)` for each value; a dict where copies may share."""
     copied = isinstance(mapping, dict | collections.UserDict)
     changed: Any = copy.copy(mapping) if copied else dict(mapping)
     for key, value in mapping.items():
@@ -159,8 +151,7 @@ def with_parts(content: Any, parts: list[Any]) -> Any:
 
 
 def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """Return the content with all tensors in tuples, lists and mappings on the device; what has a
-    `to` moves itself."""
+    """Return the content with its tensors, and all else that has a `to`, on the device."""
     if isinstance(content, Tensor):
         return content.to(device, non_blocking=non_blocking)
     if type(content) not in (dict, list, tuple) and hasattr(content, "to"):

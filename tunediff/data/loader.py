@@ -50,8 +50,7 @@ def build(
     prepare: Prepare | None = None,
     collate: Collate | None = None,
 ) -> Batches:
-    """Return the batches of one training process, from `loader.resident` memory or from loader
-    workers.
+    """Return a training process's batches, from `loader.resident` memory or from workers.
 
     `start` is the number of micro-batches this process has already consumed, which a stream does
     not skip; `prepare` turns a batch on the device into what the training gets. Raises
@@ -99,8 +98,7 @@ class Batches:
         self._non_blocking, self._prepare = non_blocking, prepare
 
     def fetch(self) -> tuple[int, Any]:
-        """Return number and content of the next micro-batch, in host memory (`loader.resident`: on
-        the device).
+        """Return number and content of the next micro-batch, in host memory unless resident.
 
         Waits for loader workers; raises RuntimeError if one has died.
         """
@@ -108,8 +106,7 @@ class Batches:
         return self._next - 1, next(self._source)
 
     def move(self, fetched: tuple[int, Any]) -> Any:
-        """Return a fetched micro-batch on the device, as the training gets it; may be called
-        again."""
+        """Return a fetched micro-batch on the device; may be called again."""
         number, content = fetched
         batch = to_device(content, self._device, self._non_blocking)
         if self._prepare is None:
@@ -117,8 +114,7 @@ class Batches:
         return self._prepare(batch, functools.partial(self._order.uniform, number))
 
     def close(self) -> None:
-        """Stop the loader workers now; does nothing when there are none or they are stopped
-        already."""
+        """Stop the loader workers now, if there are any that run."""
         self._source.close()
 
     def __enter__(self) -> Batches:
@@ -221,8 +217,7 @@ class _LoaderBatches:
 
 
 def use_fork_server() -> Any:
-    """Return the context of multiprocessing whose server has imported torch for all loader
-    processes."""
+    """Return the multiprocessing context whose server has imported torch for loaders."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tunediff.data.isolated", "torch", __name__])
     return context
@@ -347,16 +342,14 @@ def _unchanged(batch: Any) -> Any:
 
 
 def share_of_stream(source: Iterable[Any], rank: int, ranks: int) -> Iterator[Any]:
-    """Return the items of a stream that belong to this process: every n-th of them, by rank and
-    loader process."""
+    """Return this process's items of a stream: every n-th, by rank and loader process."""
     info = get_worker_info()
     loaders, process = (info.num_workers, info.id) if info is not None else (1, 0)
     return itertools.islice(_undivided(source), rank * loaders + process, None, ranks * loaders)
 
 
 def _undivided(source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of a stream that cannot see its loader process: it would divide itself a
-    second time."""
+    """Yield a stream's items unaware of the loader process: it would divide itself again."""
     items = None
     while True:
         info, worker._worker_info = worker._worker_info, None

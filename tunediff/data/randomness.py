@@ -26,8 +26,7 @@ def seed_libraries(value: int) -> None:
 
 
 def library_state() -> dict[str, list[Any]]:
-    """Return the states of numpy and `random` as tensors and numbers, which `torch.load` reads with
-    `weights_only`."""
+    """Return the states of numpy and `random` as tensors and numbers, for `weights_only`."""
     _, words, gauss = random.getstate()
     _, keys, *rest = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
     return {
@@ -59,8 +58,7 @@ def set_state(state: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Restore the generators at the end: what is drawn inside does not change what is drawn after
-    it."""
+    """Restore the generators at the end: draws inside change none that follow."""
     before = state()
     try:
         yield

@@ -36,8 +36,7 @@ class Listing:
     names: tuple[str, ...]
     """Image files, relative to `path`, with forward slashes."""
     labels: tuple[int, ...] | None
-    """Class number of each file: its folder; None unless all files lie in at least two class
-    folders."""
+    """Class number of each file by its folder; None unless all are in two or more folders."""
     class_names: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     """(file, reason) of files that are no images by their name."""
@@ -46,8 +45,7 @@ class Listing:
 
 
 def check(data: Data) -> None:
-    """Raise `ConfigError` for a set that cannot be loaded, in well under a second and without
-    decoding an image.
+    """Raise `ConfigError` for a set that cannot be loaded, quickly and without decoding.
 
     Where CIFAR-10 is still to be downloaded, its server is asked for an answer.
     """
@@ -57,8 +55,7 @@ def check(data: Data) -> None:
 
 
 def find(data: Data) -> Listing | Path | None:
-    """Return the image files, or the folder of torchvision's CIFAR-10, or None for the digits.
-    Raises `ConfigError`."""
+    """Return image files, CIFAR-10's folder, or None for the digits. Raises `ConfigError`."""
     if data.name == "digits":
         if data.split != "all":
             refuse("split", data.split, "the digits have no train and test part; allowed: all")
@@ -67,8 +64,7 @@ def find(data: Data) -> Listing | Path | None:
 
 
 def count(data: Data) -> int:
-    """Return the number of images of a set by the names of its files. Raises `ConfigError` as
-    `check` does."""
+    """Return a set's number of images by its file names. Raises `ConfigError` as `check`."""
     source = find(data)
     total = len(source.names) if isinstance(source, Listing) else _CIFAR10_IMAGES[data.split]
     total = _DIGITS_IMAGES if source is None else total
@@ -89,8 +85,7 @@ def refuse(key: str, value: object, why: str) -> NoReturn:
 
 # ---- CIFAR-10
 def cifar10_root(data: Data) -> Path | None:
-    """Return the folder of torchvision's CIFAR-10, which may not exist; None if the set is made of
-    image files."""
+    """Return torchvision's CIFAR-10 folder, which may not exist; None for image files."""
     if data.name != "cifar10":
         return None
     if data.path is None:
@@ -112,8 +107,7 @@ def holds_cifar10(root: Path) -> bool:
 
 
 def require_cifar10_server(data: Data) -> None:
-    """Raise `ConfigError` within seconds if CIFAR-10 cannot be downloaded: torchvision itself would
-    wait for ever."""
+    """Raise `ConfigError` soon if CIFAR-10 cannot be downloaded; torchvision would hang."""
     request = urllib.request.Request(CIFAR10_URL, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S).close()
@@ -122,8 +116,7 @@ def require_cifar10_server(data: Data) -> None:
 
 
 def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
-    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged and cannot be
-    downloaded."""
+    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged."""
     refuse(
         "path",
         data.path,
@@ -136,8 +129,7 @@ def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
 
 # ---- image files
 def listing(data: Data) -> Listing:
-    """Return the image files that `data` names. Raises `ConfigError` if there are fewer than two or
-    no such split.
+    """Return `data`'s image files. Raises `ConfigError` for under two, or a missing split.
 
     Images that do not lie in train/ and test/ are all of `train`.
     """
@@ -151,8 +143,7 @@ def listing(data: Data) -> Listing:
 
 @functools.lru_cache(maxsize=4)
 def zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
-    """List a zip, cached since the directory of a large one takes long to read; `status` changes
-    with the file."""
+    """List a zip; cached, since large ones take long; `status` changes with the file."""
     return _listing(data, path, dict(sorted(_zip_files(path))), status)
 
 
@@ -220,8 +211,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (relative name, (bytes, modified ns)) of every file below a folder. Linked folders are
-    followed once."""
+    """Yield (relative name, (bytes, modified ns)) of each file; links are followed once."""
     if not os.path.isdir(path):
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 

@@ -1,5 +1,4 @@
-"""Distances between two sets of feature vectors, in float64: Fréchet distance and kernel distance
-(KID)."""
+"""Distances between sets of features, in float64: Fréchet and kernel distance (KID)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class NonFiniteError(NotFiniteError):
 
 
 class FeatureStatistics:
-    """Count, mean and covariance of feature vectors that are added in batches, on one process or on
-    several."""
+    """Count, mean and covariance of features added in batches, by one process or several."""
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
         # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer
@@ -86,8 +84,7 @@ class Reference:
     cov: Tensor
     """float64 [d, d]."""
     root: Tensor
-    """float64 [d, d], the symmetric square root of `cov`: the costly half of a Fréchet distance,
-    computed once."""
+    """float64 [d, d], the square root of `cov`: half of a Fréchet distance, computed once."""
     count: int
     """Images behind mean and covariance."""
     features: Tensor
@@ -107,8 +104,7 @@ class Reference:
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
-    """Return S with S·S = matrix, symmetric positive semidefinite [d, d]; eigenvalues below zero
-    count as zero."""
+    """Return S with S·S = matrix, positive semidefinite; negative eigenvalues count as 0."""
     values, vectors = torch.linalg.eigh(matrix)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root
@@ -169,8 +165,7 @@ def kernel_distance(a: Tensor, b: Tensor) -> tuple[float, float] | None:
 
 
 def _kernel_sums(a: Tensor, chosen_a: Tensor, b: Tensor, chosen_b: Tensor) -> Tensor:
-    """Return the kernel summed over all pairs of a subset of `a` with a subset of `b`,
-    [subsets]."""
+    """Return the kernel summed over pairs of a subset of `a` and one of `b`, [subsets]."""
     sums = a.new_zeros(len(chosen_a))
     parts = zip(torch.split(a, _ROWS), torch.split(chosen_a, _ROWS, dim=1), strict=True)
     for rows, chosen in parts:

@@ -15,8 +15,7 @@ class Extractor(Protocol):
     name: str
     """Short name for files: "inception-v3-compat", "efficientnet-lite0", "random"."""
     label: str
-    """Name of the Fréchet distance of these features; "FID" only with FID's own network and
-    weights."""
+    """Name of these features' Fréchet distance; "FID" only with FID's network and weights."""
     digest: str
     """Hex digest of the weights: features with different digests are not comparable."""
     dim: int
@@ -25,8 +24,7 @@ class Extractor(Protocol):
     """K, number of classes of the network; 0 without classes."""
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return features float32 [B, d] of images uint8 [B, C, H, W], both on the extractor's
-        device."""
+        """Return features float32 [B, d] of images uint8 [B, C, H, W], on one device."""
         return self.with_logits(images)[0]
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:

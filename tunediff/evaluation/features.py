@@ -26,8 +26,7 @@ from tunediff.training.weights import check_fit
 
 
 def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
-    """Return the extractor of `evaluation.extractor` on `device`; `classifier` and `random` are
-    made from `images`.
+    """Return `evaluation.extractor` on `device`; `classifier`, `random` use `images`.
 
     Raises `ConfigError` if weights or labels are missing.
     """
@@ -41,8 +40,7 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
 
 
 class Inception(Extractor):
-    """The 2048 pooled features of FID's Inception network, as torch-fidelity builds it (Heusel et
-    al. 2017).
+    """The 2048 pooled features of FID's Inception, as in torch-fidelity (Heusel et al. 2017).
 
     Its logits are those without the last layer's bias, which the public Inception Scores are
     computed from.
@@ -86,8 +84,7 @@ class Inception(Extractor):
 
 
 class Resnet(Extractor):
-    """The pooled features of a ResNet-18 that our own `classification` workload has trained on
-    CIFAR-10.
+    """The pooled features of a ResNet-18 that `classification` has trained on CIFAR-10.
 
     It needs no download and no labels. Grey becomes RGB; images of other sides are resized to
     32×32, bicubic and antialiased as the files of a set are (bilinear: 8 of 100 fewer right from

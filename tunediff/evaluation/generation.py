@@ -1,5 +1,4 @@
-"""Which images a command wants of a generator, and noise that depends on the number of an image
-alone."""
+"""Images that a command asks a generator for, and noise that depends on their numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from tunediff.data.items import mix
 
 @dataclasses.dataclass(frozen=True)
 class SampleRequest:
-    """The images that `sample_images(network, config, request)` of a workload generates on this
-    rank.
+    """The images that a workload's `sample_images(network, config, request)` generates here.
 
     Example, for a network that turns noise [B, 1, 8, 8] into images in [−1, 1]:
 
@@ -34,11 +32,9 @@ class SampleRequest:
     rank: int = 0
     ranks: int = 1
     columns: int = 1
-    """Above 1: yield [B, columns, C, H, W], for each image the noise, evenly spaced states, and the
-    image itself."""
+    """Above 1: yield [B, columns, C, H, W], the noise, evenly spaced states, and the image."""
     progress: Callable[..., None] | None = None
-    """Call it after every step of the sampler, if the sampler has steps; its arguments are
-    ignored."""
+    """Call it after every step of the sampler, if it has steps; arguments are ignored."""
 
     def batches(self) -> Iterator[tuple[int, int]]:
         """Yield (first number, last number + 1) of each batch of this rank."""
@@ -47,8 +43,7 @@ class SampleRequest:
             yield start, min(start + size, self.images)
 
     def noise(self, start: int, stop: int, shape: Sequence[int]) -> Tensor:
-        """Return standard normal noise, float32 [stop − start, *shape], the same for an image in
-        any batch."""
+        """Return normal noise, float32 [stop − start, *shape], equal for an image in any batch."""
         return ImageNoise(self.seed, shape, self.device).initial(start, stop)
 
 

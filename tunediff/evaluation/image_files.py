@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_output(option: str, path: Path | None, *suffixes: str) -> None:
-    """Refuse a `path` that is taken, or is neither a folder nor ends in one of `suffixes`. Raises
-    `ConfigError`."""
+    """Refuse a `path` that exists, or has a wrong suffix. Raises `ConfigError`."""
     if path is None:
         return
     ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
@@ -28,8 +27,7 @@ def check_output(option: str, path: Path | None, *suffixes: str) -> None:
 
 
 class ImageStore:
-    """Stores images as they are generated: each in a file of its own, or those of all ranks in one
-    array."""
+    """Stores images as they are generated: in a file each, or all ranks' in one array."""
 
     def __init__(self, path: Path | None, n: int, world: World) -> None:
         """Prepare for `n` images of all ranks; a `path` without suffix is a folder."""
@@ -51,8 +49,7 @@ class ImageStore:
         self._array[start : start + len(images)] = images.cpu()
 
     def gather(self) -> Tensor | None:
-        """Return all images, uint8 [n, …] on the CPU; None where they went to a folder. All ranks
-        call it."""
+        """Return all images, uint8 [n, …] on the CPU, or None if written. All ranks call it."""
         import torch
 
         if self._folder is not None:
@@ -71,8 +68,7 @@ class ImageStore:
 
 
 def write_images(images: Tensor, path: Path, columns: int = 8) -> None:
-    """Write images uint8 [n, C, H, W] as a sheet, or as arr_0, uint8 [n, H, W, C], of a .npz.
-    Raises `OSError`."""
+    """Write uint8 [n, C, H, W] as a sheet, or as arr_0 of a .npz. Raises `OSError`."""
     import numpy as np
 
     from tunediff.core.files import write_atomically
@@ -86,8 +82,7 @@ def write_images(images: Tensor, path: Path, columns: int = 8) -> None:
 
 
 def write_files(images: Tensor, start: int, total: int, folder: Path) -> None:
-    """Write 0000.png, 0001.png, …: images uint8 [b, C, H, W], the first of which is number `start`
-    of `total`."""
+    """Write 0000.png, …: images uint8 [b, C, H, W] from number `start` of `total` on."""
     from PIL import Image
 
     digits = max(4, len(str(total - 1)))

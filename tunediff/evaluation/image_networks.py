@@ -34,8 +34,7 @@ _CPU = torch.device("cpu")
 
 
 class Classifier(Extractor):
-    """64 features of a small network trained to tell the classes of the very images that are
-    learned.
+    """64 features of a small network trained to tell the learned images' classes.
 
     It needs no download. Training is seeded and runs on one CPU thread: the same images and classes
     give the same weights, bit for bit on the same kind of machine, whatever the state of torch's
@@ -70,8 +69,7 @@ class Classifier(Extractor):
 
 
 class Random(Extractor):
-    """The classifier's network without its training: every activation's mean over the picture, of
-    all layers.
+    """The classifier's network, untrained: the mean of every activation of all layers.
 
     It needs no labels, no download and no time. Networks with random weights compare sets of images
     that are far from ImageNet better than trained ones do (Naeem et al. 2020, arXiv 2002.09797).
@@ -126,8 +124,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 # ---- the network and its training
 class _SmallNetwork(nn.Module):
-    """Convolutions down to at most 8×8 pixels, three more, an average over the picture, and a
-    linear read-out."""
+    """Convolutions down to 8×8 pixels or less, three more, a mean, and a linear layer."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
@@ -164,8 +161,7 @@ def _network(images: Images) -> _SmallNetwork:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: more would sum in another order, and on busy cores wait for each other for
-    minutes."""
+    """Use one thread: more sum in another order, and wait for each other on busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -28,8 +28,7 @@ class Distances(TypedDict):
     frechet: float
     """Fréchet distance of the generated images to the real ones; lower is better."""
     kid: float | None
-    """Kernel distance between up to 2,000 images of each side; None where there are fewer than 64
-    of either."""
+    """Kernel distance of up to 2,000 images a side; None with fewer than 64 on either."""
     evaluation_images: int
     """N, generated images."""
     label: str
@@ -41,8 +40,7 @@ class Distances(TypedDict):
 
 
 class Judge:
-    """Judges generators against one set of real images. Built once, called by all ranks
-    together."""
+    """Judges generators against one set of real images. All ranks call it together."""
 
     last_images: Tensor
     """uint8 [≤ 64, C, H, W] on the CPU: the first images of the last evaluation, on every rank."""
@@ -50,8 +48,7 @@ class Judge:
     def __init__(
         self, images: Images, extractor: Extractor, world: World, batch_size: int = 256
     ) -> None:
-        """`batch_size`: real images whose features are computed at once, if the cache does not hold
-        them."""
+        """`batch_size`: real images at a time, if the cache does not hold their features."""
         self._world, self.extractor = world, extractor
         self.reference = reference(images, extractor, world.device, batch_size)
 
@@ -61,8 +58,7 @@ class Judge:
         count: int | None = None,
         exact: Callable[[], Tensor] | None = None,
     ) -> Distances:
-        """Return the distances of images uint8 [b, C, H, W] on the device to the real ones; each
-        rank passes its own.
+        """Return the distances of this rank's images uint8 [b, C, H, W] and others' to real ones.
 
         All batches but the last are of one size, and rank r's are numbers r, r + ranks, …: then the
         result does not depend on the number of ranks beyond rounding. They are drawn in float32 and

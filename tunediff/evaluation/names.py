@@ -1,5 +1,4 @@
-"""Names of the metrics of `quality`. Imports no torch, so that an unknown one is refused at
-once."""
+"""Names of the metrics of `quality`. Imports no torch: unknown ones are refused at once."""
 
 from __future__ import annotations
 
@@ -13,13 +12,11 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 STRAIGHT = 4
-"""Images per feature above which the bias of a Fréchet distance is about c/N, as its extrapolation
-needs."""
+"""Images per feature above which a Fréchet distance's bias is about c/N."""
 
 
 def caution(label: str, images: int, dim: int) -> str:
-    """Return the caution about a Fréchet distance over so many images with `dim` features; '' for
-    enough images.
+    """Return the caution for a Fréchet distance of so few images for `dim` features, or ''.
 
     An estimated covariance has at most N − 1 ranks: below `dim` + 1 images it is singular (Chong &
     Forsyth 2020, arXiv 1911.07023, on the bias that remains above).
@@ -34,8 +31,7 @@ def caution(label: str, images: int, dim: int) -> str:
 
 
 def name_of(value: str, label: str) -> str:
-    """Return the name of a metric in a table; `label` is the name of the Fréchet distance of the
-    same features.
+    """Return a metric's name in a table; `label`: that of the features' Fréchet distance.
 
     FID, KID and IS stand for Inception with its reference weights; everything else names its
     extractor. Precision and recall always do, for the published ones use yet another network

@@ -44,8 +44,7 @@ def basic(channels: int, out: int, stride: int) -> Residual:
 
 
 def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) -> Residual:
-    """Return 1×1, 3×3 in groups, 1×1: the block of ResNeXt (Xie et al. 2017, arXiv 1611.05431,
-    figure 3c)."""
+    """Return 1×1, grouped 3×3, 1×1: ResNeXt's block (Xie et al. 2017, 1611.05431, fig. 3c)."""
     reduce = convolution(channels, inner, 1)
     grouped = convolution(inner, inner, 3, stride, groups)
     expand = convolution(inner, out, 1)
@@ -57,8 +56,7 @@ def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) ->
 def residual(
     stem: int, blocks: list[Residual], out: int, channels: int, classes: int
 ) -> nn.Sequential:
-    """Return a 3×3 stem, the blocks, the mean over the pixels, a linear layer; initial weights of
-    arXiv 1502.01852."""
+    """Return 3×3 stem, blocks, mean over pixels, linear; initialised as in 1502.01852."""
     first = (convolution(channels, stem, 3), nn.BatchNorm2d(stem), nn.ReLU())
     last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, classes))
     network = nn.Sequential(*first, *blocks, *last)
@@ -103,8 +101,7 @@ class ConvNormReLU(Block):
 
 
 def convnet(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Return three convolutions of `width` to 4 × `width` channels at a side, a half and a quarter
-    of it."""
+    """Return three convolutions, `width` to 4 × `width` channels, at side 1, ½ and ¼."""
     return nn.Sequential(
         ConvNormReLU(channels, width, 1),
         ConvNormReLU(width, 2 * width, 2),
@@ -117,8 +114,7 @@ def convnet(width: int, channels: int, classes: int) -> nn.Sequential:
 
 # ---- transformer, 128×128
 class InceptionMixer(nn.Module):
-    """Mixes tokens by three paths over parts of the channels (Si et al. 2022, arXiv 2205.12956,
-    section 3.1).
+    """Mixes tokens by three paths over channels (Si et al. 2022, arXiv 2205.12956, 3.1).
 
     High frequencies take max-pooling, then a linear layer, and a linear layer, then a depthwise
     convolution, each for half of `width − low` channels. Low frequencies take self-attention at
@@ -153,8 +149,7 @@ class InceptionMixer(nn.Module):
 
 
 class InceptionBlock(Block):
-    """The mixer, then an MLP of four times the width, each with a shortcut around it and normalised
-    before it."""
+    """The mixer, then an MLP of four times the width, both with shortcut and norm."""
 
     def __init__(self, width: int, low: int, head: int, reduction: int) -> None:
         super().__init__()
@@ -170,8 +165,7 @@ class InceptionBlock(Block):
 
 
 def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Return four stages at 1/4 to 1/32 of the side, of `width` to 8 × `width` channels, in
-    iFormer's manner.
+    """Return iFormer's four stages, at 1/4 to 1/32 of the side, `width` to 8 × `width`.
 
     The ramp: attention has 1/4, 1/2, 3/4 and 7/8 of the channels, as low frequencies matter more in
     later layers; in the first two stages it sees half of the resolution. There are no batch
@@ -205,8 +199,7 @@ STAGES = (
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution without bias, padded as TensorFlow's `SAME`: more below and at the right where
-    it is uneven."""
+    """A convolution without bias, padded as TensorFlow's `SAME`: more below and right."""
 
     def __init__(
         self, channels: int, out: int, side: int, stride: int = 1, groups: int = 1
@@ -221,8 +214,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1×1, convolve each channel, project by 1×1; the input is added where the shape
-    stays."""
+    """Expand by 1×1, convolve per channel, project by 1×1; add the input if it fits."""
 
     def __init__(self, channels: int, out: int, side: int, stride: int, expansion: int) -> None:
         super().__init__()

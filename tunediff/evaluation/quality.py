@@ -1,5 +1,4 @@
-"""Metrics of many images of a finished model: more than an evaluation within a training has time
-for."""
+"""Metrics of many images of a finished model, too slow for evaluations in a training."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from tunediff.evaluation.reference import real_features, reference
 from tunediff.training.precision import evaluation_precision
 
 FEATURES = 10_000
-"""Most feature vectors of a set that are kept, for what needs pairs of them: KID, precision and
-recall."""
+"""Most feature vectors kept of a set, for metrics of pairs: KID, precision, recall."""
 SPLITS = 10
 NEIGHBOURS = 3
 
@@ -34,8 +32,7 @@ class Value(NamedTuple):
     images: int | None
     """Number of generated images; None for the limit of infinitely many."""
     within_sd: float | None = None
-    """Standard deviation over subsets (KID) or splits (IS) of these very images; says nothing about
-    other seeds."""
+    """Standard deviation over subsets (KID) or splits (IS) of these images, not over seeds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,8 +63,7 @@ class Real:
 
 
 class Quality:
-    """The metrics of n generated images that are added in batches, in any order, on one process or
-    on several."""
+    """The metrics of n images added in batches, in any order, by one process or several."""
 
     def __init__(
         self,
@@ -89,8 +85,7 @@ class Quality:
         self._logits = torch.zeros(n if "is" in kinds else 0, extractor.classes, device=device)
 
     def update(self, start: int, images: Tensor) -> None:
-        """Add images start, start + 1, … of the set, uint8 [B, C, H, W]. Raises
-        `NonFiniteError`."""
+        """Add images start, start + 1, …, uint8 [B, C, H, W]. Raises `NonFiniteError`."""
         features, logits = self._extractor.with_logits(images)
         first = 0
         # Without a distance there are no parts.

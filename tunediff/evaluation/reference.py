@@ -22,8 +22,7 @@ _VERSION = 1  # raise it when the same images and extractor would give other num
 def reference(
     images: Images, extractor: Extractor, device: torch.device | str, batch_size: int
 ) -> Reference:
-    """Return the statistics of all `images`, on `device`: read from the cache folder, or computed
-    and written there."""
+    """Return the statistics of all `images`, on `device`, from the cache or computed."""
 
     def read(path: Path) -> Reference:
         stored = _read(path, min(len(images), KID_FEATURES), extractor.dim)
@@ -50,8 +49,7 @@ def reference(
 def real_features(
     images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
 ) -> Tensor:
-    """Return features float32 [≤ count, d], on `device`, of the first `count` images of a fixed
-    shuffle; cached."""
+    """Return features float32 [≤ count, d] of the first `count` of a fixed shuffle; cached."""
     indices = _shuffled(len(images))[:count]
 
     def compute() -> Tensor:

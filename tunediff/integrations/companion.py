@@ -1,5 +1,4 @@
-"""A process beside a search that speaks to a service: at low priority, and whatever the service
-does, no trial waits.
+"""A low-priority process that speaks to a service for a search; no trial waits for it.
 
 The files in the folder of the search are its queue: what the service did not take is sent later.
 Both ends are here: a `Companion` in the search starts the module of the other end, talks to it and
@@ -36,8 +35,7 @@ MAX_SHARE = 0.05
 SILENT_S = 5.0
 """Seconds at the end of the search after which the user is told what it waits for."""
 RETRY_S = 15.0
-"""Seconds after a failure until the service is tried again, and until a dead process is started
-again."""
+"""Seconds until a failed service is tried, and a dead process started, again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +145,7 @@ class Companion(Listener):
 
 # ---- in the process
 class Attempts:
-    """Calls what a service may fail, and says so once; after a failure the service is left alone
-    for a while."""
+    """Calls a service and says once that it failed; then leaves it alone for a while."""
 
     def __init__(self, facts: Facts, consequence: str, say: Say) -> None:
         """`consequence`: how the search goes on without the service."""

@@ -1,5 +1,4 @@
-"""Copy a search to its address while it runs: `--storage s3://bucket/prefix`, in a process of its
-own.
+"""Copy a search to its address, `--storage s3://bucket/prefix`, while it runs.
 
 Journals are copied at every point, other files as they appear; `tunediff.core.remote` does it.
 """
@@ -29,8 +28,7 @@ def listeners(activity: Activity) -> Iterator[Listener]:
 
 
 class Copier:
-    """Copies what has changed, from the first trial on: until then a failed start leaves
-    nothing."""
+    """Copies changes from the first trial on: a start that fails leaves nothing."""
 
     def __init__(self, facts: Facts, say: Say) -> None:
         self._facts, self._say, self._lost = facts, say, False

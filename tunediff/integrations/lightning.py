@@ -1,5 +1,4 @@
-"""A LightningModule as a workload, trained by Lightning's own `Trainer` under the clock of the
-trial.
+"""A LightningModule as a workload: Lightning's `Trainer` under the clock of the trial.
 
 from tunediff.integrations.lightning import fit
 
@@ -87,8 +86,7 @@ def fit(
     datamodule: Any = None,
     **trainer_options: Any,
 ) -> Any:  # fmt: skip
-    """Call `Trainer(**trainer_options).fit(model, …)` until the trial's budget is spent; returns
-    the Trainer.
+    """Call `Trainer(**trainer_options).fit(model, …)` for the budget; returns the Trainer.
 
     The validation loop is the evaluation at every point, unless `trial.evaluate_with` was called;
     its logged values are what it finds. `max_steps` and `max_epochs` end nothing: they are the
@@ -148,8 +146,7 @@ def fit(
 
 @contextlib.contextmanager
 def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
-    """Put the training's loader under the clock; the owner may be used by the next trial of the
-    process as well."""
+    """Put the training's loader under the clock, until the end of this trial."""
     make, own = owner.train_dataloader, "train_dataloader" in vars(owner)
     owner.train_dataloader = lambda: wrap(make())
     try:
@@ -193,8 +190,7 @@ class _Clock:
         return kept
 
     def wrap(self, loader: Any) -> EpochLoader:
-        """Return the training's loader under the clock. Raises `WorkloadError` for several
-        loaders."""
+        """Return the training's loader under the clock. Raises `WorkloadError` for several."""
         trial = self._trial
         if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
             trial.fail("train_dataloader: several loaders are not allowed; allowed: one DataLoader")
@@ -254,8 +250,7 @@ class _Clock:
         return math.ceil(batches / self._trial.config.loader.accumulation)
 
     def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
-        """Return after which epochs, or after which optimizer steps of an epoch, Lightning calls a
-        scheduler."""
+        """Return after which epochs, or steps of an epoch, Lightning calls a scheduler."""
         if interval != "step" or frequency == 1:
             return [number % frequency == 0 for number in range(1, frequency + 1)]
         # Lightning counts the batches of an epoch, and looks at their number after each optimizer
@@ -335,8 +330,7 @@ class _Loops:
 
 
 class _Saved:
-    """What callbacks, the data module and the module itself put into a checkpoint of Lightning, of
-    whatever kind."""
+    """What callbacks, data module and module put into a checkpoint of Lightning."""
 
     def __init__(self, trainer: Any, module: Any, checkpoint: type) -> None:
         """`checkpoint`: the class of callbacks that write files."""
@@ -383,8 +377,7 @@ class _Saved:
 
 
 def _on_devices_of(now: Any, state: Any) -> Any:
-    """Return `state`, from host memory, with its tensors where those of `now` are: callbacks may
-    take them over."""
+    """Return `state` with its tensors where those of `now` are: callbacks may keep them."""
     if isinstance(state, torch.Tensor):
         return state.to(now.device) if isinstance(now, torch.Tensor) else state
     if isinstance(state, Mapping) and isinstance(now, Mapping):

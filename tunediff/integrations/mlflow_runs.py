@@ -14,8 +14,7 @@ from tunediff.integrations.tracked_run import Run, RunEnd, is_number, numbers, p
 
 
 class MlflowRuns:
-    """MLflow: a parent run for the search, a nested run per trial; `MLFLOW_TRACKING_URI` names the
-    server.
+    """MLflow: a run per search, a nested one per trial; `MLFLOW_TRACKING_URI`: its server.
 
     Runs are found again by a tag, so that a resumed search continues them. A metric that is sent
     again, with equal step and time, is stored once.
@@ -116,8 +115,7 @@ class MlflowRuns:
 
 
 def _mlflow_name(name: str) -> str:
-    """Return a name with `_` for what MLflow refuses in names of metrics, parameters and tags:
-    `recall@5`."""
+    """Return a name with `_` for what MLflow refuses in names, such as `recall@5`."""
     name = re.sub(r"[^\w.\-/ :]", "_", name)[: MlflowRuns.MAX_NAME]
     # MLflow may use it as a path, which must not have another form: `a//b`, `../a`
     is_path = all(part.strip(".") for part in name.split("/")) and not name.startswith("..")

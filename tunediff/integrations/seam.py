@@ -1,5 +1,4 @@
-"""What the adapters share: schedules over the budget, ranks, and knobs that a framework does not
-have."""
+"""What the adapters share: schedules over the budget, ranks, and unavailable knobs."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class BudgetScheduler:
     def __init__(
         self, scheduler: Any, total: float, trial: Trial, *, steps_at: Iterable[bool] = (True,)
     ) -> None:
-        """`steps_at`: with which of so many steps the scheduler makes one of its own, over and
-        over.
+        """`steps_at`: at which of so many steps the scheduler steps, repeated.
 
         Raises `WorkloadError` for a scheduler that does not count its steps, such as
         ChainedScheduler.
@@ -87,8 +85,7 @@ class Attributes:
 
 
 def refuse_knobs(trial: Trial, framework: str) -> None:
-    """Raise `WorkloadError` for knobs whose meaning the framework cannot have; notes which it does
-    not follow."""
+    """Raise `WorkloadError` for knobs the framework cannot have; note what it ignores."""
     config = trial.config
     strategy, several = config.parallel.strategy, config.parallel.workers > 1
     if several and strategy != "ddp":
@@ -143,8 +140,7 @@ def _knobs(settings: Sequence[str], knobs: Mapping[str, str]) -> str:
 
 
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:
-    """Raise `WorkloadError` where the framework has ended the training before its budget was
-    spent."""
+    """Raise `WorkloadError` if the framework ended the training before the budget."""
     if not finished and not trial.is_over:
         steps = trial.step_count
         trial.fail(
@@ -153,8 +149,7 @@ def check_finished(trial: Trial, finished: bool, framework: str, causes: str) ->
 
 
 def begin_accelerate(trial: Trial) -> None:
-    """Let accelerate look at the ranks of this trial, not at those of an old one in the same
-    process."""
+    """Let accelerate see this trial's ranks, not an earlier one's of the process."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -166,8 +161,7 @@ def begin_accelerate(trial: Trial) -> None:
 
 
 def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:
-    """Call `judge` while the model is without the autocast that accelerate has put around its
-    forward pass."""
+    """Call `judge` while the model's forward pass is without accelerate's autocast."""
     own = vars(model)
     mixed, plain = own.get("forward"), own.get("_original_forward")
     if plain is None:

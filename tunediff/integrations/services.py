@@ -163,8 +163,7 @@ class TensorboardRuns:
             writer.close()
 
     def _writer(self, run: Run, points: Sequence[Point]) -> Any:
-        """Return the open writer of a run; what a killed process wrote beyond `points` is
-        purged."""
+        """Return a run's open writer; what a killed process wrote beyond `points` goes."""
         if run.id not in self._writers:
             folder = self._folder / run.name
             # Names of event files have whole seconds, and are read in their order.

@@ -17,8 +17,7 @@ _FIRST = {
     *("loss", "train_s", "device_s", "samples", "samples_per_s", "steps", "index"),
     *("peak_memory_mib", "energy_wh"),
 }
-"""What services show first, with what the evaluation returned; other numbers are in the group
-`system`."""
+"""Numbers that services show first, with the evaluation's; others: group `system`."""
 _SUCCESSES = ("ok", "pruned", "skipped")
 
 
@@ -27,8 +26,7 @@ class Run:
     """One run at a service: a trial, or the search as a whole, under which the trials are."""
 
     kind: str
-    """`search`, `trial`, `confirming` for a confirming run, or `training` for one outside any
-    search."""
+    """`search`, `trial`, `confirming` (a confirming run) or `training` outside a search."""
     name: str
     """`t0003`, `confirm/t0003`; of the search its name."""
     search: str
@@ -42,8 +40,7 @@ class Run:
     """Unix time."""
 
     def at(self, point: Point) -> float:
-        """Return the Unix time of a point at which services draw it: its training seconds after the
-        start."""
+        """Return the Unix time at which a point is drawn: training seconds after the start."""
         return self.started + point.train_s
 
 
@@ -76,8 +73,7 @@ class Service(Protocol):
     def send(
         self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
     ) -> None:
-        """Send the new points of a run, which is begun or continued, its pictures as they are now,
-        and how it ended."""
+        """Send a run's new points, its present pictures, and how it ended."""
 
     def close(self) -> None:
         """Wait until the service has everything."""

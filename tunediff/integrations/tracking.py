@@ -31,8 +31,7 @@ from tunediff.tuning import sessions
 SENT, LOG = "tracking.jsonl", "tracking.log"
 """Files in the folder of a search: what was sent, and what the service's package printed."""
 MAX_FAILING_S = 5.0
-"""Seconds that trials may take to fail before the others are left for later: a refusal is quick, a
-timeout is not."""
+"""Seconds of failing trials until the others wait: refusals are quick, timeouts not."""
 
 
 # ---- in the search
@@ -72,8 +71,7 @@ def _last_words(result: Mapping[str, Any]) -> str:
 
 # ---- in the process
 class SentLog:
-    """What a service has taken, by the id of a run: how many points, and whether the end; one line
-    per change."""
+    """What a service has taken, by run id: number of points, and the end; a line each."""
 
     def __init__(self, folder: Path, service: str) -> None:
         self._path, self._service = folder / SENT, service
@@ -128,8 +126,7 @@ class Tracker:
         return self._attempts.attempt(send, last)
 
     def _send_all(self, result: Mapping[str, Any] | None) -> Exception | None:
-        """Send every run that has something new; return the first error of a trial, which does not
-        block the others.
+        """Send every run with something new; return the first error, which blocks no other.
 
         Raises the error of a service that seems to be gone; see `MAX_FAILING_S`.
         """

@@ -68,8 +68,7 @@ def fit(
     trial: Trial, args: Any, *, model: Any = None, model_init: Callable[[], Any] | None = None,
     trainer_class: type[Any] = Trainer, **trainer_options: Any,
 ) -> Any:  # fmt: skip
-    """Call `trainer_class(model, args, **trainer_options).train()` until the trial's budget is
-    spent; returns it.
+    """Call `trainer_class(model, args, **trainer_options).train()` for the trial's budget.
 
     `evaluate` of the Trainer is the evaluation at every point, unless `trial.evaluate_with` was
     called: an objective such as `eval_loss`. `max_steps` and `num_train_epochs` end nothing: they
@@ -192,8 +191,7 @@ class _UnderClock:
 
 
 class _Epochs(TrainerCallback):  # type: ignore[misc]
-    """Corrects `state.epoch`: the Trainer counts the warm-up with the first pass, and passes since
-    a resume."""
+    """Corrects `state.epoch`: the Trainer counts the warm-up and passes since a resume."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -224,8 +222,7 @@ def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]
 
 
 def _with_knobs(trial: Trial, args: Any) -> Any:
-    """Return the arguments with what knobs set. Raises `WorkloadError` where the user sets it as
-    well."""
+    """Return the arguments with the knobs'. Raises `WorkloadError` if the user sets them too."""
     loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
     parallel, several = trial.config.parallel, trial.world.size > 1
     if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
