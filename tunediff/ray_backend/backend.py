@@ -52,8 +52,7 @@ class RayBackend:
         self._others = share.slots > 1 or nodes is not None
 
     def warm(self, config: Systems) -> None:
-        """Start the workers of the first trials, which train this configuration, while Tune starts
-        up."""
+        """Start the first trials' workers, which train this configuration, beside Tune."""
         size, allocations = config.parallel.workers, []
         while (allocation := self.devices.take(size, waits=False)) is not None:
             allocations.append(allocation)

@@ -1,5 +1,4 @@
-"""A Ray cluster that was there before us: what its nodes have, and whether they can do what a
-search needs of them."""
+"""A Ray cluster that existed before: what its nodes have, and if they suffice."""
 
 from __future__ import annotations
 
@@ -30,16 +29,13 @@ from tunediff.tuning.resources import Machine, Placement
 ANSWER_S = 180.0
 """That a node has to answer in: the first time it unpacks our package and imports Ray's workers."""
 HEAD_S = 45.0
-"""Without a word from the head, after which a search ends. Ray ends its processes after 60 s,
-without any of ours."""
+"""Seconds without the head until a search ends; Ray ends its processes after 60 s."""
 NOTICE_S = 2.0
-"""Between two looks for a notice that a node will be taken away; clouds give one 30 to 120 s
-before."""
+"""Seconds between looks for a node's notice; clouds give it 30 to 120 s before."""
 
 
 def runtime_env() -> dict[str, Any]:
-    """Return what Ray ships to nodes without our checkout: this package, and the settings of Ray
-    that it relies on.
+    """Return what Ray ships to nodes without our checkout: this package and its settings.
 
     A user's workload lies in the folder of its search, on the shared storage.
     """
@@ -51,8 +47,7 @@ def runtime_env() -> dict[str, Any]:
 
 
 def beside() -> dict[str, str]:
-    """Return Ray's label selector of this node: the one of the search itself, whose end ends
-    everything else."""
+    """Return Ray's label selector of the search's node, whose end ends everything else."""
     return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
 
@@ -67,8 +62,7 @@ def own_cluster() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[None]:
-    """Call `look` again and again, in a thread of its own, until it returns True or the block
-    ends."""
+    """Call `look` in a thread again and again until it returns True or the block ends."""
     over = threading.Event()
 
     def watch() -> None:
@@ -84,8 +78,7 @@ def _watching(name: str, every_s: float, look: Callable[[], bool]) -> Iterator[N
 
 @contextlib.contextmanager
 def head_watched(lost: Callable[[], None], every_s: float = 5.0) -> Iterator[None]:
-    """Call `lost`, in a thread of its own, when the cluster's head has not answered for
-    `HEAD_S`."""
+    """Call `lost` in a thread when the cluster's head has not answered for `HEAD_S`."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     last_answer = time.monotonic()
 
@@ -150,8 +143,7 @@ def gone(ids: Iterable[str]) -> list[str]:
 
 
 def draining(ids: Iterable[str]) -> list[str]:
-    """Return those of these nodes that will be removed soon, by an autoscaler or `ray
-    drain-node`."""
+    """Return those of these nodes that an autoscaler or `ray drain-node` will remove."""
     draining_nodes = (
         ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
     )  # as Ray Train's own watcher
@@ -179,8 +171,7 @@ def watched(ids: Sequence[str], notice: Callable[[list[str]], None]) -> Iterator
 
 
 def lacks(place: Placement) -> str:
-    """Return in words what workers that have not started wait for: room on their nodes, or only the
-    start."""
+    """Return what workers that have not started wait for: room on nodes, or the start."""
     if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
         return "they have their place and start"
     resources = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
@@ -244,8 +235,7 @@ class Nodes:
         return [machine for machine in machines if self._fit[machine.id] is not None]
 
     def close(self) -> None:
-        """End the checks before Ray is shut down: a call of Ray after that would start a cluster on
-        this machine."""
+        """End the checks before Ray is shut down: later calls would start a cluster here."""
         self._over.set()
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -264,8 +254,7 @@ class Nodes:
 
 # ---- what each can do
 def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
-    """Check that all nodes see the folder: each reads what was just written here. Raises
-    `ConfigError`."""
+    """Check that all nodes see the folder: each reads a new word. Raises `ConfigError`."""
     nonce, proof = uuid.uuid4().hex, folder / f".shared-{uuid.uuid4().hex[:8]}"
     proof.write_text(nonce)
     try:
@@ -278,8 +267,7 @@ def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
 
 
 def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
-    """Raise `ConfigError` if there are `answers`: what each node said that did not read the
-    proof."""
+    """Raise `ConfigError` if there are `answers`: of nodes that did not read the proof."""
     if answers:
         listed = "; ".join(f"{machine.name}: {answer}" for machine, answer in answers.items())
         raise ConfigError(
@@ -290,8 +278,7 @@ def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
 
 
 def check_packages(machines: Iterable[Machine]) -> None:
-    """Check that each node can import what trains, with the torch of this one. Raises
-    `ConfigError`."""
+    """Check that each node imports what trains, with this torch. Raises `ConfigError`."""
     expected = _torch_version()
     answers = _on_each(machines, _import_packages)
     if differing := {machine: answer for machine, answer in answers.items() if answer != expected}:
@@ -303,8 +290,7 @@ def check_packages(machines: Iterable[Machine]) -> None:
 
 
 def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
-    """Check that each node has the data and weights that a trial reads. Raises `ConfigError` with
-    what is missing."""
+    """Check that each node has a trial's data and weights. Raises `ConfigError`."""
     answers = _on_each(machines, _check_files, config, evaluates)
     if lacking := {machine: answer for machine, answer in answers.items() if answer != ""}:
         raise ConfigError(
@@ -313,8 +299,7 @@ def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> 
 
 
 def describe(machines: Sequence[Machine]) -> dict[str, Any]:
-    """Return what `environment.describe` says on the first of these nodes; {} without any, or
-    without an answer."""
+    """Return the first node's `environment.describe`; {}: no node, or no answer."""
     for answer in _on_each(machines[:1], _describe).values():
         with contextlib.suppress(ValueError):
             return dict(json.loads(answer))
@@ -354,8 +339,7 @@ def _read(path: str) -> str:
 
 
 def _import_packages() -> str:
-    """Import what a worker imports, and return its torch. A package that is missing raises its
-    error."""
+    """Import what a worker imports; return its torch. Raises for a missing package."""
     import torchvision  # noqa: F401
 
     import tunediff.tuning.worker  # noqa: F401

@@ -129,8 +129,7 @@ def _init(**options: Any) -> Any:
 
 
 def _ray_options(address: str | None) -> dict[str, Any]:
-    """Return options of `ray.init`: a local cluster gets our count of cores and GPUs, a remote one
-    our code."""
+    """Return `ray.init`'s options: our cores and GPUs for a local cluster, or our code."""
     if address is not None:
         from tunediff.ray_backend import cluster as there
 
@@ -252,8 +251,7 @@ def _headless(folder: Path, address: str | None) -> None:
 
 
 def search(folder: Path, space: SearchSpace, backend: Backend, listeners: Listeners) -> None:
-    """Run the search in `folder` until a limit is reached. Raises `StoppedError` when it cannot be
-    written."""
+    """Run the search in `folder` to a limit. Raises `StoppedError` if it is unwritable."""
     from tunediff.ray_backend import tuner  # imports Ray and Optuna, which takes seconds
 
     alive(folder)  # what this session has spent until here counts, too: Ray has started

@@ -1,5 +1,4 @@
-"""A Ray cluster on this machine for one search: what it needs to start, and what it would leave
-behind."""
+"""A Ray cluster on this machine for one search: its start, and what it would leave."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from tunediff.ray_backend import remains
 KEEP = "TUNEDIFF_KEEP_RAY"
 """Set in the environment, Ray's own logs stay after a search that ended in order."""
 START_S = 120.0
-"""Seconds that Ray's processes have to start in. Alone Ray waits 30 s, too few beside other work on
-all cores."""
+"""Seconds for Ray's processes to start; Ray's 30 s are too few on busy cores."""
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 _files: list[Path] = []
 """The file with the random token of the cluster that runs, if it has one."""
@@ -29,8 +27,7 @@ _files: list[Path] = []
 
 @contextlib.contextmanager
 def random_token() -> Iterator[None]:
-    """Give the cluster that starts inside a random token, and its user a file with it that nobody
-    else can read.
+    """Give the cluster that starts inside a random token, in a file for its user alone.
 
     Ray's own token is for all clusters of a user, in a file that others may read. A token of the
     user's stays.
@@ -116,8 +113,7 @@ def _described_token() -> str:
 
 @contextlib.contextmanager
 def no_remains() -> Iterator[Callable[[Any], None]]:
-    """Let no process of the cluster that starts inside outlive this one, also after `kill -9`; see
-    `remains`.
+    """Let no process of the cluster outlive this one, also after `kill -9`; see `remains`.
 
     Yields a function that takes Ray's context once the cluster has started.
     """
@@ -153,8 +149,7 @@ def _session_of(context: Any) -> str | None:
 
 
 def remove_session(context: Any) -> None:
-    """Delete the folder of logs and sockets of the cluster that `ray.init` started, unless `KEEP`
-    is set.
+    """Delete the logs and sockets of `ray.init`'s cluster, unless `KEEP` is set.
 
     Ray never deletes it, and refuses work once its disk is 95 % full.
     """

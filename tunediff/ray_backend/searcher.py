@@ -1,5 +1,4 @@
-"""The loop of `loop.Dispatcher` as Ray Tune drives it, and the driver that Tune starts for each
-trial. Imports no torch."""
+"""`loop.Dispatcher` as Ray Tune drives it, and a trial's driver. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class Searcher(RaySearcher):  # type: ignore[misc]
-    """The loop as Ray Tune drives it: suggests trials with their slots, and takes note of their
-    ends.
+    """The loop as Ray Tune drives it: suggests trials with slots, and notes their ends.
 
     It writes the end of a trial that Tune stopped or whose driver died.
     """
@@ -56,8 +54,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         """Do nothing: journals and study are on disk."""
 
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
-        """Return the next trial as Tune's parameters; FINISHED when none will come. None: Tune asks
-        again."""
+        """Return the next trial as Tune's parameters; FINISHED: none comes; None: ask again."""
         spec = None
         if self.broken is None:
             try:
@@ -91,8 +88,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             self.broken = fault
 
     def _settle(self, spec: TrialSpec, error: bool) -> None:
-        """Write the end of a trial where its workers neither did nor will: it was stopped early, or
-        lost its driver."""
+        """Write a trial's end where its workers will not: stopped early, or driver lost."""
         trial_record = settled(spec.folder, self.proposer.space.baseline.evaluation.points)
         if record.was_lost(spec.folder) or (
             trial_record is not None and trial_record.status is not None
@@ -115,8 +111,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
 
 class Driver(tune.Trainable):  # type: ignore[misc]
-    """Run one trial after the other in one process, as starting a process takes seconds; each
-    `step` is one point.
+    """Run trials one after the other in one process, faster; each `step` is one point.
 
     A scheduler that stops a trial calls no further `step`; `Dispatcher.finish` ends its
     processes. A driver that is started again after a kill attaches to the running job, or finds in

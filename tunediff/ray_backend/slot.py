@@ -47,8 +47,7 @@ class SlotActor(Mailbox):
         return f"Slot({self._name}, {job})"
 
     def note(self, line: str) -> None:
-        """Log a line. The dashboard's table of tasks shows the name that the caller gives to this
-        call."""
+        """Log a line. The dashboard's table of tasks shows the caller's name for the call."""
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for the search
@@ -142,7 +141,6 @@ class SlotActor(Mailbox):
 
 
 def reason_of(error: Exception) -> str:
-    """Return Ray's message, with the class and message of its controller's error, whose class Ray
-    leaves out."""
+    """Return Ray's message with the class and text of its controller's error."""
     inner = getattr(getattr(error, "cause", error), "controller_failure", None)
     return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"

@@ -58,8 +58,7 @@ def search(
 
 
 class DiskFaults(logging.Filter):
-    """Drop what Ray logs from its first disk error on: pages of tracebacks; the search itself ends
-    with its reason."""
+    """Drop Ray's log from its first disk error on: the search ends with its own reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +115,7 @@ def _tuner(
 
 
 def driver_resources() -> tune.PlacementGroupFactory:
-    """Return the resources of a trial's driver, on the search's node: a lost node then has no
-    driver, only workers."""
+    """Return a trial's driver's resources, on the search's node: lost nodes have none."""
     here = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == here)
     # A head that trains nothing has no CPUs; Ray gives every node one unit of a resource named
@@ -146,8 +144,7 @@ class EarlyStoppingScheduler(FIFOScheduler):  # type: ignore[misc]
 
 
 class _Events(TrialProgressCallback):  # type: ignore[misc]
-    """Pass Tune's events to the listeners, instead of Tune's own printing; Tune calls the hooks by
-    keyword."""
+    """Pass Tune's events to the listeners; Tune calls the hooks by keyword."""
 
     def __init__(self, listeners: Listeners) -> None:
         super().__init__()

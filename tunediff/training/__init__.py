@@ -1,2 +1,1 @@
-"""The training loop and what it stands on. It knows no Ray: it runs in a Ray Train worker, under
-torchrun, or alone."""
+"""The training loop and its parts. Knows no Ray: runs in its workers, under torchrun, or alone."""

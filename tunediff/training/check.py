@@ -1,5 +1,4 @@
-"""Two steps and evaluations of a user's workload, before hours are spent on it, in processes of
-their own."""
+"""Check a user's workload in processes of its own: two steps and evaluations."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Report(TypedDict, total=False):
 
 
 class _Calls:
-    """Counts calls with gradients. Copies and pickles of a model that carries it have counters of
-    their own."""
+    """Counts calls with gradients. Copies of a model that carries it count by themselves."""
 
     count = 0
 
@@ -99,8 +97,7 @@ class Check(Record):
     """Of strategies that own them."""
 
     def after_prepare(self, run: TrainingRun, model: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return another module than the one that went in, whatever the strategy, to tell which of
-        them is trained."""
+        """Return a module other than the given one, to tell which of them is trained."""
         self.plain = model
         self.outer = prepared if prepared is not model else copy.copy(model)
         self.calls, hooks = (
@@ -138,8 +135,7 @@ class Check(Record):
 
 
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
-    """Train and judge a workload; raise what it raises, and `WorkloadError` for what would go wrong
-    silently later.
+    """Train and judge a workload. Raises its errors, and `WorkloadError` for silent faults.
 
     `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this
     returns.
@@ -307,8 +303,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
 
 
 def _for_this_machine(config: Systems) -> Systems:
-    """Return the configuration with no more workers than this machine has GPUs, each with as much
-    of a batch as before.
+    """Return the configuration with this machine's workers, each with its former batch.
 
     A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another
     node or on several.
@@ -348,8 +343,7 @@ def answer(connection: Connection, content: tuple[bytes, str]) -> None:
 
 
 def _failure(error: BaseException, config: Systems | None) -> str:
-    """Return what went wrong in the training of a user's workload, with the traceback unless the
-    loss was not finite.
+    """Return what went wrong in a user's training, with traceback unless a loss diverged.
 
     The user is there to read it, so that a disk fault or a lost rank is reported like any other
     error.

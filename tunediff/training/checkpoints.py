@@ -16,13 +16,11 @@ from tunediff.training.feed import Position
 from tunediff.training.training_run import TrainingRun
 
 MOST_FILES = 16
-"""Points at which files are written, at most; they are evenly spaced, and the last one is among
-them."""
+"""Most points at which files are written, evenly spaced, the last one included."""
 
 
 def save(run: TrainingRun, pending: Point | None = None) -> None:
-    """Write everything that the training has learned and measured. All ranks call it; rank 0
-    writes.
+    """Write all that the training has learned and measured. All ranks call it.
 
     `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
     """
@@ -57,8 +55,7 @@ def _learned(run: TrainingRun, complete: bool = False) -> dict[str, Any]:
 
 
 def copied(run: TrainingRun) -> dict[str, Any]:
-    """Return a copy of what the training has learned so far, in host memory, for `put` on the same
-    ranks."""
+    """Return a copy in host memory of what is learned, for `put` on the same ranks."""
     with run.strategy.states_as_shares():
         return cast("dict[str, Any]", state.copied(_learned(run, complete=True)))
 
@@ -94,8 +91,7 @@ def find(run: TrainingRun) -> Mapping[str, Any] | None:
 
 
 def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
-    """Return why this training cannot take up a checkpoint, of another version or model; "" where
-    it can.
+    """Return why this training cannot take a checkpoint (version, model), or "".
 
     Tries it with a copy and undoes that: the warm-up must not change the checkpoint's own tensors.
     """
@@ -124,8 +120,7 @@ def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
 
 
 def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position | None:
-    """Return where this rank's loader goes on; after a change of ranks, at the beginning of the
-    pass."""
+    """Return where this rank's loader goes on; after a change of ranks, the pass's start."""
     positions = (content or {}).get("position") or [None]
     if positions[0] is None:
         return None
@@ -206,8 +201,7 @@ def write_files(run: TrainingRun, index: int) -> None:
 
 
 def remove_files(run: TrainingRun) -> None:
-    """Remove what an earlier training in this folder has written by `write_files`. Rank 0 calls
-    it."""
+    """Remove what an earlier training here wrote by `write_files`. Rank 0 calls it."""
     if run.folder is not None:
         for name in run.files_of_points:
             shutil.rmtree(run.folder / name, ignore_errors=True)

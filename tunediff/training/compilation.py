@@ -30,8 +30,7 @@ class Compilation:
     def apply(
         self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None
     ) -> nn.Module:
-        """Compile `model` as configured; `network`: the plain one in it; `blocks`: class of its
-        repeated modules.
+        """Compile `model`; `network`: the plain one in it; `blocks`: its repeated modules.
 
         Raises `ConfigError` where blocks are to be compiled and the network has none of that class.
         """
@@ -57,13 +56,11 @@ class Compilation:
         return model
 
     def detach(self, loss: Tensor) -> Tensor:
-        """Return a loss, detached, to read later: the next run of a CUDA graph overwrites what this
-        one returned."""
+        """Return a detached loss to read later: a CUDA graph's next run overwrites it."""
         return loss.detach().clone() if self._options.mode in CUDA_GRAPHS else loss.detach()
 
     def warm_ups(self, device: str) -> int:
-        """Return the steps until all is compiled: the second run of a CUDA graph records it, the
-        third replays it."""
+        """Return the steps until all is compiled: a CUDA graph's second run records it."""
         return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
 
     @contextlib.contextmanager
@@ -90,8 +87,7 @@ class Compilation:
         return call(*inputs, **named)
 
     def facts(self) -> dict[str, Any]:
-        """Return `compiled_graphs` so far and `expected_graphs`, as a `Point` has them; {} if
-        nothing is compiled.
+        """Return `compiled_graphs` and `expected_graphs` as in a `Point`; {}: none compiled.
 
         A framework that compiles by itself leaves open how many are to be expected.
         """
@@ -102,8 +98,7 @@ class Compilation:
 
 
 def _kind(value: Any, static: bool) -> Hashable:
-    """Return what of an argument needs a graph of its own; where shapes are not `static`, the
-    number of axes does."""
+    """Return what of an argument needs a graph: without `static`, the number of axes."""
     if not isinstance(value, torch.Tensor):
         return str(type(value))
     shape = (value.shape, value.stride()) if static else value.dim()
@@ -118,8 +113,7 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def cold_cache(options: Compile) -> Iterator[None]:
-    """Hide the compiled code of earlier trainings on disk, so that compiling takes as long as the
-    first time."""
+    """Hide earlier trainings' compiled code on disk: compiling takes as long as at first."""
     if not options.active:
         yield
         return

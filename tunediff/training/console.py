@@ -1,5 +1,4 @@
-"""What `tunediff.train` shows and keeps of a training: a line and a picture per evaluation,
-TensorBoard curves."""
+"""What `tunediff.train` shows of a training: lines, pictures, TensorBoard curves."""
 
 from __future__ import annotations
 

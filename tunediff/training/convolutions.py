@@ -86,8 +86,7 @@ def channels_last_gain(
     dtype: torch.dtype | None,
     make_graph: MakeGraph | None = None,
 ) -> float:
-    """Return how many times as fast the model's most frequent convolution is in NHWC as in NCHW; 0
-    where it has none."""
+    """Return NHWC's speed-up of the model's most frequent convolution; 0 without one."""
     return _gain(model, device, dtype, make_graph, Variant(nhwc=False), Variant(nhwc=True))
 
 

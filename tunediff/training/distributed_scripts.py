@@ -1,5 +1,4 @@
-"""Let scripts that were written for DistributedDataParallel run under a trial, which makes its
-ranks itself."""
+"""Run scripts written for DistributedDataParallel under a trial, which makes the ranks."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from tunediff.training import knobs
 
 
 class ExponentialAverage:
-    """Exponential moving average of a network's parameters in float32; `model` is the averaged
-    network.
+    """Exponential moving average of a network's float32 parameters, as `model`.
 
     `model` is a copy in eval mode that needs no gradients, shared out over ranks as the network is.
     Construct it from the network that went into `trial.prepare`, after that; `update` takes what
@@ -28,8 +27,7 @@ class ExponentialAverage:
         self._model = model
 
     def decay(self, progress: float, delta: float) -> float:
-        """Return the share of the old average that a step keeps: min(max_decay, ½^(delta /
-        (half_life·progress))).
+        """Return the old average's share in a step: min(max_decay, ½^(delta/(half_life·progress))).
 
         The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv
         2206.00364, with the budget in place of samples), so it grows during training; 0 while

@@ -1,5 +1,4 @@
-"""Run one training: the loop around a workload's steps, with its clock, evaluations, checkpoints
-and points."""
+"""Run one training: the loop around a workload's steps, with clock, evaluations, points."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Engine(TrainingRun):
     """Trains until the budget is spent. A workload sees it through `Trial`."""
 
     def __init__(self, *args: Any, checkpoint_every_s: float = 300.0, **options: Any) -> None:
-        """`checkpoint_every_s`: training seconds between checkpoints within a segment; the rest as
-        `TrainingRun` has it."""
+        """`checkpoint_every_s`: training seconds between checkpoints of a segment."""
         super().__init__(*args, **options)
         self.checkpoint_every_s, self.saved_s = checkpoint_every_s, 0.0
         """Interval of checkpoints, and the last one, in training seconds."""
@@ -66,8 +64,7 @@ class Engine(TrainingRun):
 
     # ---- the loop
     def batches(self, build: Build, *, reseed: bool = True) -> Iterator[Any]:
-        """Yield all batches of the training; between two segments the model is judged, saved and
-        reported.
+        """Yield the training's batches; between two segments, judge, save and report.
 
         `build` makes the feed of the batches. `reseed`: seed the global generators here, which
         differ between ranks from then on, as dropout must.
@@ -211,8 +208,7 @@ class Engine(TrainingRun):
         self._counted = before + self.stride
 
     def after_step(self) -> None:
-        """Where the clock was read, and the device waited for: look at the loss, report it, and
-        write a checkpoint."""
+        """Where the clock was read: check and report the loss, and write a checkpoint."""
         self.observer.after_step()
         pace = self.pace
         if not pace.checked:
@@ -237,8 +233,7 @@ class Engine(TrainingRun):
 
     # ---- before the loop
     def restore(self, build: Build) -> Mapping[str, Any] | None:
-        """Find the checkpoint, measure the device's peak, and start the loaders where the training
-        goes on."""
+        """Find the checkpoint, measure the device's peak, and start loaders at their place."""
         with self.clock.part("setup"):
             checkpoint = checkpoints.find(self)
             peak = hardware.peak_flops_per_s(self.device, self.amp.dtype, self.amp.fastest_matmul)
@@ -261,8 +256,7 @@ class Engine(TrainingRun):
         return checkpoint
 
     def warm_up(self, checkpoint: Mapping[str, Any] | None) -> Iterator[Any]:
-        """Yield the first batch for steps that load kernels, tune and compile; then everything is
-        as it was.
+        """Yield the first batch for steps that load, tune and compile; then undo them.
 
         Without compilation this is setup: only the first trial of a process loads libraries and
         kernels.
@@ -387,8 +381,7 @@ class Engine(TrainingRun):
         checkpoints.note_judged(self, last or self.seconds_to_target is not None)
 
     def note_target(self) -> None:
-        """Add to the last point when the target was met, by what rank 0 has evaluated, if it
-        was."""
+        """Add to the last point when rank 0's values met the target, if they did."""
         if self.seconds_to_target is None:
             return
         seconds = self.seconds_to_target(self.points)

@@ -1,5 +1,4 @@
-"""Passes over a loader of the user's own, for loops by epochs and for frameworks that own their
-loop."""
+"""Passes over a loader of the user's own, for loops by epochs and frameworks."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class EpochLoader:
 
 
 def divided(loader: Any, world: World, seed: int) -> Any:
-    """Return a DataLoader whose ranks have parts of the data; itself where a sampler of the user's
-    own decides."""
+    """Return a DataLoader divided over ranks; itself with a sampler of the user's own."""
     if world.size == 1 or type(loader) is not DataLoader:
         return loader
     samplers = type(loader.batch_sampler), type(loader.sampler)

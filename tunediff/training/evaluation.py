@@ -27,8 +27,7 @@ _PHASE = re.compile(r"step_\w+_s")
 
 
 def evaluate(run: TrainingRun) -> Mapping[str, Any]:
-    """Return what the workload's evaluation finds of its model, in plain numbers and words. All
-    ranks call it.
+    """Return the workload's evaluation of its model, in plain values. All ranks call it.
 
     Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or
     infinite.
@@ -70,8 +69,7 @@ def _check_objective(run: TrainingRun, findings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the models into evaluation mode, and afterwards their modules back into the mode that
-    they had."""
+    """Put models into evaluation mode, and later their modules back into theirs."""
     modes = {module: module.training for model in models for module in model.modules()}
     try:
         for model in models:
@@ -84,8 +82,7 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
-    """Use one number format and the same random numbers for all trials inside, and restore the
-    training's afterwards."""
+    """Use one number format and equal random numbers inside; then restore the training's."""
     run.evaluating = True
     devices = [run.device] if run.device.type == "cuda" else []
     try:
@@ -99,8 +96,7 @@ def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
 
 # ---- what it returned
 def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
-    """Return an evaluation's findings in JSON's types; numbers that are NaN or infinite are left to
-    the caller.
+    """Return an evaluation's findings in JSON's types; NaN and infinities may remain.
 
     `hook`: the method that was given the function. Raises `WorkloadError` naming the key that
     cannot be recorded.

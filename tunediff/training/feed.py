@@ -29,8 +29,7 @@ class Feed(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """Return where the last batch that was moved stands; None: the number of batches says
-        it."""
+        """Return the position of the last moved batch; None: the number of batches tells."""
         ...
 
     def close(self) -> None:
@@ -65,8 +64,7 @@ class WarmupReplay:
 
     @property
     def position(self) -> Position | None:
-        """Return where the last batch stands that was no replay; before it, where the feed
-        began."""
+        """Return the position of the last batch that is no replay; first, the feed's start."""
         return self._start if self._start is not None else self._feed.position
 
     def close(self) -> None:
@@ -83,8 +81,7 @@ class Position:
     batches: int = 0
     """Batches of this pass so far."""
     generators: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """States of the generators when the pass began, global ones and the loader's: its order is
-    drawn from them."""
+    """Generators' states when the pass began, global and the loader's: they draw its order."""
     samples: int = 0
     """Rows of the training's first item."""
     ended: bool = False
@@ -177,8 +174,7 @@ class RepeatingLoader:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader and its samplers the number of the pass, from which samplers of several ranks
-    draw their order."""
+    """Tell a loader and its samplers the pass's number, from which ranks draw their order."""
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(tell := getattr(part, "set_epoch", None)):
             tell(epoch)

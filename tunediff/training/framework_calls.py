@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class FrameworkCalls:
-    """Calls of `Trial` for frameworks that wrap and call the model, or iterate over the loader, by
-    themselves."""
+    """Calls of `Trial` for frameworks that wrap the model or iterate over the loader."""
 
     engine: Engine
 
@@ -57,8 +56,7 @@ class FrameworkCalls:
         group: int | None = None,
         divide: bool = False,
     ) -> EpochLoader:
-        """Return `loader` under the budget: each iteration is a pass, and ends early when the
-        budget is spent.
+        """Return `loader` under the budget: an iteration is a pass, and ends with the budget.
 
         `group`: batches of an optimizer step, for a framework that accumulates by itself; `divide`:
         give each rank its part of a torch DataLoader without a sampler of the user's own.

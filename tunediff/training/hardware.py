@@ -26,8 +26,7 @@ _peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
 
 
 def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
-    """Return FLOP/s of the fastest square matrix product measured here: the most that a training
-    can reach.
+    """Return FLOP/s of the fastest square matrix product: the most a training can reach.
 
     `dtype`: that of autocast, None for float32, which `matmul`
     (`torch.set_float32_matmul_precision`) may hand to faster units. Takes half a second or less;
@@ -134,8 +133,7 @@ class EnergyMeter:
             self._counters = [_nvml(torch.device("cuda", first + n)) for n in range(count)]
 
     def joules(self) -> float | None:
-        """Return the counter's value, of which only differences mean something. Call it every few
-        minutes at least."""
+        """Return a counter whose differences count. Call it every few minutes at least."""
         total = 0.0
         for counter in self._counters:
             if counter is None:
@@ -162,8 +160,7 @@ def _nvml(device: torch.device) -> Callable[[], float] | None:
 
 
 def _rapl(folder: Path) -> Callable[[], float] | None:
-    """Return a function of the joules of all CPU packages; their counters (µJ) wrap at
-    `max_energy_range_uj`."""
+    """Return a function of all CPU packages' joules; counters wrap at their range."""
     files = folder.glob("*-rapl:*/energy_uj")  # one colon: a package; two: a part of it
     packages = sorted(path.parent for path in files if path.parent.name.count(":") == 1)
 
@@ -202,8 +199,7 @@ class Usage:
     own_s: float
     """This process and its descendants, loader processes among them."""
     waited_s: float
-    """How long threads of this process stood ready to run without getting a core; 0 where the
-    kernel does not tell."""
+    """How long this process's threads waited for a core; 0 where the kernel does not tell."""
 
     @classmethod
     def now(cls) -> Usage:

@@ -62,8 +62,7 @@ def judged(
     observer: Observer | None = None,
     guarded: bool = True,
 ) -> Mapping[str, Any]:
-    """Return the workload's evaluation of a model with these weights, as its training exports it;
-    all ranks call it.
+    """Return the evaluation of a model with these weights, as exported; all ranks call it.
 
     `guarded`: refuse a file that would write over others, which another training has left. Raises
     what the workload's evaluation raises.
@@ -110,8 +109,7 @@ class _LongEvaluationError(BaseException):
 
 
 def seconds_of(evaluate: Callable[[], object], enough_s: float = ENOUGH_S) -> float:
-    """Call a function and return its seconds, beyond `enough_s` as estimated from the progress that
-    it reports."""
+    """Call a function; return its seconds, estimated by its progress beyond `enough_s`."""
     began, left_s = time.monotonic(), 0.0
 
     def end_early(work: progress.Progress) -> None:
@@ -129,8 +127,7 @@ def seconds_of(evaluate: Callable[[], object], enough_s: float = ENOUGH_S) -> fl
 
 
 class Rehearse(Program):
-    """Make all that a training makes before its first batch, time an evaluation if that is wanted,
-    train nothing."""
+    """Build all that precedes the first batch, perhaps time an evaluation; train nothing."""
 
     def __init__(
         self,

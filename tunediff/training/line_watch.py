@@ -27,8 +27,7 @@ class LineWatch:
         """The first line that has written weights, `mine.py:34: net.load_state_dict(best)`."""
 
     def start(self) -> None:
-        """Watch from the line on that the function is at. The caller ends it:
-        `sys.settrace(None)`."""
+        """Watch from the function's present line on. The caller ends it: `sys.settrace(None)`."""
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
@@ -51,8 +50,7 @@ class LineWatch:
         return self._trace
 
     def _state(self) -> tuple[object, ...]:
-        """Return what differs after any write: also of equal values, where the best weights are the
-        last ones."""
+        """Return what any write changes; of equal values too, as the best weights may be last."""
         tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
         own = {name: getattr(one, "to_local", one.detach)() for name, one in tensors}
         return weights.digest(own), *(one._version for _, one in tensors)

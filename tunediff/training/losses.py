@@ -1,5 +1,4 @@
-"""One step of several optimizers, each of which learns from a loss of its own, as adversarial
-trainings do."""
+"""A step of several optimizers, each with its loss, as in adversarial trainings."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ Losses = Mapping[torch.optim.Optimizer, Tensor]
 
 
 def of_step(loss: Any, optimizer: Any) -> Losses:
-    """Return what `trial.step` was called with as losses by optimizer. Raises ValueError with what
-    is wrong."""
+    """Return `trial.step`'s argument as losses by optimizer. Raises ValueError."""
     if isinstance(loss, Mapping):
         if optimizer is not None:
             raise ValueError(

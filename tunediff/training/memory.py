@@ -1,5 +1,4 @@
-"""Memory of a training: its peak, also in a process that has trained before, and what running out
-of it looks like."""
+"""A training's memory: its peak, in any process, and how running out of it looks."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _keeps = False
 
 
 def keep_freed(keep: bool, device: torch.device) -> None:
-    """Let this process keep the CPU memory that it frees, or give it back as glibc does by itself;
-    nothing on a GPU.
+    """Let this process keep the CPU memory that it frees, or not, which is glibc's default.
 
     By itself glibc takes blocks of over 32 MiB from the system and gives them back when they are
     freed, so that every step waits for pages that the kernel fills with zeros: 310,000 of them at
@@ -89,8 +87,7 @@ def _run(block: nn.Module, forward: Any, *inputs: Any, **named: Any) -> Any:
 
 @contextlib.contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep running statistics as they are inside; they are still computed with, or fewer tensors
-    would be saved."""
+    """Leave running statistics unchanged inside; passes still use them, as in training."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -113,8 +110,7 @@ def reset(device: torch.device) -> None:
 
 
 def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
-    """Start the peak counters from here. `host_peak_mib`: the peak of the resident set that was
-    reported last.
+    """Restart the peak counters. `host_peak_mib`: the resident set's last reported peak.
 
     The new peak begins at all that is resident, used or not. If that is over a hundredth more than
     `host_peak_mib`, what is free is given back first; otherwise it is kept, because the next step
@@ -131,8 +127,7 @@ def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
 
 
 def peak_mib(device: torch.device) -> dict[str, float]:
-    """Return peak MiB since `reset`: `peak_memory_mib` of the device (a CPU's: the resident set),
-    and the host's."""
+    """Return peak MiB since `reset`: `peak_memory_mib` of the device, and the host's."""
     host = _host_peak_mib()
     if device.type != "cuda":
         return {"peak_memory_mib": host, "peak_host_memory_mib": host}
@@ -194,8 +189,7 @@ _UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "T
 def shares_mib(
     error: BaseException, device: torch.device, ranks: int, per_gpu: int = 1
 ) -> dict[str, float]:
-    """Return what held the memory that has run out, by the names of `record.End.memory`; {} if that
-    cannot be read.
+    """Return what held the exhausted memory, as `record.End.memory` has it; {}: unknown.
 
     `error`: what torch has raised, with the size that it requested; `ranks`: processes of this
     training, which share the memory of a CPU; `per_gpu`: trials of the search that share a GPU,

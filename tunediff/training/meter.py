@@ -36,8 +36,7 @@ PER_STEP = (
 
 
 class Meter:
-    """Throughput, step and loss since the last evaluation; memory since the training began. All
-    ranks use it alike."""
+    """Throughput, step and loss since the last evaluation; memory from the start. All ranks."""
 
     def __init__(
         self,
@@ -74,8 +73,7 @@ class Meter:
 
     @property
     def device_s(self) -> float:
-        """Return training seconds times devices, those before a restart on other devices
-        included."""
+        """Return training seconds times devices, also of those before a restart."""
         seconds = self._pace.train_s - self._before["train_s"]
         return self._before["device_s"] + seconds * self._devices
 
@@ -95,8 +93,7 @@ class Meter:
         self._unread.append(loss)
 
     def read(self) -> None:
-        """Take in what was added; only to be called when the device has finished what was
-        queued."""
+        """Take in what was added; call it once the device has finished what was queued."""
         waited_s = self._phases.read()["data_wait"]
         if self._phases.of_device:  # the clock sees the host only, which runs ahead of its device
             self._clock.move(waited_s - self._waited_s, "train", "data_wait")
@@ -111,8 +108,7 @@ class Meter:
         self._unread.clear()
 
     def measure(self, index: int, fraction: float, before: Point | None = None) -> Point:
-        """Return the point of this moment, without the workload's findings. `loss` is NaN when none
-        was finite.
+        """Return the point of now, without an evaluation. `loss`: NaN if none was finite.
 
         Where no step was made since the point `before`, as a long one ends several segments at
         once, its loss and its speed are repeated.
@@ -157,8 +153,7 @@ class Meter:
         return dataclasses.replace(point, **{name: getattr(before, name) for name in PER_STEP})
 
     def _parts(self, trained_s: float, steps: int) -> dict[str, float]:
-        """Return the seconds of the mean step's parts on this rank's device; `other` is what no
-        part claims."""
+        """Return the seconds of the mean step's parts on this rank; `other`: all the rest."""
         if not steps:
             return {}
         spent = {
@@ -184,8 +179,7 @@ class Meter:
         return facts
 
     def _used_j(self) -> float | None:
-        """Return the joules since `restart` of all ranks: each has its own GPU, those of a machine
-        share its CPUs."""
+        """Return all ranks' joules since `restart`: a GPU each, and a machine's shared CPUs."""
         now, counter = self._energy.joules(), None
         used = now - self._joules if now is not None and self._joules is not None else None
         if not self._energy.is_shared:

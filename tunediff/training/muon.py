@@ -1,5 +1,4 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for networks of matrices and
-convolutions."""
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for matrices, convolutions."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial of degree 5 that is applied to the singular values."""
 ITERATIONS = 5
 SHORTEST_SIDE, MOST_ELONGATED = 4, 128.0
-"""A matrix with a side below the first, or sides of a ratio above the second, is left to AdamW (as
-timm does)."""
+"""AdamW updates matrices with a smaller side, or a larger ratio of sides (as in timm)."""
 
 
 class MuonAdamW(torch.optim.AdamW):
@@ -31,8 +29,7 @@ class MuonAdamW(torch.optim.AdamW):
     def __init__(
         self, groups: list[dict[str, Any]], momentum: float = 0.95, **options: Any
     ) -> None:
-        """`options`: those of `torch.optim.AdamW`; `lr` and `weight_decay` hold for the matrices
-        too."""
+        """`options`: `torch.optim.AdamW`'s; `lr` and `weight_decay` hold for matrices too."""
         super().__init__(
             [{"matrices": 0, "momentum": momentum, **group} for group in groups], **options
         )
@@ -56,8 +53,7 @@ class MuonAdamW(torch.optim.AdamW):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one group: momentum, orthogonalization, decoupled weight decay,
-        step."""
+        """Update a group's parameters: momentum, orthogonalization, weight decay, step."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
@@ -120,8 +116,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def groups_of(network: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters of a network as groups for `MuonAdamW`: by the number of matrices in
-    each, 0 for AdamW.
+    """Return a network's groups for `MuonAdamW`: by matrices in each parameter, 0: AdamW.
 
     To AdamW: fewer than two dimensions, size 1 in one of the first two, a side below
     `SHORTEST_SIDE`, sides of a ratio above `MOST_ELONGATED`, embeddings, biases of any shape, the
@@ -157,8 +152,7 @@ def _ends(network: nn.Module) -> set[int]:
 
 
 def matrix_count(name: str, parameter: Tensor) -> int:
-    """Return of how many matrices a parameter consists that Muon updates; 0: it is one for
-    AdamW."""
+    """Return the number of matrices in a parameter that Muon updates; 0: AdamW does."""
     if parameter.ndim < 2 or 1 in parameter.shape[:2]:
         return 0
     # Tables of biases and positions are parameters of their own, not the `weight` of a layer, as in

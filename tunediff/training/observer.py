@@ -21,12 +21,10 @@ Shown = Tensor | Mapping[str, Sequence[float]]
 
 
 class Observer:
-    """Ignore everything and let the training run to its end; a base class. Only rank 0's observer
-    is called."""
+    """Ignore everything and let the training end: a base class, called on rank 0 only."""
 
     def __init__(self, stop_requests: Sequence[object] = ()) -> None:
-        """`stop_requests`: a non-empty list, such as of the numbers of signals, stops the
-        training."""
+        """`stop_requests`: a list, say of signals, that stops the training if not empty."""
         self._stop_requests = stop_requests
 
     def restarted(self, reason: str) -> None:
@@ -36,8 +34,7 @@ class Observer:
         """
 
     def point(self, point: Point) -> bool:
-        """Take the point of an evaluation; return whether to train on. Points of an interrupted run
-        come again."""
+        """Take an evaluation's point; return whether to go on. Resumes report points again."""
         return True
 
     def scalars(self, values: Mapping[str, float]) -> None:
@@ -53,8 +50,7 @@ class Observer:
         """Called after every optimizer step, on every rank, as torch's profiler needs it."""
 
     def asks_to_stop(self) -> bool:
-        """Return whether to stop; if any rank's observer says so, all ranks write a checkpoint and
-        return."""
+        """Return whether to stop; if any rank is asked to, all save a checkpoint and return."""
         return bool(self._stop_requests)
 
 

@@ -18,8 +18,7 @@ def build(
     network: nn.Module,
     undecayed: list[nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a network, and of further parameters that do not decay; make it after
-    `trial.prepare`."""
+    """Return a network's optimizer, and of more parameters without decay; after `prepare`."""
     groups: list[dict[str, Any]] = [{"params": list(network.parameters())}]
     if isinstance(section, knobs.Muon):
         groups = groups_of(network)
@@ -62,8 +61,7 @@ def peak_learning_rate(section: knobs.Optimizer, batch_size: int) -> float:
 
 
 def learning_rate(section: knobs.Optimizer, batch_size: int, progress: float) -> float:
-    """Return the learning rate at a fraction of the budget, 0 to 1: a warm-up, then constant or
-    falling."""
+    """Return the learning rate at a budget's fraction, 0 to 1: warm-up, then the schedule."""
     warmup, peak = section.warmup, peak_learning_rate(section, batch_size)
     rising = progress < warmup
     part = (

@@ -1,5 +1,4 @@
-"""How a training ended, and what a workload has done wrong where it did not run as a training
-does."""
+"""How a training ended, and what a workload did wrong if it did not run as one."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class TrainingOutcome:
 
 
 class NotTrainedError(BaseException):
-    """Leaves `train(trial)` where nothing is trained: what follows its loop, such as saving,
-    belongs to a training.
+    """Leaves `train(trial)` where nothing is trained: what follows its loop is left out.
 
     No `Exception`, which workloads and frameworks may catch.
     """

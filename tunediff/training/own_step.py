@@ -1,5 +1,4 @@
-"""The steps that a user's loop makes by itself: their losses, their optimizer, and the time of
-their parts."""
+"""Steps that a user's loop makes itself: losses, optimizer, and the parts' times."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from tunediff.training.phases import Phases
 
 
 class OwnStep:
-    """What `loss.backward()` and `optimizer.step()` were called with since `begin`, while it
-    watches.
+    """The arguments of `loss.backward()` and `optimizer.step()` since `begin`.
 
     It counts their time as the phases `backward` and `optimizer` of a step. Outside the step's
     `forward`, as in an evaluation that trains a probe or in a phase that the user has named,
@@ -38,8 +36,7 @@ class OwnStep:
         self._watches, self._watching = False, contextlib.ExitStack()
         self._unscaled = dict[int, tuple[Tensor, Tensor]]()
         self._stepping = list[tuple[torch.optim.Optimizer, bool]]()
-        """Optimizers whose `step` has begun, the innermost last, and whether that began the phase
-        `optimizer`."""
+        """Optimizers in `step`, innermost last, and whether that began the phase `optimizer`."""
 
     def begin(self) -> None:
         """Forget what was seen: the next step begins."""
@@ -48,8 +45,7 @@ class OwnStep:
         self._stepping.clear()  # torch calls no hook after a `step` that raised an error
 
     def watch(self, *, losses: bool) -> None:
-        """See every call from now on, until `close`. `losses`: note losses and optimizer too, not
-        only the time."""
+        """See all calls until `close`. `losses`: note losses and optimizer, not only time."""
         if self._watches:
             return
         self._watches = True

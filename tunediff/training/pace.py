@@ -11,8 +11,7 @@ from tunediff.core.clock import Budget, Clock
 from tunediff.distributed import World
 
 SLOWDOWN = 20.0
-"""How much slower the steps of several ranks may suddenly become, to pass a stop by no more than
-`OVERRUN`."""
+"""How much slower several ranks' steps may become without passing a stop by `OVERRUN`."""
 OVERRUN = 0.02
 """Share of the budget; one step where that takes longer."""
 
@@ -58,8 +57,7 @@ class Pace:
 
     @property
     def schedule(self) -> float:
-        """Return the fraction of the training there is time for, which learning rate and EMA
-        follow.
+        """Return the fraction of the possible training; learning rate and EMA follow it.
 
         It is 0 to 1, and above 1 after the budget of an open-ended training: averages go on,
         learning rates stay. Charged compile seconds shorten the training; they must not skip its
@@ -154,8 +152,7 @@ class Pace:
         return {"steps": self.steps, "samples": self.samples, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint; seconds come from the clock, which goes on from it
-        already."""
+        """Continue from a checkpoint; the clock, which gives the seconds, has continued."""
         self.steps, self.samples, self._start = state["steps"], state["samples"], state["start"]
         self._read_at = self._next_check = self.steps
         self._samples_read = self.samples

@@ -93,8 +93,7 @@ class Phases:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Return the seconds per phase so far. Call it when the device has finished all but the end
-        of a step."""
+        """Return the seconds per phase. The device must have finished all but a step's end."""
         if self._open:  # averaging the weights was queued after the clock was read
             last_end = self._open[-1][2]
             last_end.synchronize()

@@ -1,5 +1,4 @@
-"""Averages of any half-life, made once a training ended (EDM2, Karras et al. 2024, arXiv
-2312.02696, section 3).
+"""Averages of any half-life after a training (EDM2, Karras et al. 2024, 2312.02696, 3).
 
 Two averages with the power-function profiles p(τ) ∝ τ^γ are kept beside a training and written at
 its points, with γ = ln 2/h − 1 for the half-life h as `ema.half_life` counts it. Any other profile
@@ -40,15 +39,13 @@ class PowerAverages:
         ]
 
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
-        """Take in the weights after one optimizer step; `progress` and `delta` as
-        `ExponentialAverage.update` has them."""
+        """Take in the weights after a step; `progress`, `delta` as in `ExponentialAverage`."""
         for average in self.averages:
             left = max(0.0, 1 - delta / progress) if progress > 0 else 0.0
             average.blend(model, 1 - left ** (math.log(2) / average.half_life))
 
     def parameters_by_name(self) -> dict[str, Tensor]:
-        """Return the averaged parameters as they are written: HALF_LIFE/NAME. All ranks call it
-        together."""
+        """Return the averages as they are written: HALF_LIFE/NAME. All ranks call it."""
         names = {name for name, _ in self.averages[0].model.named_parameters()}
         states = {average.half_life: average.model.state_dict() for average in self.averages}
         return {f"{h}/{name}": state[name] for h, state in states.items() for name in names}
@@ -70,8 +67,7 @@ def gamma(half_life: float) -> float:
 
 
 def _products(t_a: Any, gamma_a: Any, t_b: Any, gamma_b: Any) -> Any:
-    """Return ⟨p_a, p_b⟩ of profiles that end at t_a and t_b; arrays are broadcast (EDM2, algorithm
-    2)."""
+    """Return ⟨p_a, p_b⟩ of profiles ending at t_a, t_b; arrays broadcast (algorithm 2)."""
     ratio, exponent = np.minimum(t_a / t_b, t_b / t_a), np.where(t_a < t_b, gamma_b, gamma_a)
     return (
         (gamma_a + 1)
@@ -82,8 +78,7 @@ def _products(t_a: Any, gamma_a: Any, t_b: Any, gamma_b: Any) -> Any:
 
 
 def combination(ends: Any, gammas: Any, end: float, wanted: float) -> tuple[Any, float]:
-    """Return the factors, of sum 1, of profiles whose sum is nearest to the wanted one, and how far
-    it is from it.
+    """Return factors of sum 1 whose profile is nearest to the wanted one, and the error.
 
     `ends`, `gammas`: of the profiles there are, [n]. The distance is a share of the wanted
     profile's norm.
@@ -98,8 +93,7 @@ def combination(ends: Any, gammas: Any, end: float, wanted: float) -> tuple[Any,
 
 
 def reconstruct(folder: Path, half_life: float) -> dict[str, Tensor]:
-    """Return the parameters averaged with this half-life at the last point that was written in
-    `folder`.
+    """Return the parameters averaged with this half-life at `folder`'s last point.
 
     Raises `ConfigError` where nothing was written, or too few points for this half-life.
     """

@@ -28,16 +28,14 @@ _CONVOLUTIONS = 3
 
 
 def set_backends(precision: Precision, device: str) -> None:
-    """Set what holds for the whole process: formats of float32, and cuDNN's choices where `device`
-    is "cuda"."""
+    """Set the process's float32 formats, and cuDNN's choices where `device` is "cuda"."""
     _set_float32(precision.matmul, precision.conv_tf32)
     if device == "cuda":  # `auto`: memory formats are compared with the best algorithm of each
         cudnn.benchmark = precision.cudnn_benchmark is not False
 
 
 def _set_float32(matmul: str, conv_tf32: bool) -> None:
-    """Set the formats by the interface that libraries read, and let no `fp32_precision` of a
-    training contradict it."""
+    """Set the formats that libraries read, and clear each contradicting `fp32_precision`."""
     for scope in _SCOPES:
         scope.fp32_precision = "none"
     torch.set_float32_matmul_precision(matmul)
@@ -46,8 +44,7 @@ def _set_float32(matmul: str, conv_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
-    """Compute products and convolutions of float32 in these formats, whichever were set before, by
-    either interface.
+    """Compute float32 products and convolutions in these formats, whatever was set before.
 
     `matmul`: as `torch.set_float32_matmul_precision` has it.
     """
@@ -77,8 +74,7 @@ def fastest_matmul(precision: Precision, device: str) -> str:
 def evaluation_precision(
     device: torch.device, precision: Literal["fp32", "tf32", "bf16"] = "fp32"
 ) -> Iterator[None]:
-    """Compute in IEEE float32, or in another `precision`, whatever number format a trial has
-    switched on for itself.
+    """Compute in IEEE float32 or another `precision`, whatever format a trial trains in.
 
     All trials of a search are judged in this one format.
     """

@@ -1,5 +1,4 @@
-"""Charge a training for the batches that its loader made while the clock stood still, whatever
-loader it is."""
+"""Charge a training for batches that its loader made while the clock stood still."""
 
 from __future__ import annotations
 
@@ -21,16 +20,14 @@ SURE = 3
 """Waits of the loop, and batches of each process, from which on a speed is not that of processes
 which began one after the other."""
 STALL = 0.3
-"""From this part of a usual wait on, a batch was waited for, and did not only take its time to be
-handed over."""
+"""Share of a usual wait from which on a batch was waited for, not just handed over."""
 
 
 class Take(NamedTuple):
     """A batch that the loop got."""
 
     at_s: float
-    """Seconds for which the loader had worked, as far as the clock ran or its processes noted
-    it."""
+    """Seconds that the loader worked, by the clock or by its processes' notes."""
     waited_s: float
     noted_s: float
     """Those of them that its processes have noted, while the clock stood still."""
@@ -52,14 +49,12 @@ class LoaderSpeed(NamedTuple):
 
     @property
     def burst(self) -> float:
-        """Return how many batches come at once then: about as many as there are processes, if these
-        are in step."""
+        """Return how many batches come at once: about the number of processes in step."""
         return self.batches / self.stalls
 
 
 class Prefetched:
-    """Fetches batches, and charges those that were made while the clock stood still when they are
-    used.
+    """Fetches batches; charges those made while the clock stood still when used.
 
     A loader's lead is the time for which it may have worked while the clock stood still: what its
     processes note at the gate, or else all of it. A training that takes batches faster than the
@@ -173,8 +168,7 @@ class Prefetched:
         return speed.stalls >= SURE and speed.batches >= SURE * self.gate.processes
 
     def _measure(self) -> None:
-        """Measure the loader's speed over the last batches; keep it where the loop waited for too
-        few of them."""
+        """Measure the loader's speed over recent batches; keep it if too few were waited for."""
         speed = _speed(self._takes, across=False)
         if speed is None and self.gate.worked_s is not None:
             speed = _speed(self._takes, across=True)

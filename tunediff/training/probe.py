@@ -1,5 +1,4 @@
-"""Time one evaluation before a search, in a process of its own. Imports no torch, which takes
-seconds.
+"""Time an evaluation before a search in a process of its own. Imports no torch: slow.
 
 The process is `tunediff.training.judging`.
 """
@@ -50,8 +49,7 @@ def before_search(
     finals: Mapping[str, Values] | None = None,
     prepared: Callable[[], Template] | None = None,
 ) -> Measured:
-    """Call `measured` in a process of its own, which leaves nothing where the search runs; report
-    it on stderr.
+    """Call `measured` in a process that leaves nothing behind; report it on stderr.
 
     {} where that fails, after a line that says why; without seconds where timing takes over
     `PROBE_S`. `prepared`: returns the template of the runs that follow. Raises `ConfigError` for

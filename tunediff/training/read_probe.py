@@ -1,5 +1,4 @@
-"""Which knobs a training reads in some of several configurations: in a process of its own, which
-may run out of memory."""
+"""Which knobs a training reads, in a process of its own, which may run out of memory."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ LONGEST_S = 300.0
 
 
 def knobs_read(configs: Sequence[Systems]) -> set[str]:
-    """Return the knobs that one step and an evaluation read in any of these configurations, up to
-    one that fails."""
+    """Return the knobs that a step and an evaluation read; stops at one that fails."""
     read, until = set[str](), time.monotonic() + LONGEST_S
     options = {"workload": configs[0].schema.workload, "trains": False}
     with (

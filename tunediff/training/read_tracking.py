@@ -35,8 +35,7 @@ def watched(knobs: T) -> tuple[T, Reads]:
 
 
 def _watched(knobs: Any, prefix: str, read: Reads) -> Any:
-    """Return an instance of a subclass, so that types, fields and `asdict` work as with the user's
-    class."""
+    """Return an instance of a subclass: types, fields, `asdict` work as in the user's."""
     fields = {field.name for field in dataclasses.fields(knobs)}
     if not hasattr(knobs, "__dict__"):  # slots: nobody sees who reads it
         read.add(*flatten(dataclasses.asdict(knobs), prefix=prefix))

@@ -1,5 +1,4 @@
-"""What a workload does when it is run again: resumed, judged by its saved weights, and with another
-seed."""
+"""Run a workload again: resumed, judged by its saved weights, and with another seed."""
 
 from __future__ import annotations
 
@@ -33,15 +32,13 @@ from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 MOST_S = 240.0
-"""Seconds that the runs of `warnings` may take, as expected from the first run; longer ones are
-left out."""
+"""Most seconds for the runs of `warnings`, by the first run; longer ones are left out."""
 SEED_OFFSET = 100_003
 """From the first seed to the second; one that nobody writes into a file of his own."""
 BATCHES = 3
 """Batches that two seeds are compared by."""
 GPU_TOLERANCE = 1e-3
-"""Relative difference between two evaluations of one model on a GPU, whose sums have no fixed
-order."""
+"""Relative difference of two evaluations of a model on a GPU: sums have no fixed order."""
 UNCHECKED = "whether a resume and tunediff.evaluate judge the same model was not checked: it"
 
 
@@ -62,8 +59,7 @@ class RunRecord:
 
 
 class Record(Program):
-    """Train, and remember what the training begins with, what it trains on and what it is judged
-    by."""
+    """Train; remember the beginning, the batches, and what the model is judged by."""
 
     def __init__(self) -> None:
         self.record, self.generators = RunRecord([], [], {}, []), GeneratorWatch()
@@ -87,8 +83,7 @@ class Record(Program):
     def judge(
         self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Judge, and remember the weights when they are called: an evaluation may swap in others
-        before."""
+        """Judge; remember the weights at its calls: an evaluation may swap others in."""
         called, covered, self.judging = list[str](), set[int](), set[int]()
         models = [model for model in (run.model, run.result) if model is not None]
         parts = {id(module) for model in models for module in model.modules()}
@@ -176,8 +171,7 @@ class GeneratorWatch(TorchFunctionMode):
 def warnings(
     config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord, extra_s: float
 ) -> list[str]:
-    """Run the training again from its checkpoint, from its weights and with another seed; returns
-    what to warn of.
+    """Run a training from its checkpoint, weights and another seed; return the warnings.
 
     `folder`: holds checkpoint and weights of the first run, of `budget`. `extra_s`: what all of it
     is expected to take. Raises `WorkloadError` where the model is not judged as it was.
@@ -297,8 +291,7 @@ def _compare(
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any], world: World) -> set[str]:
-    """Return the names of the findings that are not equal; on a GPU, not nearly equal. All ranks
-    call it together."""
+    """Return the names of unequal findings (on a GPU, not nearly equal). All ranks call it."""
     tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
     keys = first.keys() | second.keys()
     own = {key for key in keys if not _equal(first.get(key), second.get(key), tolerance)}
@@ -318,8 +311,7 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
 def _of_seeds(
     config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]
 ) -> list[str]:
-    """Train with another seed, and name what is the same. `seeds`: of the generators that the first
-    seed drew from."""
+    """Train with another seed; name what stays equal. `seeds`: those of the generators."""
     other = cfg.override(config, {"seed": config.seed + SEED_OFFSET}, check=False)
     program = Record()
     engine = Engine(other, budget, world, Observer(), program, evaluates=False)

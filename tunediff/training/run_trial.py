@@ -1,5 +1,4 @@
-"""Run one training and say how it ended: the only place that maps an exception to a status of
-`record.STATUSES`.
+"""Run one training and map how it ended, exceptions included, to `record.STATUSES`.
 
 The workers of a search, `tunediff.train`, `tunediff.profile` and the check of a workload all use
 it, so that they agree on what an exception means. What each of them then does (write a journal,
@@ -89,8 +88,7 @@ def run_trial(
 
 
 def _is_passing_fault(error: Exception, folder: Path) -> bool:
-    """Return whether the disk failed at a file of the trial's own: the next attempt may find it in
-    order."""
+    """Return whether a disk failed at a file of the trial: the next attempt may succeed."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return False
     path = Path(os.fsdecode(error.filename))
@@ -99,8 +97,7 @@ def _is_passing_fault(error: Exception, folder: Path) -> bool:
 
 
 def _names_disk_of(folder: Path, error: Exception) -> bool:
-    """Return whether the file of an error lies on the disk of the trial's folder, and not on that
-    of a cache.
+    """Return whether an error's file is on the disk of the trial's folder, not a cache's.
 
     False for an error that names no file: what tunediff writes there names its own; see
     `files.naming_file`.
@@ -115,8 +112,7 @@ def _names_disk_of(folder: Path, error: Exception) -> bool:
 
 
 def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:
-    """Return the end of a trial whose training raised `error`: `nan`, `oom` or `error`, with its
-    reason.
+    """Return the end of a trial that raised `error`: `nan`, `oom` or `error`, and why.
 
     Call it where the error is handled: of a `world` it measures the memory that the training holds.
     """
@@ -133,8 +129,7 @@ def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -
 
 
 def lost_a_process(error: Exception, ranks: int) -> bool:
-    """Return whether a collective failed because another rank is gone, or loading because its
-    process was killed."""
+    """Return whether a lost rank failed a collective, or a killed process the loading."""
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         # The rank that owns the process and torch's signal handler word it differently.
         return "killed by signal" in str(error) or "exited unexpectedly" in str(error)

@@ -1,5 +1,4 @@
-"""Share what torch.compile makes between the trials of a search, and charge each what it costs
-alone.
+"""Share torch.compile's code between trials, and charge each what it costs alone.
 
 The first trial of a kind compiles into an empty folder, and its seconds are kept there. Further
 ones find the code there, and their clocks are moved on by what they were spared: a configuration

@@ -1,5 +1,4 @@
-"""What a workload trains on: batches of a data set, as the knobs of `loader` say, or of the user's
-own loader."""
+"""A workload's training data: a set, by the knobs of `loader`, or the user's loader."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class State:
         """Of equal state on all ranks."""
 
     def keep(self, objects: Mapping[str, Stateful]) -> None:
-        """Take more into the list. Raises `TypeError` for what has no state, ValueError for a name
-        that is taken."""
+        """Take more into the list. Raises `TypeError` without state, `ValueError` if named."""
         for name, stateful in objects.items():
             # Not isinstance: a wrapper may pass its attributes on, which that does not see.
             if not all(
@@ -127,16 +126,14 @@ class State:
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of torch.compile, DistributedDataParallel and
-    DataParallel."""
+    """Return the module inside torch.compile, DistributedDataParallel, DataParallel."""
     module = getattr(module, "_orig_mod", module)
     is_wrapped = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
     return module.module if is_wrapped else module  # type: ignore[return-value]
 
 
 def copied(state: Any) -> Any:
-    """Return a copy of a state that shares nothing with it: containers of the same types, tensors
-    in host memory."""
+    """Return an independent copy of a state: equal containers, tensors in host memory."""
     return _mapped(
         state,
         lambda leaf: (
@@ -146,8 +143,7 @@ def copied(state: Any) -> Any:
 
 
 def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a state with `change(leaf)` for all that is no container, in new containers of the
-    same types."""
+    """Return a state with `change(leaf)` for its leaves, in new containers."""
     if isinstance(state, Mapping):
         return with_values(state, lambda value: _mapped(value, change))
     if isinstance(state, list | tuple):

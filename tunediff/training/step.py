@@ -1,5 +1,4 @@
-"""One optimizer step: the backward passes and updates that a workload requests, in whichever of the
-ways it can."""
+"""One optimizer step: backward passes and updates, in all the ways that workloads ask."""
 
 from __future__ import annotations
 
@@ -178,8 +177,7 @@ class OptimizerStep:
             optimizer.zero_grad(set_to_none=True)
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the model's parameters, listed once: in every step the host would walk over its
-        modules."""
+        """Return the model's parameters, listed once: walking its modules costs host time."""
         if self._listed is None or self._listed[0] is not model:
             self._listed = model, list(model.parameters())
         return self._listed[1]

@@ -21,8 +21,7 @@ class _StopSignals(list[int]):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Yield the list of received signals: the first SIGINT or SIGTERM lets the loop write a
-    checkpoint and stop.
+    """Yield received signals: the first SIGINT or SIGTERM saves a checkpoint and stops.
 
     A second SIGINT ends the process at once. SIGTERM ends a process that was forked inside, as
     without a handler: with it a `multiprocessing.Pool` of the user's ends its workers, and then

@@ -58,8 +58,7 @@ class Shard:
 
 
 class TrainingRun:
-    """One training of one configuration, without its loop, which is `Engine`'s. All ranks have the
-    same parts."""
+    """A training without its loop, `Engine`. All ranks have the same parts."""
 
     meter: Meter
     """Made after the warm-up."""
@@ -131,8 +130,7 @@ class TrainingRun:
         self.pending: Point | None = None
         """A point whose evaluation was interrupted."""
         self.judged: Mapping[str, torch.Tensor] | None = None
-        """A copy, in host memory, of the weights that the last point has judged: what is exported.
-        Complete on rank 0."""
+        """A host copy of the weights that the last point judged, exported; complete on rank 0."""
         self.judged_digest: str | None = None
         """Digest of the weights that the latest evaluation has judged, on rank 0."""
         self.restart_reason = ""
@@ -155,16 +153,14 @@ class TrainingRun:
 
     @property
     def complete(self) -> bool:
-        """Return whether the last point was the last one of this training: its budget is spent, or
-        its target is met."""
+        """Return whether the last point ended the training: budget spent, or target met."""
         if self.seconds_to_target is not None and self.points and TIME_TO_TARGET in self.points[-1]:
             return True
         return len(self.points) >= self.config.evaluation.points and not self.budget.open_ended
 
     @property
     def user_folder(self) -> Path:
-        """Return the folder for files of the workload; without `folder`, a temporary one of this
-        rank."""
+        """Return the folder for the workload's files; a temporary one without `folder`."""
         if self.folder is None:
             self._temporary = self._temporary or tempfile.TemporaryDirectory(
                 prefix="tunediff-files-"

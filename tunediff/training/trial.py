@@ -1,5 +1,4 @@
-"""What a workload sees of its training; everything behind it makes the training fair, distributed,
-resumable and measured.
+"""What a workload sees of its training, which is fair, distributed, resumable, measured.
 
 A workload is `train(trial)`, called on every rank:
 
@@ -43,8 +42,7 @@ __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
 
 
 class Trial(FrameworkCalls):
-    """One training of one configuration, as a workload sees it. All ranks make the same calls in
-    the same order."""
+    """One training as its workload sees it. All ranks make the same calls in the same order."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -179,8 +177,7 @@ class Trial(FrameworkCalls):
         self.engine.description = describe
 
     def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write what `tensors` returns to `folder`/INDEX.safetensors beside the weights, at 16
-        points at most.
+        """Write what `tensors` returns to `folder`/INDEX.safetensors, at 16 points at most.
 
         All ranks call it; rank 0 writes, with `progress` in the metadata. Nothing is written
         without a folder.
@@ -283,8 +280,7 @@ class Trial(FrameworkCalls):
         self.engine.step.step(loss, optimizer, clip_norm)
 
     def record_step(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a step whose `loss.backward()` and optimizer step the workload has called itself,
-        instead of `step`.
+        """Count a step whose backward pass and update the workload has made itself.
 
         `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises
         `WorkloadError` with accumulation, which needs `step`.
@@ -318,8 +314,7 @@ class Trial(FrameworkCalls):
         collate: Callable[[list[Any]], Any] | None = None,
         samples_each: int = 1,
     ) -> Iterator[Any]:
-        """Yield batches of `source` on the device until the budget is spent, as the knobs of
-        `loader` say.
+        """Yield batches of `source` on the device until the budget is spent, by `loader`.
 
         `source`: a tensor, a tuple or dictionary of tensors, a list of items, or any dataset,
         iterable ones too. The items of an iterable are dealt out to ranks and loader processes by
@@ -331,8 +326,7 @@ class Trial(FrameworkCalls):
         return sources.batches_of_data(self.engine, source, prepare, collate, samples_each)
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
-        """Yield the batches of a loader of one's own, over and over until the budget is spent;
-        restarted at a resume.
+        """Yield a loader's batches, over and over until the budget is spent; resumes restart it.
 
         `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the
         first batch has rows. A shorter last batch counts as much, so that a budget of samples is
@@ -344,8 +338,7 @@ class Trial(FrameworkCalls):
     def epochs(
         self, loader: Iterable[Any], *, samples: int | None = None
     ) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield the number of each pass over a loader of one's own, and its batches, until the
-        budget is spent.
+        """Yield each pass over a loader, as its number and batches, until the budget is spent.
 
         A resume goes on within the pass. Ranks divide a torch DataLoader without a sampler of the
         user's own. `samples`: see `steps`.

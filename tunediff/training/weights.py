@@ -1,5 +1,4 @@
-"""Files of weights: written as safetensors, read from what holds plain data, compared with their
-model."""
+"""Files of weights: written as safetensors, read as plain data, compared with models."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def about(config: Systems, folder: Path, steps: int) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file of weights, on the CPU: safetensors, or torch's format with nothing in it but
-    plain data.
+    """Read weights on the CPU: safetensors, or torch's format with plain data only.
 
     Raises `ConfigError` if it cannot be read.
     """
@@ -113,8 +111,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
-    """Raise `ConfigError` with the first weight that is missing, too many or of another shape than
-    the model's."""
+    """Raise `ConfigError` for the first weight that is missing, extra or misshapen."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:

@@ -1,5 +1,4 @@
-"""What a training writes outside its folder: nothing that was there is written over while somebody
-watches."""
+"""What a training writes outside its folder: while watched, it overwrites nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _CACHES = (
 """Variables of the environment with folders that libraries write as they please."""
 _WRITING = os.O_WRONLY | os.O_RDWR
 _UNAUDITED = ((torch, "save", 1, "f"), (safetensors.torch, "serialize_file", 1, "filename"))
-"""Functions that write files without `open`, with the position and the name of the argument that is
-the path."""
+"""Functions that write files without `open`: position and name of the path argument."""
 SHOWN = 3
 """Most files that are named."""
 
@@ -56,8 +54,7 @@ class WriteWatch:
             self._is_running = False
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note an event of `sys.audit`. Raises `WorkloadError` where a file that was there would be
-        lost."""
+        """Note an event of `sys.audit`. Raises `WorkloadError` if an existing file would go."""
         path, destroys = _written(event, args)
         if path is None or not self._is_running or not self._is_watched(path):
             return
@@ -91,8 +88,7 @@ class WriteWatch:
         return not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
     def clean(self) -> list[str]:
-        """Remove the files that later runs have made again, as the first one may fill a cache;
-        returns a warning."""
+        """Remove files that later runs made again, unlike caches; return a warning."""
         repeated = set().union(*(self._runs[1:] or self._runs))
         files = sorted(path for path in repeated if not path.is_dir())
         for path in self._created & set(files) if len(self._runs) > 1 else ():

@@ -1,5 +1,4 @@
-"""Runs at the same time on equal devices of this machine: which device a run gets, and threads that
-follow them.
+"""Runs at the same time on equal devices of this machine: devices and their threads.
 
 Both sides of a pair run at the same time, so that both have the same minute of the machine, on two
 devices that they swap in every other round. Imports neither torch nor Ray.
@@ -111,8 +110,7 @@ def divided_among(
 
 
 class Turns:
-    """Chooses the devices of the runs that are at the same time, so that the candidates take turns
-    on them."""
+    """Chooses devices for simultaneous runs so that the candidates take turns on them."""
 
     def __init__(self, candidates: int, at_once: int) -> None:
         self._candidates, self.at_once = candidates, at_once

@@ -84,8 +84,7 @@ class Backend(Protocol):
         """Return the slot of a trial that has its devices."""
 
     def release(self, spec: TrialSpec) -> None:
-        """Take note that a trial is over: what is left of it, such as a trial that was stopped
-        early, ends."""
+        """Note that a trial is over: what is left of it, such as a stopped one, ends."""
 
     def say_through(self, say: Callable[[str], None]) -> None:
         """Call `say` with the notes on the machines now, and later with what changes."""

@@ -1,5 +1,4 @@
-"""Run the finalists of a search again: make the folder of their runs, or find it on a resume, and
-run them."""
+"""Run a search's finalists again in a folder, which a resume finds."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
 
 
 def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
-    """Return folders and spaces of the same runs with longer budgets, inside the `folder` of the
-    confirming runs."""
+    """Return folders and spaces of the same runs with longer budgets, inside `folder`."""
     assert results.space.confirm is not None
     prepared = []
     for times in results.space.confirm.budgets[1:]:
@@ -138,8 +136,7 @@ def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:
 
 
 def left(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Return whether runs in `folder` are left to run, and another round is expected to end within
-    `budget: total`.
+    """Return whether runs in `folder` are left and a round fits into `budget: total`.
 
     Runs that have failed for a reason outside of them are left, too, unless the comparison is
     decided without them.
@@ -155,8 +152,7 @@ def left(results: Results, folder: Path, space: SearchSpace) -> bool:
 
 
 def _without_lost(runs: Results) -> Results:
-    """Return confirming runs as they are once `journal.repeat_lost` has made the lost ones
-    unfinished."""
+    """Return confirming runs after `journal.repeat_lost` made lost ones unfinished."""
     trials = [
         dataclasses.replace(trial, end=None) if trial.external_cause else trial
         for trial in runs.trials
@@ -165,8 +161,7 @@ def _without_lost(runs: Results) -> Results:
 
 
 def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Return whether another round of the confirming runs in `folder` is expected to end within
-    `budget: total`."""
+    """Return whether another round of `folder`'s runs should fit into `budget: total`."""
     if (total_s := results.space.budget.total_s) is None:
         return True
     ended = [trial for trial in analysis.read(folder).trials if trial.finished] or results.trials

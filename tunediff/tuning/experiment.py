@@ -53,8 +53,7 @@ def why_stopped(
 
 @contextlib.contextmanager
 def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[None]:
-    """Give a `KeyboardInterrupt` or `StoppedError` from inside the message that says how to resume
-    what ran.
+    """Say how to resume what ran in a `KeyboardInterrupt` or `StoppedError` from inside.
 
     `module`: the command that resumes; `options`: the machine or cluster that was chosen.
     """
@@ -67,8 +66,7 @@ def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[No
 
 # ---- the folder
 def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
-    """Make the folder of a new search; return its space, with the copy of a user's workload that
-    lies there.
+    """Make a search's folder, with a copy of a user's workload; return the space.
 
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
@@ -95,8 +93,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
 
 @contextlib.contextmanager
 def start_of(folder: Path, new: bool) -> Iterator[None]:
-    """Remove the folder of a new search when its start fails before the first trial: its name is
-    free again."""
+    """Remove a new search's folder if it fails before the first trial: its name is free."""
     try:
         yield
     except (ConfigError, OSError, NotStartedError):
@@ -138,8 +135,7 @@ def durations(records: Sequence[TrialRecord]) -> list[float]:
 def time_is_up(
     space: SearchSpace, durations_s: Sequence[float], spent_s: float, repeats_left: int = 0
 ) -> bool:
-    """Return whether another trial does not fit into `budget: total`, less repeats and confirming
-    runs.
+    """Return whether no trial fits into `budget: total` less repeats and confirming runs.
 
     durations_s: of the trials so far. spent_s: wall-clock of the search so far.
     """
@@ -153,8 +149,7 @@ def time_is_up(
 
 
 def out_of_time(folder: Path, space: SearchSpace) -> bool:
-    """Return whether a search that has begun would begin no further trial, since none would end
-    within its limit."""
+    """Return whether a begun search would begin no further trial within its limit."""
     records = record.read_trials(folder)
     if not records or not all(trial.finished for trial in records):
         return False
@@ -162,8 +157,7 @@ def out_of_time(folder: Path, space: SearchSpace) -> bool:
 
 
 def foreign(folder: Path, backend: Backend | None = None) -> str:
-    """Return a warning that trials of the search, or confirming runs, were measured on another
-    machine; '' if not.
+    """Return a warning that trials or confirming runs ran on another machine; '': none.
 
     `backend`: what will train, on a cluster; None: this machine trains.
     """
@@ -187,6 +181,5 @@ def foreign(folder: Path, backend: Backend | None = None) -> str:
 
 
 def warm(space: SearchSpace) -> Systems | None:
-    """Return the configuration to start workers for in advance; None: it needs the devices of
-    several."""
+    """Return the configuration to start workers for early; None: it needs many devices."""
     return None if space.baseline.parallel.together else space.baseline

@@ -12,8 +12,7 @@ from tunediff.config import Values
 from tunediff.core.trial_record import End, TrialRecord
 
 UNKNOWN = 1e9
-"""Penalty without any result: worse than any objective is likely to be (a perplexity may be
-thousands)."""
+"""Penalty without any result: worse than most objectives (perplexities reach thousands)."""
 _BYTES = {"none": 4, "bf16": 2, "fp16": 2}
 """Bytes of an activation, by `precision.amp`."""
 _MEMORY_FREE = (
@@ -97,8 +96,7 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> float | None:
-    """Estimate the peak device memory of `config` in MiB; None: no trial differs in batch and
-    precision only.
+    """Estimate `config`'s peak device MiB; None: no trial differs only in batch, precision.
 
     A straight line through the smallest and the largest such trial: activations grow with samples
     at once times bytes. Only for messages: nothing is ruled out by it.
@@ -129,8 +127,7 @@ def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> 
 
 
 def used(trial: TrialRecord, cost: str) -> list[float]:
-    """Return what a trial has used of a cost (`space.cost`), by all that was recorded of it; empty:
-    nothing was."""
+    """Return a trial's recorded uses of a cost (`space.cost`); empty: none."""
     end = trial.end or End("error")
     seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
     values = [point.get(cost) for point in trial.points] + [end.peak.get(cost)]
@@ -141,8 +138,7 @@ def used(trial: TrialRecord, cost: str) -> list[float]:
 def smaller_oom_trial(
     config: Mapping[str, Any], records: Iterable[TrialRecord]
 ) -> TrialRecord | None:
-    """Return a trial that ran out of memory by its own needs, which were no larger than those of
-    `config`; or None."""
+    """Return a trial that ran out of memory and needed no more than `config`; or None."""
     return next(
         (
             trial
@@ -154,8 +150,7 @@ def smaller_oom_trial(
 
 
 def ran_out_of_memory(record: TrialRecord) -> bool:
-    """Return whether a trial ran out of memory by its own needs, and not because other processes
-    held it."""
+    """Return whether a trial ran out of memory by its own needs, not by other processes'."""
     return record.end is not None and record.end.status == "oom" and not record.end.crowded_out
 
 
@@ -173,8 +168,7 @@ def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
 
 
 def penalty(results: Sequence[float], mode: str) -> float:
-    """Return the value that Optuna gets for a failure: finite, and worse than the worst of
-    `results` by its own size.
+    """Return Optuna's value for a failure: finite, worse than the worst by its size.
 
     Without any results it is `UNKNOWN`; `mode`: "min" or "max".
     """

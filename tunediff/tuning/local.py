@@ -23,8 +23,7 @@ from tunediff.tuning.trial_spec import TrialSpec
 OUTPUT = "output.txt"
 """File in the folder of a comparison with what its runs print."""
 TRIALS = "trials"
-"""Purpose of the templates that are kept: what is measured before a comparison uses them as
-well."""
+"""Purpose of kept templates: measuring before a comparison uses them too."""
 
 
 class LocalBackend:

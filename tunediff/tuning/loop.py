@@ -1,5 +1,4 @@
-"""The loop of searches, confirming runs and comparisons: ask for a trial, run it on a slot, tell
-how it ended.
+"""The loop of searches, confirming runs, comparisons: ask, run on a slot, tell.
 
 `run` goes through it by itself. In a search Ray Tune does, through the hooks that
 `searcher.Searcher` adapts, with a scheduler that stops trials early. Imports no Ray.
@@ -32,8 +31,7 @@ class Proposer(Protocol):
 
 
 class Dispatcher:
-    """Gives slots to the trials of a proposer. A trial that finds no room, or has lost its node,
-    goes before others."""
+    """Gives slots to a proposer's trials, first to those that wait or lost their node."""
 
     def __init__(
         self,
@@ -60,8 +58,7 @@ class Dispatcher:
         )
 
     def start(self) -> TrialSpec | None:
-        """Return the next trial, with its place; None: there is no room now, or no trial (any
-        more)."""
+        """Return the next trial with its place; None: no room now, or no trial."""
         if not self._pool.room() or not self._may_start():
             return None
         spec = self._waiting.pop(0) if self._waiting else None
@@ -80,8 +77,7 @@ class Dispatcher:
     def finish(
         self, spec: TrialSpec, settle: Callable[[TrialSpec], object] = lambda spec: None
     ) -> bool:
-        """Free the devices of a trial and tell its proposer what its journal says; return whether
-        the trial is over.
+        """Free a trial's devices, tell its proposer the outcome; return whether it is over.
 
         It is not if it has lost its node: then it starts again. `settle` writes an end that the
         journal may lack.

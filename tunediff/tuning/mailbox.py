@@ -26,8 +26,7 @@ from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial_spec import TrialSpec
 
 POLL_S = 10.0
-"""Seconds after which a method that waits returns None, so that no request of a lost caller stays
-for ever."""
+"""Seconds after which a waiting method returns None: lost callers leave no request."""
 STOP_S = 60.0
 """Seconds that a trial has to end in once it is asked to; then its process is killed."""
 KILL_S = 1.0
@@ -38,8 +37,7 @@ T = TypeVar("T")
 
 
 class Mailbox:
-    """The job of a slot, its events and its commands; one job at a time, for callers in any
-    thread."""
+    """A slot's job, events and commands; one job at a time, for callers in any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -99,8 +97,7 @@ class Mailbox:
                 self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End a job that nobody wants: it stops at a point after which it waits for the decision,
-        else it is killed."""
+        """End an unwanted job: it stops at a point that waits for a decision, or is killed."""
         with self._changed:
             last = self._events[-1] if self._events else None
             if isinstance(last, Point) and last.index > self._go_on:
@@ -132,8 +129,7 @@ class Mailbox:
                 self._changed.notify_all()
 
     def command(self, serial: str, seen: int) -> Command | None:
-        """Return what a rank does next; `seen`: the index of the last point after which it was let
-        go on."""
+        """Return what a rank does next; `seen`: index of the last point it has passed."""
 
         def next_command() -> Command | None:
             if serial in self._stopped:
@@ -173,8 +169,7 @@ def train(
     variables: Mapping[str, str],
     started: Callable[[TemplateRun], object] = lambda run: None,
 ) -> None:
-    """Train a job as one of its ranks: pass on what its process reports, and do to it what the
-    driver says.
+    """Train a job as one of its ranks: pass reports on, and commands of the driver.
 
     A process that dies ends the job, and nothing else. `variables`: of the environment, see
     `Templates.train`; `started` is called with the run.

@@ -27,8 +27,7 @@ from tunediff.tuning.trial_spec import TrialSpec
 from tunediff.tuning.tried import Tried
 
 REDRAWS = 20
-"""Draws of TPE in a row that may be impossible or known before random draws replace them: TPE stays
-near what is good."""
+"""Known or impossible draws of TPE in a row after which random draws replace them."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
 WARM_POINTS = 3
@@ -168,8 +167,7 @@ class OptunaProposer:
         return spec
 
     def _may_draw(self) -> bool:
-        """Return whether number and time leave room for a new configuration, besides repeats and
-        confirming runs.
+        """Return whether number and time leave room for a new configuration.
 
         The first trial runs in any case: start-up may take what a short limit leaves over.
         """
@@ -188,8 +186,7 @@ class OptunaProposer:
         return min(trials - self.space.reruns - self._draws, trials - self._next)
 
     def _repeat(self) -> TrialSpec | None:
-        """Return another run of a leading configuration; None: there were enough, or none has a
-        result yet."""
+        """Return another run of a leading configuration; None: enough, or no result yet."""
         if self._repeats.left(self._draws) <= 0 or self._time_is_up():
             return None
         if (drawn := self._repeats.next()) is None:
@@ -201,8 +198,7 @@ class OptunaProposer:
         return self._spec(name, trial, self.space.config(drawn), drawn, "repeat")
 
     def _draw(self) -> TrialSpec | None:
-        """Ask Optuna for points until one is to be run; None: the space or the number of trials is
-        used up."""
+        """Ask Optuna for a point to run; None: space or number of trials are used up."""
         if self._tried.used_up():
             return None
         sampler = self.study.optuna.sampler
@@ -261,8 +257,7 @@ class OptunaProposer:
         return TrialSpec.of_space(self.space, self.experiment, name, config, drawn, role)
 
     def _skip(self, spec: TrialSpec, why: str) -> None:
-        """Write the journal of a point of the search file that is not run, and report it to
-        Optuna."""
+        """Write the journal of a listed point that is not run; report it to Optuna."""
         spec.begin().end(End("skipped", why))
         trial_record = record.read_trial(spec.folder)
         assert trial_record is not None

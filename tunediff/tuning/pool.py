@@ -25,8 +25,7 @@ class Allocation(NamedTuple):
 
 
 class Pool:
-    """Allocate as many devices as a trial has workers: of one machine if any is large enough, else
-    of several.
+    """Allocate a device per worker, of one machine if possible, else of several.
 
     A trial that finds no room waits, and so do all later ones: smaller trials must not overtake it
     for ever.
@@ -67,8 +66,7 @@ class Pool:
         return self._find(self._share.sizes[0]) is not None or not self._taken
 
     def take(self, size: int, waits: bool = True, together: bool = False) -> Allocation | None:
-        """Allocate devices to a trial of `size` workers, or of one worker with their devices
-        (`together`).
+        """Allocate devices to `size` workers, or to one worker with all (`together`).
 
         None: there is no room now; if the trial `waits`, the wait is reported.
         """

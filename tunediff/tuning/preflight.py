@@ -53,8 +53,7 @@ def create(
 
 
 def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None]) -> set[str]:
-    """Return the searched knobs that the training never reads; those that it reads after all leave
-    the report.
+    """Return the searched knobs that the training never reads; correct the report.
 
     Raises `ConfigError` where nothing else is searched.
     """
@@ -87,8 +86,7 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
 
 
 def _others(space: SearchSpace, own: set[str]) -> Iterator[Systems]:
-    """Yield configurations in which knobs of the workload's sections `own` have other values than
-    the baseline's.
+    """Yield configurations in which knobs of sections `own` differ from the baseline's.
 
     Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has
     a certain value.

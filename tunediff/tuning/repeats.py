@@ -1,5 +1,4 @@
-"""Decide which configurations of a search run again on further seeds before its finalists are
-chosen.
+"""Decide which configurations run again before the finalists of a search are chosen.
 
 Of many runs the best is partly the luckiest. The last trials of a search therefore repeat what
 leads, and configurations are compared by their means. Imports no Ray.
@@ -19,8 +18,7 @@ from tunediff.search_space.model import MOST_RUNS
 
 
 def next_repeat(results: Results, begun: Sequence[Values]) -> Values | None:
-    """Return the drawn values to run next: what leads and has fewer than `MOST_RUNS` runs, on its
-    next seed.
+    """Return the drawn values to run next: a leader with under `MOST_RUNS`, its next seed.
 
     `begun`: all repeats, whether they have ended or not. None: no configuration but the baseline
     has a result and runs left. Compared with other rules in `benchmarks/believe`.
@@ -59,14 +57,12 @@ class Repeats:
             self._begun.append(drawn)
 
     def left(self, draws: int) -> int:
-        """Return how many may begin after so many trials of new configurations: their share is that
-        of the search."""
+        """Return how many may begin after so many new configurations: the search's share."""
         trials, reruns = self._space.budget.trials, self._space.reruns
         return min(draws * reruns // (trials - reruns), trials - draws) - len(self)
 
     def next(self) -> Values | None:
-        """Return the drawn values to run next, by all trials that have ended; None: none has a
-        result and runs left."""
+        """Return the drawn values to run next, by ended trials; None: no result or run left."""
         self._following.read()
         results = Results(self._experiment, self._space, self._following.trials)
         return next_repeat(results, self._begun)

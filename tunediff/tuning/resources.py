@@ -1,5 +1,4 @@
-"""What trials get of one machine or of a cluster's nodes. Imports no ray: used before anything
-starts."""
+"""What trials get of a machine or of a cluster's nodes. Imports no ray."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class ResourcePartition:
     """World sizes of its trials, the largest last."""
     gpu: bool
     whole: bool
-    """Whether a trial has its machine to itself. So it is without GPUs: two would disturb each
-    other's clocks."""
+    """Whether a trial has its machine alone; without GPUs it must: clocks would suffer."""
     per_gpu: int = 1
     """Trials that share each GPU."""
     at_once: int = 1
@@ -185,8 +183,7 @@ def values_of(space: SearchSpace, name: str) -> set[Any]:
 
 
 def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
-    """Refuse what can never be placed (Ray would retry for ever), else divide the machines; see
-    `divided`."""
+    """Refuse what never fits (Ray would retry for ever); divide the machines: `divided`."""
     protocols = [space.final, space.confirm.final if space.confirm is not None else {}]
     judged = (protocol.get("evaluation.precision", "") for protocol in protocols)
     values = itertools.chain(gpu_only(space.baseline), judged, values_of(space, "compile.mode"))
@@ -261,8 +258,7 @@ def divided(
 
 
 def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None:
-    """Raise `ConfigError` if there are no GPUs, or not as many on one node as `dp` gives to its one
-    process."""
+    """Raise `ConfigError` without GPUs, or without as many on one node as `dp` needs."""
     if not gpu:
         why = "torch.nn.DataParallel needs GPUs, and would pass through without a word"
         raise ConfigError(
@@ -293,8 +289,7 @@ def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[st
 
 
 def omp_notes(share: ResourcePartition) -> Iterable[str]:
-    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from the threads of a
-    worker."""
+    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from a worker's."""
     chosen = os.environ.get(OMP, "")
     threads = {share.place([machine], 1).threads for machine in share.machines}
     if threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:

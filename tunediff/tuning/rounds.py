@@ -1,5 +1,4 @@
-"""Propose configurations seed after seed until their difference is decided: confirming runs and
-comparisons.
+"""Propose runs seed after seed until a difference is decided: confirming, comparing.
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
 devices of it have one each (`at_once`): in waves, of which each ends before the next one begins, so
@@ -61,8 +60,7 @@ class MakeRun(Protocol[R_co]):
 
 
 class Rounds(Generic[R]):
-    """Proposes the unfinished runs of at most `max_rounds` rounds, until `over()` before a round.
-    The baseline comes first.
+    """Proposes unfinished runs of up to `max_rounds` rounds until `over()`, baseline first.
 
     A candidate whose run fails is out, and without the baseline there is nothing to compare with.
     The order of a round is that of `Turns`.
@@ -188,8 +186,7 @@ def _restart_interrupted(together: Sequence[Proposed]) -> None:
 
 
 def run(folder: Path, rounds: Rounds[TrialSpec], backend: Backend, listeners: Listeners) -> None:
-    """Run rounds on the workers that have started already. Raises `StoppedError` if `folder` cannot
-    be written."""
+    """Run rounds on started workers. Raises `StoppedError` if `folder` is unwritable."""
     with writing_to(folder):
         loop.run(rounds, backend, listeners, rounds.at_once > 1)
 

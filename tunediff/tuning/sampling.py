@@ -16,13 +16,11 @@ from tunediff.config import ConfigError
 HISTORY = 1000
 """Number of trials that TPE looks at: the newest ones."""
 GOOD = 25
-"""Number of best trials that it looks at however old they are: as many as Optuna's `default_gamma`
-counts as good."""
+"""Number of best trials that it looks at, of any age: Optuna's `default_gamma`."""
 
 
 def named(name: str) -> Callable[[int], optuna.samplers.BaseSampler]:
-    """Return what makes a sampler of Optuna from a seed. Raises `ConfigError` where a package that
-    it needs is missing."""
+    """Return a factory of Optuna's sampler by seed. Raises `ConfigError` without its package."""
     if name == "TPESampler":
         return default_sampler
 
@@ -48,8 +46,7 @@ def default_sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 class Recent(optuna.samplers.TPESampler):
-    """TPE over the best and the newest trials, so that a suggestion takes no longer after
-    thousands.
+    """TPE over the best and the newest trials: suggestions stay fast after thousands.
 
     TPE draws where the density of good points is high relative to that of the others. Good are the
     best tenth, 25 at most: with more than 250 trials these are the same 25 as without this class.

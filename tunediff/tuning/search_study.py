@@ -1,5 +1,4 @@
-"""The Optuna study of a search: its points as Optuna stores them, and how it learns the ends of
-trials."""
+"""A search's Optuna study: its stored points, and what it learns of trials' ends."""
 
 from __future__ import annotations
 
@@ -100,16 +99,14 @@ class SearchStudy:
         self.optuna.add_trial(trial)
 
     def _split(self, drawn: Values) -> tuple[Values, Values]:
-        """Return the parameters that Optuna stores of a point, and the seed of a repeat as an
-        attribute."""
+        """Return Optuna's parameters of a point, and a repeat's seed as an attribute."""
         searched = any(dimension.name == "seed" for dimension in self.space.dimensions)
         seed = {} if searched else {name: drawn[name] for name in drawn if name == "seed"}
         return to_params({name: drawn[name] for name in drawn if name not in seed}), seed
 
     # ---- results
     def report(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """Keep a point of the curve, by its index; Optuna keeps none where there are two
-        objectives."""
+        """Keep a curve's point by index; with two objectives Optuna keeps none."""
         index, reported = int(result["index"]), self._reported.setdefault(trial.number, {})
         # After a restart and at the end a point comes again, of which Optuna would warn.
         if self.space.cost is not None or index in reported:
@@ -130,8 +127,7 @@ class SearchStudy:
         self.optuna.tell(trial, self.penalty(failed))
 
     def tell(self, trial: Trial, trial_record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """Report the end of a trial: its result, or for a failure a penalty; `records`: of all
-        trials that have ended.
+        """Report a trial's end: its result, or a penalty; `records`: of all ended trials.
 
         A failure without a value would be unknown to Optuna, which would draw its point again.
         """
@@ -162,8 +158,7 @@ class SearchStudy:
             self.optuna.tell(trial, self.penalty(failed))
 
     def _replaced(self, trial: Trial) -> Trial:
-        """End a trial that began again and return a new one without its void points, which Optuna
-        cannot remove."""
+        """End a trial that began again; return a new one without its void points."""
         self.add(self.run(trial)[1], TrialState.RUNNING, trial.user_attrs)
         self.drop(trial)
         return self.running(self.trials()[-1])
@@ -176,8 +171,7 @@ class SearchStudy:
         return known if len(known) == len(values) else None
 
     def penalty(self, failed: TrialRecord | None) -> list[float]:
-        """Return values that are worse than every result so far in every objective, and than the
-        cost of `failed`.
+        """Return values worse than every result in all objectives, and than `failed`'s cost.
 
         Earlier penalties are no results: else each one would double the next.
         """

@@ -1,5 +1,4 @@
-"""Sessions of a search: when each ran (`sessions.jsonl`) and why one had to stop
-(`StoppedError`)."""
+"""A search's sessions: when they ran (`sessions.jsonl`), and `StoppedError`."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ ASKED = "tunediff.open_study"
 
 
 class StoppedError(TunediffError, RuntimeError):
-    """The search had to stop for a reason outside of it, such as a full disk; it can be resumed
-    once that is gone."""
+    """The search stopped for a cause outside of it, such as a full disk; it can resume."""
 
 
 class NotStartedError(StoppedError):
@@ -32,8 +30,7 @@ class NotStartedError(StoppedError):
 
 
 def spent_s(folder: Path) -> float:
-    """Return the wall-clock of the commands so far, in seconds; a session that was killed lasted
-    until its last line.
+    """Return the commands' wall-clock in seconds; a killed one lasted to its last line.
 
     Where a session has no line but its first, the last line of the trials' journals counts.
     """
@@ -127,8 +124,7 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 @contextlib.contextmanager
 def noted(folder: Path, command: str, over: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Note that a session begins, with the command that started it and the hardware, and that it
-    ends.
+    """Note a session's begin, with its command and the hardware, and its end.
 
     The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached,
     or nothing is left. `over` returns whether that is so, for whoever can end a session earlier

@@ -39,8 +39,7 @@ class PointValues:
         self._by_seed[configuration][seed] = value
 
     def within_noise(self, value: float, lower_is_better: bool, ratios: bool) -> bool:
-        """Return whether `value` is behind the best one by no more than the noise of one run, or a
-        margin if unknown.
+        """Return whether `value` is within one run's noise of the best, or within a margin.
 
         `ratios`: positive values are compared by their ratios.
         """
@@ -76,8 +75,7 @@ class Halving:
 
 
 class EarlyStopping:
-    """Stop trials by `Halving`, but never the baseline, on any seed, although others are compared
-    with it.
+    """Stop trials by `Halving`, never the baseline on any seed, which others compare with.
 
     Every result of a search is compared with the finished baseline, which an early stop would
     remove. Not stopped either are trials that are behind the best one at the same point by no more
@@ -98,8 +96,7 @@ class EarlyStopping:
                     self._is_worse(trial.name, result)
 
     def stops(self, spec: TrialSpec, result: Mapping[str, Any]) -> bool:
-        """Return whether a trial ends after this point; one that is reported again after a resume
-        was judged before."""
+        """Return whether a trial ends after this point; a repeated one was judged before."""
         if not self._is_news(spec.name, spec.drawn, result):
             return False
         spared = self._is_spared(spec.role, spec.drawn, result)
@@ -110,8 +107,7 @@ class EarlyStopping:
         return self._halving.worse_than_half(trial, fraction, float(result["objective"]))
 
     def _is_news(self, trial: str, drawn: Values, result: Mapping[str, Any]) -> bool:
-        """Remember the value of a point, by the drawn knobs of its trial; return whether it is
-        new."""
+        """Remember a point's value by its trial's drawn knobs; return whether it is new."""
         train_s = result.get("train_s", math.inf)
         if train_s <= self._seen_s.get(trial, -1.0):
             return False

@@ -25,11 +25,9 @@ STUDY = "tunediff"
 FAULTS = (optuna.exceptions.StorageInternalError, SQLAlchemyError, OSError)
 """What Optuna raises when the disk is full, read-only or gone."""
 LOCKED_S = 60.0
-"""Seconds for which another program, such as optuna-dashboard, may lock the study before the search
-stops."""
+"""Seconds for which other programs may lock the study before the search stops."""
 DAMAGES = ("malformed", "not a database")
-"""SQLite's messages for a damaged file; other errors, such as a lock or a disk that does not
-answer, will pass."""
+"""SQLite's messages for a damaged file; errors such as a lock or a slow disk pass."""
 
 
 def study_in(address: str | None, folder: Path) -> tuple[str, optuna.storages.BaseStorage]:
@@ -53,8 +51,7 @@ def study_in(address: str | None, folder: Path) -> tuple[str, optuna.storages.Ba
 
 
 def open_file(path: Path) -> optuna.storages.RDBStorage:
-    """Open the study file, which optuna-dashboard can read too. A damaged one is renamed: the
-    journals hold all of it.
+    """Open the study file. A damaged one is renamed: the journals hold all of it.
 
     Raises `StoppedError` if it cannot be read for another reason: its locks or its disk.
 
@@ -85,8 +82,7 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _damage(path: Path) -> str | None:
-    """Return the damage of an SQLite file; None: it is whole. Raises `StoppedError` if it cannot be
-    read now."""
+    """Return an SQLite file's damage, or None. Raises `StoppedError` if unreadable now."""
     plain = "" if has_locks(path.parent) else "?nolock=1"
     try:
         with contextlib.closing(

@@ -1,5 +1,4 @@
-"""Train trials in runs of templates, one template for each version of a workload. Imports neither
-torch nor Ray."""
+"""Train trials in runs of templates, one per workload version. Imports no torch, Ray."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Templates:
         """Workloads whose trials are not forked, as was said once."""
 
     def prepare(self, workload: str) -> Template:
-        """Return the template of a workload as its files are now; it prepares while this
-        returns."""
+        """Return a workload's template for its files of now; it prepares in the background."""
         key = (workload, _version(workload))
         template = self._kept.pop(key, None)
         if template is not None and not template.alive:
@@ -72,8 +70,7 @@ class Templates:
         return template
 
     def ready(self, workload: str) -> Template:
-        """Return the template of a workload once all templates are prepared. Raises
-        `TemplateError`."""
+        """Return a workload's template once all are prepared. Raises `TemplateError`."""
         template = self.prepare(workload)
         for other in tuple(self._kept.values()):  # the clock would tell of what prepares meanwhile
             with contextlib.suppress(TemplateError, TimeoutError):
@@ -92,8 +89,7 @@ class Templates:
         None],
         started: Callable[[TemplateRun], object] = lambda run: None,
     ) -> None:  # fmt: skip
-        """Train a trial as one of its ranks; call `started` with its run, and `take` with what that
-        sends.
+        """Train a trial as one rank; pass its run to `started`, its messages to `take`.
 
         `variables` of the environment describe the rank as torchrun does. Raises `TemplateError`
         with why the run says nothing about the trial, such as that it was killed.

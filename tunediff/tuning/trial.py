@@ -30,16 +30,13 @@ from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
 ATTEMPTS = 2
-"""Attempts that a trial gets: the first loss is not the configuration's fault, the second one
-ends the trial."""
+"""Attempts at a trial: the first loss is nobody's fault, the second one ends it."""
 
 LOSSES = 3
-"""The loss of a node without notice that counts like that of workers: before, it is not the
-configuration's fault."""
+"""Losses of a node without notice that count as the configuration's fault."""
 
 STALLED_S = 900.0
-"""Seconds without progress after which an evaluation no longer postpones the deadline of its
-trial."""
+"""Seconds without progress after which an evaluation postpones no deadline."""
 START_S = 600.0
 """Seconds after which workers that have not started on this machine are killed and started again;
 on a cluster they may wait for a node."""
@@ -54,8 +51,7 @@ Reported = dict[str, float]
 
 
 def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
-    """Run one trial on its slot and yield every point that it reports. It trains on when the next
-    one is requested.
+    """Run one trial on its slot and yield its points; asking for the next lets it train on.
 
     The trial's journal stays without an `end` event if one of its nodes is lost; the caller then
     allocates other nodes and calls this again (see `record.was_lost`). Raises `OSError` when the
@@ -122,8 +118,7 @@ def _names_memory(reason: str) -> bool:
 
 
 def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.TrialRecord | None:
-    """Return the record of a trial, and wait up to `patience_s` for the end of one that has all of
-    its `points`.
+    """Return a trial's record; wait up to `patience_s` for the end of one with all `points`.
 
     A scheduler may end a trial at its last point, a moment before its worker has written the end.
     """
@@ -138,8 +133,7 @@ def settled(folder: Path, points: int, patience_s: float = 60.0) -> record.Trial
 def _until_ended(
     slot: Slot, serial: str, deadline: float, spec: TrialSpec
 ) -> Generator[Reported, None, End | Lost]:
-    """Yield the points of a job and return how it ended; `deadline`: on the monotonic clock, in
-    seconds."""
+    """Yield a job's points and return how it ended; `deadline`: monotonic seconds."""
     cursor, place, waiting_noted = 0, spec.group.place, False
     while True:
         event = slot.event(serial, cursor)
@@ -179,8 +173,7 @@ def _until_ended(
 
 
 def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
-    """Return whether a trial may go on `late_s` seconds past its deadline, since evaluations took
-    or take as long.
+    """Return whether evaluations excuse a trial that is `late_s` past its deadline.
 
     Evaluations that count towards the deadline may not, but for a final one that reports progress.
     """
@@ -195,8 +188,7 @@ def _is_late_by_evaluations(spec: TrialSpec, late_s: float) -> bool:
 
 
 def _beside_evaluations(spec: TrialSpec) -> str:
-    """Return what the wall-clock of a trial past its deadline leaves out, or why its evaluation
-    counts all the same."""
+    """Return what a late trial's wall-clock leaves out, or why its evaluation counts."""
     if spec.counts_evaluations:
         return ""
     part, _ = _doing(spec.folder)
@@ -209,8 +201,7 @@ def _beside_evaluations(spec: TrialSpec) -> str:
 
 
 def _doing(folder: Path) -> tuple[str, float]:
-    """Return the part of its time in which a trial is, and the seconds since it last reported
-    progress in it.
+    """Return the part of its time in which a trial is, and the seconds since its progress.
 
     Returns an empty part where that is unknown.
     """
@@ -221,8 +212,7 @@ def _doing(folder: Path) -> tuple[str, float]:
 
 
 def _unreachable(slot: Slot, place: Placement, missing_s: float) -> str:
-    """Return why workers that have been starting for `missing_s` (0: they have started) will not
-    work; '': they may."""
+    """Return why workers starting for `missing_s` (0: started) will not work, or ''."""
     if gone := slot.gone(place.nodes):
         return f"node {', '.join(gone)} is gone"
     if missing_s > 0 and (
@@ -243,8 +233,7 @@ def _note_waiting(slot: Slot, folder: Path, place: Placement, waited_s: float) -
 
 
 def _disk_fault(lost: Lost, folder: Path) -> str | None:
-    """Return the disk's error if the workers died of one in the trial's folder; None: they died of
-    something else.
+    """Return the disk's error in the trial's folder of which its workers died, or None.
 
     The full disk may be another one of their node, such as that of `/tmp`.
     """
@@ -256,8 +245,7 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
 
 
 def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
-    """Return the end of a trial whose workers, that many, died; None: try again. Adds the reason to
-    `deaths`."""
+    """Return the end of a trial whose workers died, or None; add the reason to `deaths`."""
     deaths.append(reason := short_reason(lost.reason))
     if _names_memory(reason):
         return End("oom", reason, memory=ray_memory_mib(lost.reason, workers)).explained
@@ -268,8 +256,7 @@ def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
 
 
 def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
-    """Return who held the memory of a node when Ray killed a worker for it, as `End.memory` has it;
-    {}: unknown.
+    """Return who held memory when Ray killed a worker, as in `End.memory`; {}: unknown.
 
     Ray names the killed worker's memory only: the workers of a trial are taken to need the same.
     """
@@ -290,8 +277,7 @@ def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
 
 
 def short_reason(reason: str) -> str:
-    """Return the informative line of a Ray error, which has pages; with the next line if it ends in
-    a colon."""
+    """Return the informative line of a Ray error, with the next one after a colon."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     telling = [
         i

@@ -1,5 +1,4 @@
-"""The job that travels: one trial, from whoever proposes it to the workers that train it. Imports
-no torch, no Ray."""
+"""The job that travels: a trial, from its proposer to its workers. Imports no torch, Ray."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class WorkerGroupSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """One trial that is to run. Its configuration was validated by whoever proposed it, and by
-    nobody after that.
+    """One trial that is to run. Its configuration was validated once, by its proposer.
 
     The configuration is pickled by itself: a slot, which passes the trial on, does not import what
     a user's workload imports, such as torch.
@@ -80,16 +78,14 @@ class TrialSpec:
     final: Values = dataclasses.field(default_factory=dict)
     """Knobs of one more evaluation of the finished model; empty: none."""
     run_device: int = 0
-    """Of equal devices of this machine the one on which it runs, where several run at the same
-    time."""
+    """This machine's device on which it runs, where several run at the same time."""
     slot: int = 0
     actor: str = ""
     """Name of the slot's actor; '' until the trial is placed."""
     group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0))
     """The workers that it needs, and where they run, once the trial is placed."""
     attempt: str = ""
-    """Names the attempt at the trial: a driver that was restarted asks its slot for the same
-    one."""
+    """Names the attempt: a restarted driver asks its slot for the same one."""
 
     @classmethod
     def of(
@@ -101,8 +97,7 @@ class TrialSpec:
         budget: SearchBudget,
         **settings: Any,
     ) -> TrialSpec:
-        """Return the trial of a validated configuration in the folder of its search; `settings`:
-        further fields."""
+        """Return the trial of a validated configuration; `settings`: further fields."""
         return cls(
             name=name,
             folder=experiment / "trials" / name,

@@ -55,8 +55,7 @@ class Tried:
         self._equivalent.setdefault(self._identity(config), name)
 
     def forget(self, config: Systems, name: str, process_died: bool) -> None:
-        """Forget what a trial tried that failed for a reason outside of it: its configuration may
-        be drawn again.
+        """Forget a trial that failed for an outside reason: its configuration may be drawn.
 
         Where its processes died, that is once in a session: the second time is likely the
         configuration's fault, which would be drawn until all trials are used up. Others that held
@@ -83,8 +82,7 @@ class Tried:
         return self._identity(config) == self._identity(self._space.baseline)
 
     def used_up(self) -> bool:
-        """Return whether no draw can be new: all points were run, or equivalent ones. False for a
-        large space."""
+        """Return whether all points, or their equivalents, were run. False for a large space."""
         if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):
             return True
         if self._identities is None or not self._identities <= self._equivalent.keys():
@@ -94,14 +92,12 @@ class Tried:
         )
 
     def _identity(self, config: Systems) -> str:
-        """Return a fingerprint that is equal for configurations that train equally on this
-        machine."""
+        """Return a fingerprint that is equal for configurations that train equally here."""
         return cfg.fingerprint(cfg.effective(config, self._device))
 
     @functools.cached_property
     def _identities(self) -> set[str] | None:
-        """Return the `_identity` of all points of a small space of choices; None for any other
-        space."""
+        """Return the `_identity` of all points of a small space of choices, or None."""
         dimensions, identities = self._space.dimensions, set()
         if spaces.size(self._space) > LISTED or any(
             dimension.choices is None for dimension in dimensions

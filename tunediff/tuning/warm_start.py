@@ -1,5 +1,4 @@
-"""Use the trials of an earlier search in a new one: their results where they are comparable, else
-their best points."""
+"""Use an earlier search's trials: results if comparable, else their best points."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class PriorTrial:
 def prior_trials(
     space: SearchSpace, folder: Path, device: str = "cpu", here: Mapping[str, Any] | None = None
 ) -> list[PriorTrial]:
-    """Return the trials of the search in `folder` that ended in a result, the best first, and then
-    known failures.
+    """Return the trials in `folder` with results, best first, then known failures.
 
     `device`: "cpu" or "cuda", what this search trains on; `here`: on what machine, see
     `environment.differences`. Raises `ConfigError` if the search cannot be read.
@@ -70,8 +68,7 @@ def prior_trials(
 
 
 def _known_failures(outcome: Outcome) -> list[TrialRecord]:
-    """Return the planned runs of a configuration, as they ended where it failed for a reason that
-    is its fault."""
+    """Return a configuration's planned runs, as they ended if it failed by its own fault."""
     failures = [
         run
         for run in outcome.runs
@@ -83,8 +80,7 @@ def _known_failures(outcome: Outcome) -> list[TrialRecord]:
 
 
 def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = None) -> str:
-    """Return a line on how much of the earlier search is reused, or why nothing is; '' without an
-    earlier search."""
+    """Return a line on what is reused of the earlier search, or why nothing; '': none."""
     if space.warm_start is None:
         return ""
     folder = Path(space.warm_start)
@@ -98,15 +94,13 @@ def describe(space: SearchSpace, device: str, here: Mapping[str, Any] | None = N
 
 
 def _trains_workload_of(space: SearchSpace, trial: TrialRecord) -> bool:
-    """Return whether a trial trained the workload of this search; a user's workload is compared by
-    its file's name."""
+    """Return whether a trial trained this search's workload; users' files count by name."""
     theirs, ours = trial.config["workload"], space.workload.name
     return theirs == ours or (cfg.is_users(ours) and Path(theirs).name == Path(ours).name)
 
 
 def _compared(a: SearchSpace, b: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name and both values of what two searches must have in common for their results to be
-    comparable."""
+    """Yield name and both values of what comparable searches must have in common."""
     yield "objective", a.metric, b.metric
     yield "target", str(a.target), str(b.target)
     yield "cost", a.cost, b.cost
@@ -118,8 +112,7 @@ def _compared(a: SearchSpace, b: SearchSpace) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _values_in(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
-    """Return the values of `config`, by dotted names, that this space would draw; None: it lies
-    outside."""
+    """Return `config`'s values that this space would draw; None: it lies outside."""
     drawn: Values = {}
     for dimension in space.dimensions:
         if dimension.active(drawn):

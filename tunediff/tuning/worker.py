@@ -145,8 +145,7 @@ def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connec
 
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
-    """Profile a few further steps. Where that fails the trial stays `ok`, with the failure as its
-    reason."""
+    """Profile a few further steps; if that fails, the trial stays `ok` with the reason."""
     trace = importlib.import_module("tunediff.profiling.trace")  # stands on this package
     memory.reset(world.device)
     try:
@@ -201,8 +200,7 @@ def _conclude(
 
 
 def _with_reason_of_search(end: End, folder: Path) -> End:
-    """Return the end of a stopped trial with the reason that the search has written: this line
-    replaces that one."""
+    """Return a stopped trial's end with the search's reason, which this line replaces."""
     before = record.read_trial(folder) if end.status == "pruned" else None
     if before is None or before.status != "pruned":
         return end
@@ -284,8 +282,7 @@ def evaluate_finally(
     world: World,
     folder: Path,
 ) -> None:
-    """Judge the finished model once more with other `evaluation.` knobs and write the journal's
-    `final` event.
+    """Judge the finished model by other `evaluation.` knobs: the journal's `final` event.
 
     Does nothing where an earlier attempt, which was killed later, has done so already.
     """

@@ -174,8 +174,7 @@ def draw(
     work: progress.Progress,
     receivers: Sequence[Callable[[int, Tensor], object]],
 ) -> float:
-    """Draw what `request` asks for, call all `receivers` with each batch; return the seconds of
-    sampling alone.
+    """Draw `request`'s batches for all `receivers`; return the seconds of sampling.
 
     `work` counts the sampler's steps, or batches where it has none. Raises on all ranks at once:
     `NonFiniteError`, and `WorkloadError` unless the workload generates as many images as `request`

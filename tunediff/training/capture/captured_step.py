@@ -50,8 +50,7 @@ def cloned(leaf: Any) -> Any:
 
 
 def rolled(leaf: Any, by: int) -> Any:
-    """Return a copy of a batch, its items moved on by one: a step that does not read its batch
-    shows."""
+    """Return a copy of a batch with its items moved by one, for steps that ignore batches."""
     return leaf.roll(by, 0) if isinstance(leaf, Tensor) and leaf.dim() else cloned(leaf)
 
 

@@ -13,8 +13,7 @@ ALLOWED = 4.0
 """How many times as much a replay may differ from an eager step as two eager steps differ."""
 
 SAME_LOSS = 0.01
-"""How much the loss of a step may differ from that of the same step, made once more: by more, it
-is not rounding."""
+"""Greatest difference of a repeated step's loss that rounding explains."""
 
 
 def difference(eager: Any, again: Any, replayed: Any) -> str:

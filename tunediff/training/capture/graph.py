@@ -1,5 +1,4 @@
-"""What a captured step is made of: a CUDA graph, or on a CPU a recording with the semantics of
-one."""
+"""A captured step: a CUDA graph, or on a CPU a recording that behaves like one."""
 
 from __future__ import annotations
 

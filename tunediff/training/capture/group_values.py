@@ -109,8 +109,7 @@ class GroupValues:
         return float(known[1] if known is not None else optimizer.param_groups[0]["lr"])
 
     def constants(self) -> dict[str, Any]:
-        """Return the numbers of all groups that a captured step has as constants, by their names in
-        messages."""
+        """Return the numbers of all groups that a captured step fixes, by name in messages."""
         found: dict[str, Any] = {}
         for optimizer in self._optimizers():
             for index, group in enumerate(optimizer.param_groups):
@@ -121,8 +120,7 @@ class GroupValues:
         return found
 
     def release(self) -> None:
-        """Leave the optimizers as they were: those that read their step on the host have it there
-        again."""
+        """Restore the optimizers: those that read their step on the host find it there."""
         for optimizer in self._optimizers():
             groups = optimizer.param_groups
             if not any(group.get("fused") or group.get("capturable") for group in groups):

@@ -1,5 +1,4 @@
-"""Whether a step can be captured at all: what its Python code reads from the device, and what it
-moves on the host."""
+"""Whether a step can be captured: what its code reads from the device or moves on the host."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _MASKED = {torch.ops.aten.index, torch.ops.aten.index_put_, torch.ops.aten.index
 
 
 class StepWatch(TorchDispatchMode):
-    """Sees the operators of one step: host reads, with file and line, and the generators that it
-    draws from."""
+    """Sees a step's operators: host reads, with file and line, and its generators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,8 +131,7 @@ class HostState:
 
 
 def _loop_numbers() -> tuple[dict[str, Any], dict[str, str]]:
-    """Return plain values of the frame that takes the batches, of its `self` and of its module, and
-    where it stands."""
+    """Return plain values of the batch-taking frame, its `self` and module, and its line."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_internal(frame):
         frame = frame.f_back

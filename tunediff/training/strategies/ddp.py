@@ -13,8 +13,7 @@ from tunediff.config import ConfigError
 from tunediff.training.strategies.single import Single
 
 UNUSED = "parameters that were not used in producing loss"
-"""What torch says in the step after one that has not used all parameters, unless the graph is
-static."""
+"""torch's message after a step with unused parameters, unless the graph is static."""
 
 
 class Ddp(Single):

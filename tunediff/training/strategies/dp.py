@@ -41,8 +41,7 @@ def gpus(device: torch.device, count: int) -> list[int]:
 
 
 class Copies(nn.DataParallel[nn.Module]):
-    """DataParallel whose copies run in the number format of the caller, and draw random numbers of
-    their own."""
+    """DataParallel whose copies have the caller's number format, and random numbers."""
 
     def parallel_apply(
         self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any

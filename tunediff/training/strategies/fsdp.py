@@ -1,5 +1,4 @@
-"""Every process keeps its share of the weights, and has a part of each batch (FSDP2,
-`fully_shard`)."""
+"""Processes share the weights and have parts of each batch (FSDP2, `fully_shard`)."""
 
 from __future__ import annotations
 
@@ -20,13 +19,11 @@ from tunediff.distributed import World
 from tunediff.training.strategies.single import Single
 
 Gather = Callable[[DTensor, Tensor], Tensor]
-"""Gives what stands for a shared tensor in a state; also gets the parameter that it is the content
-of, or itself."""
+"""Replaces a shared tensor in a state; also gets its parameter, or the tensor again."""
 
 
 class Fsdp(Single):
-    """Weights, gradients and optimizer state are divided; a block's weights are gathered while it
-    runs.
+    """Divides weights, gradients, optimizer state; gathers a block's weights to run it.
 
     States stay those of one process: `state_dict` of the model, of copies of it and of optimizers
     that are kept gives complete tensors on every rank, and `load_state_dict` takes them. All ranks
@@ -146,16 +143,14 @@ class Fsdp(Single):
 
 
 def _outermost(model: nn.Module) -> list[FSDPModule]:
-    """Return the divided models in a model: itself, or those within a wrapper such as
-    `AveragedModel`."""
+    """Return a model's divided parts: itself, or those in wrappers like `AveragedModel`."""
     if isinstance(model, FSDPModule):
         return [model]
     return list(dict.fromkeys(part for child in model.children() for part in _outermost(child)))
 
 
 def gathered(state: Any, gather: Gather) -> Any:
-    """Return nested dictionaries and lists with `gather(tensor, tensor)` for every shared
-    tensor."""
+    """Return nested containers with `gather(tensor, tensor)` for each shared tensor."""
     if isinstance(state, DTensor):
         return gather(state, state)
     if isinstance(state, dict):
@@ -170,8 +165,7 @@ def _full_tensor(tensor: DTensor, _: Tensor) -> Tensor:
 
 
 class _OnHost:
-    """Gathers for a file: no device holds more than one complete tensor at a time, and no rank but
-    the first keeps any.
+    """Gathers for a file: one complete tensor at a time, kept by the first rank alone.
 
     A parameter that several states have is gathered once, so that a file holds it once.
     """
@@ -206,8 +200,7 @@ def _share_out_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) 
 
 
 def _share(value: Any, parameter: Tensor) -> Any:
-    """Return this rank's share of a complete tensor with the shape of a parameter; anything else as
-    it is."""
+    """Return this rank's share of a tensor shaped as a parameter; anything else itself."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     if not isinstance(parameter, DTensor) or isinstance(value, DTensor):

@@ -1,5 +1,4 @@
-"""Every process has a part of the model; a batch goes through them in micro-batches
-(torch.distributed.pipelining)."""
+"""Every process has a part of the model; micro-batches go through all (pipelining)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline(Single):
-    """Each rank runs and learns one stage: consecutive links of the model's chain; the stages cost
-    about the same.
+    """Each rank learns one stage: consecutive links of the model, of about equal cost.
 
     All ranks have the complete model, but gradients and optimizer state of their own stage alone,
     and see the complete batch. What others have learned is filled in where the model is judged or
@@ -98,16 +96,14 @@ class Pipeline(Single):
         return self._world.sum(all_losses)  # only the last rank has found any
 
     def _of_first_rank(self, mine: Tensor) -> Tensor:
-        """Return rank 0's tensor; this rank's, which may share memory with the data set, stays as
-        it is."""
+        """Return rank 0's tensor; this rank's, perhaps the data set's, stays as it is."""
         if self._world.main:
             return self._world.first(mine.detach().contiguous())
         return self._world.first(torch.empty_like(mine, memory_format=torch.contiguous_format))
 
     # ---- dividing the model
     def _cut(self, inputs: Sequence[Tensor], autocast: Context) -> None:
-        """Divide the model by what its links cost on rank 0, and make the schedule. All ranks
-        together."""
+        """Divide the model by its links' costs on rank 0; make the schedule. All ranks call it."""
         count, self._count = self._options.microbatches, len(inputs[0])
         refuse(
             self._count % count,
@@ -280,8 +276,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def chain(model: nn.Module) -> list[nn.Module]:
-    """Return the links of a model: its `chain()`, or the parts of an nn.Sequential. Raises
-    `ConfigError` without either."""
+    """Return a model's links: its `chain()`, or nn.Sequential's parts. Raises `ConfigError`."""
     links: list[nn.Module] = []
     if isinstance(model, nn.Sequential):
         links = list(model.children())
@@ -297,8 +292,7 @@ def chain(model: nn.Module) -> list[nn.Module]:
 
 
 def cuts(costs: Sequence[float], stages: int) -> list[int]:
-    """Return where consecutive links are cut so that the dearest stage costs least: 0, …, number of
-    links."""
+    """Return the cuts at which the dearest stage costs least: 0, …, number of links."""
 
     @functools.cache
     def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:

@@ -39,13 +39,11 @@ class Single:
         """Called with all that is in a checkpoint: its state shall be complete on every rank."""
 
     def states_as_shares(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which a state may hold this rank's share alone, which only the same
-        ranks can take up."""
+        """Return the context in which states may hold this rank's share, for the same ranks."""
         return contextlib.nullcontext()
 
     def states_for_file(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which only rank 0's states need be complete. All ranks take them
-        together."""
+        """Return the context in which only rank 0's states are complete. All ranks enter it."""
         return contextlib.nullcontext()
 
     def passes(
@@ -68,8 +66,7 @@ class Single:
         """Raise `ConfigError` if a knob of the strategy is why the training failed."""
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of all but the last pass of an accumulation: gradients need not be
-        averaged yet."""
+        """Return the context of an accumulation's passes but the last: gradients stay local."""
         return contextlib.nullcontext()
 
     def callable_alone(self, *models: nn.Module) -> contextlib.AbstractContextManager[object]:
@@ -78,12 +75,10 @@ class Single:
         return contextlib.nullcontext()
 
     def complete(self, *models: nn.Module) -> None:
-        """Fill in what other ranks have learned of these and of all that is kept. All ranks call it
-        together."""
+        """Fill in what other ranks learned of these and of all kept. All ranks call it."""
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients, which each rank has of its own part of the batch, by their mean over
-        ranks."""
+        """Replace gradients of this rank's part of the batch by their mean over ranks."""
         self._world.average_gradients(parameters)
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:

@@ -18,8 +18,7 @@ from tunediff.training.precision import evaluation_precision
 
 
 class HeldOutEvaluator:
-    """Measures models on the same held-out images. All ranks call it together and get the same
-    numbers."""
+    """Measures models on held-out images. All ranks call it and get the same numbers."""
 
     def __init__(self, held_out: Images, batch_size: int, world: World) -> None:
         """`held_out` with labels; `batch_size`: images at once on each rank."""
@@ -34,8 +33,7 @@ class HeldOutEvaluator:
     def __call__(
         self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float]:
-        """Return `accuracy`, the share classified right, and `validation_loss`, the mean
-        cross-entropy in nats.
+        """Return `accuracy`, the share classified right, and `validation_loss` in nats.
 
         In float32; the model is in evaluation mode and computes no gradients, as in every function
         of `evaluate_with`. Raises, on all ranks at once, `NotFiniteError`, and

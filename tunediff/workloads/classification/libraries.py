@@ -1,5 +1,4 @@
-"""Networks of torchvision and timm, by name, fitted to the data: input channels, classes, image
-side."""
+"""Networks of torchvision and timm by name, fitted to channels, classes and side."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from tunediff.data.knobs import Data
 
 
 def check(model: str, data: Data, classes: int) -> None:
-    """Refuse names that a library has not, and networks that do not fit the images. Raises
-    `ConfigError`.
+    """Refuse unknown names, and networks that do not fit the images. Raises `ConfigError`.
 
     `model`: `model.name`. The network is built and run once on the meta device, where nothing is
     computed.

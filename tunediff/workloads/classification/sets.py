@@ -1,5 +1,4 @@
-"""Split a set into learned and held-out images: the test split where there is one, otherwise a
-fixed fifth.
+"""Split a set into learned and held-out images: its test split, or a fixed fifth.
 
 The numbers of classes and images are counted without decoding an image.
 """
@@ -18,8 +17,7 @@ from tunediff.data.knobs import Data
 
 
 def classes(data: Data) -> int:
-    """Return the number of classes. Raises `ConfigError` if images have none, or the test split has
-    others."""
+    """Return the number of classes. Raises `ConfigError` for none, or a different test split."""
     listing, test = sources.find(data), _test_split(data)
     if not isinstance(listing, sources.Listing):
         return 10  # digits and CIFAR-10
@@ -40,15 +38,13 @@ def classes(data: Data) -> int:
 
 
 def learned(data: Data) -> Images:
-    """Return the learned images, with labels. Raises `ConfigError` as `load` does, and for images
-    without classes."""
+    """Return the learned images, with labels. Raises `ConfigError` as `load`, or for none."""
     classes(data)
     return load(data) if _test_split(data) is not None else _fifth_and_rest(load(data))[1]
 
 
 def held_out(data: Data, count: int | None) -> Images:
-    """Return the images that are never learned; of a test split the first `count` of a fixed
-    shuffle.
+    """Return images that are never learned; of a test split `count`, fixed shuffle.
 
     Raises `ConfigError` as `learned` does.
     """

@@ -62,8 +62,7 @@ def train(trial: Trial) -> None:
 
 # ---- the network
 def network(knobs: Knobs) -> nn.Module:
-    """Return the network of `model.name`, for the channels, side and classes of the data, with
-    random weights."""
+    """Return `model.name` for the data's channels, side and classes, random weights."""
     model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
     library, slash, name = model.name.partition("/")
     if slash:
@@ -75,8 +74,7 @@ def network(knobs: Knobs) -> nn.Module:
 
 
 def flops_per_sample(knobs: Knobs) -> float:
-    """Return the floating-point operations of one image in a training step: those of a forward
-    pass, times three.
+    """Return an image's operations in a training step: three forward passes'.
 
     The backward pass takes two products for each one of the forward pass (model FLOPs of PaLM,
     arXiv 2204.02311, appendix B). Products and convolutions only, as torch's own counter has them.
@@ -91,8 +89,7 @@ def flops_per_sample(knobs: Knobs) -> float:
 
 # ---- the images
 def augmented(flip: bool, padding: int) -> Prepare:
-    """Return what turns bytes and labels into a training batch: random crops, mirrored, float32 in
-    [−1, 1]."""
+    """Return the map of bytes and labels to a batch: crops, mirrored, float32 in [−1, 1]."""
     scaled = in_unit_range(flip)
 
     def prepare(batch: tuple[Tensor, Tensor], uniform: Uniform) -> tuple[Tensor, Tensor]:
@@ -103,8 +100,7 @@ def augmented(flip: bool, padding: int) -> Prepare:
 
 
 def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
-    """Cut a window of the same size from each image [B, C, H, W], at random within black borders of
-    `padding`."""
+    """Cut a random window of each image [B, C, H, W] within black borders of `padding`."""
     b, c, height, width = (torch.arange(size, device=pixels.device) for size in pixels.shape)
 
     def first(axis: str) -> Tensor:

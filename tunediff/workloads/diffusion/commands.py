@@ -28,8 +28,7 @@ def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str,
 def sample_images(
     network: Any, config: Any, request: SampleRequest
 ) -> Iterator[tuple[int, Tensor]]:
-    """Return an iterator over this rank's batches: (number of the first, uint8 [b, C, H, W] or [b,
-    columns, C, H, W]).
+    """Iterate over this rank's batches: (first number, uint8 [b, (columns,) C, H, W]).
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """

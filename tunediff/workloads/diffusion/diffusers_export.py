@@ -33,8 +33,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 # ---- writing
 def check(folder: Path, config: Any) -> None:
-    """Refuse what `write_pipeline` could not write: a folder that holds something, a model
-    diffusers does not have.
+    """Refuse what `write_pipeline` could not write: a full folder, an unknown model.
 
     Raises `ConfigError`.
     """
@@ -75,8 +74,7 @@ def check(folder: Path, config: Any) -> None:
 
 
 def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder for `from_pretrained`, whole or not at all; `weights` is the state of our
-    `UNet`.
+    """Write a folder for `from_pretrained`, complete or absent; `weights`: our `UNet`'s state.
 
     The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` =
     `process.steps`; that of `path = flow` or `schedule = edm` as with `sampler = euler` of as many
@@ -122,8 +120,7 @@ def example(folder: Path, config: Any) -> str:
 
 
 def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
-    """Return (data and model by dotted knob name, float32 state for our `UNet`) of a pipeline
-    folder or `unet/` alone.
+    """Return (data and model knobs, float32 state for our `UNet`) of a pipeline or `unet/`.
 
     Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors
     only; attention by its present names or the older query, key, value, proj_attn. Raises
@@ -163,8 +160,7 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
 
 
 def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
-    """Read weights to start a training from: a `.safetensors` file of ours, or a pipeline or U-Net
-    folder.
+    """Read initial weights: a `.safetensors` file of ours, or a pipeline or U-Net folder.
 
     Raises `ConfigError` naming the first weight that is missing, too many or of another shape.
     """
@@ -228,8 +224,7 @@ _OLD_LEAVES = {
 
 
 def _their_names(model: Model, name: str) -> list[str]:
-    """Return diffusers' name of one of our weights; three for queries, keys and values, which we
-    stack."""
+    """Return diffusers' name of our weight; three names for stacked queries, keys, values."""
     module, _, kind = name.rpartition(".")
     if module in _OUTER:
         return [f"{_OUTER[module]}.{kind}"]
@@ -242,8 +237,7 @@ def _their_names(model: Model, name: str) -> list[str]:
 
 
 def _layers(model: Model) -> dict[str, str]:
-    """Return diffusers' name of each layer that may exist: our flat lists hold their nested ones in
-    order."""
+    """Return diffusers' name of each possible layer: our flat lists hold nested ones."""
     names = {"middle.0": "mid_block.resnets.0", "middle.1": "mid_block.resnets.1"}
     for side, blocks in (("down", model.blocks), ("up", model.blocks + 1)):
         inner = [*(f"resnets.{block}" for block in range(blocks)), f"{side}samplers.0"]

@@ -1,5 +1,4 @@
-"""Evaluate a diffusion model: the distance of generated images to the real ones, and the validation
-loss."""
+"""Evaluate a diffusion model: distance of generated to real images, validation loss."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ from tunediff.workloads.diffusion.validation import Losses, Validation
 CHECKED = 128
 """Images that are also drawn in float32, where `evaluation.precision` is another format."""
 LIMIT = 0.02
-"""`precision_shift` above which all images are drawn in float32: about the difference of two seeds
-of a training."""
+"""`precision_shift` from which all images are drawn in float32: about two seeds' difference."""
 
 
 class Scores(Distances, Losses):
@@ -48,8 +46,7 @@ class Evaluator:
     def __init__(
         self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
     ) -> None:
-        """Build or read extractor and reference, load the images of the validation loss. Raises
-        `ConfigError`."""
+        """Build or read extractor and reference, load validation images. Raises `ConfigError`."""
         refuse(
             evaluation.precision == "tf32" and world.device.type != "cuda",
             "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16",
@@ -143,8 +140,7 @@ class Evaluator:
 
 @functools.lru_cache(maxsize=3)
 def judge_of(evaluation: DiffusionEvaluation, images: Images, world: World) -> Judge:
-    """Return the judge of these images, built once per process for all evaluations with one
-    extractor.
+    """Return the judge of these images, built once per process and extractor.
 
     Extractor and reference stay on the device: those of another evaluator would be in the peak
     memory of later trials.

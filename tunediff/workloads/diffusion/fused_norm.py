@@ -159,8 +159,7 @@ def _norm_silu(
     x: Tensor, a: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor, groups: int,
     eps: float, p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return y, and [5, N, C] for the backward pass: scale, shift, mean and 1/deviation of the
-    group, Σx."""
+    """Return y, and [5, N, C] for backward: scale, shift, mean, 1/deviation, Σx."""
     if _on_triton(x):
         return _triton_forward(x, a, weight, bias, seed, groups, eps, p)
     return _plain_forward(x, a, weight, bias, groups, eps)

@@ -21,8 +21,7 @@ NHWC_KERNELS = "2.14"
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @functools.cache
 def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the operation works here, and is faster than torch where that has kernels for
-    NHWC."""
+    """Return whether the operation works here, faster than torch's NHWC kernels."""
     has_kernels = torch.torch_version.TorchVersion(torch.__version__) >= NHWC_KERNELS
     return works(device, dtype) and (not has_kernels or gain(device, dtype) > 1)
 

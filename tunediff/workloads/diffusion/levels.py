@@ -1,5 +1,4 @@
-"""Noise levels: the T of a chain, what the network sees and predicts at each, and those that ODE
-solvers visit.
+"""Noise levels: a chain's T, the network's input and target, and ODE solvers' levels.
 
 Every process here is x0 + σ·ε, scaled: SNR = 1/σ², ᾱ = 1/(1+σ²). A chain is T levels;
 `process.path` and `process.sigma_data` are a scale of the network's input and what v means.
@@ -88,8 +87,7 @@ def mix(process: Process, signal: Tensor, noise: Tensor) -> Mix:
 def solver_levels(
     process: Process, ab: Tensor, steps: int, sampler: Literal["euler", "heun"]
 ) -> list[tuple[float, float]]:
-    """Return `steps` levels (t, σ) for an ODE solver, from most noise to least; t lies between
-    those of the chain.
+    """Return `steps` levels (t, σ) for an ODE solver, most noise first; t is continuous.
 
     EDM's grid, σ_i = (σ_max^(1/ρ) + i/(S−1)·(σ_min^(1/ρ) − σ_max^(1/ρ)))^ρ, as far as the chain
     goes; Euler steps along `path = flow` are even in s. Between two levels of the chain t runs

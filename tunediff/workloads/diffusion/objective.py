@@ -1,5 +1,4 @@
-"""The training objective: timestep sampler and weighting combined, at a scale that is the same for
-all of them."""
+"""The training objective: timestep sampler and weighting combined, at one scale."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class DiffusionLoss:
             self._compute_scale()
 
     def factors(self, t: Tensor, factor: Tensor) -> Tensor:
-        """Return the factors of the mean squared errors at t [b], float32 [b]; `factor` comes from
-        the sampler."""
+        """Return the factors of the errors at t [b], float32 [b]; `factor`: the sampler's."""
         return factor * self._weights[t] * self._scale
 
     def learn(self, t: Tensor, errors: Tensor) -> Tensor | None:
@@ -58,8 +56,7 @@ class DiffusionLoss:
         return self.weighting.learning_loss(t, errors)
 
     def effective_weight(self) -> Tensor:
-        """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1 over the chain, float64 [T] on
-        the CPU.
+        """Return W(t) ∝ p(t)·factor(t)·w(t) on the ε-error, mean 1, float64 [T] on the CPU.
 
         This is the weight that is really minimised, whether it comes from p or from w; a loss on x0
         or v is converted by MSE_x0 = MSE_ε/SNR and MSE_v = MSE_ε/ᾱ.
@@ -68,8 +65,7 @@ class DiffusionLoss:
         return weight / weight.mean()
 
     def facts(self) -> dict[str, list[float]]:
-        """Return `effective_weight`: the mean of W(t) over each of 20 equal parts of the chain, low
-        to high noise."""
+        """Return `effective_weight`: W(t)'s mean over 20 equal parts, low to high noise."""
         parts = self.effective_weight().tensor_split(min(WEIGHT_BINS, self._diffusion.steps))
         return {"effective_weight": [round(float(part.mean()), 6) for part in parts]}
 
@@ -89,8 +85,7 @@ class DiffusionLoss:
         return {"sampler": self.sampler.state_dict(), "weighting": self.weighting.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another
-        configuration."""
+        """Continue from `state_dict`. Raises `ValueError` for another configuration's."""
         self.sampler.load_state_dict(state["sampler"])
         self.weighting.load_state_dict(state["weighting"])
         self.refresh()

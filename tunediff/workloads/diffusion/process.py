@@ -1,5 +1,4 @@
-"""The noising process and its reversal: targets, sampling by DDPM, DDIM, DPM-Solver++, and Euler's
-and Heun's method.
+"""The noising process and its reversal: targets, DDPM, DDIM, DPM-Solver++, Euler, Heun.
 
 Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = √ᾱ_t·x0 + √(1−ᾱ_t)·ε, images in
 [−1, 1]. The network sees x, which is x_t times a number: see `levels.mix`. Sources: DDPM (Ho et al.
@@ -27,8 +26,7 @@ OnStep = Callable[[int, int, Tensor], None]
 """(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
 LARGEST_LOG_SNR = 12.0
-"""Log-SNRs beyond ±12 count as ±12: cosine's last steps, down to −20 in one leap, would stretch
-bins over nothing."""
+"""Log-SNRs are cut at ±12: cosine's last steps leap to −20 and would leave bins empty."""
 
 
 class Diffusion:
@@ -69,13 +67,11 @@ class Diffusion:
 
     # ---- training
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return x, [B, C, H, W], which the network sees: for `vp` x_t = √ᾱ·x0 + √(1−ᾱ)·ε (DDPM,
-        eq. 4)."""
+        """Return the network's x [B, C, H, W]: for `vp` √ᾱ·x0 + √(1−ᾱ)·ε (DDPM, eq. 4)."""
         return _gather(self._mix.image, t) * x0 + _gather(self._mix.noise, t) * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Return the training target of the network: ε, x0, or v, which for `vp` is √ᾱ·ε −
-        √(1−ᾱ)·x0, [B, C, H, W]."""
+        """Return the network's target [B, C, H, W]: ε, x0, or v = √ᾱ·ε − √(1−ᾱ)·x0 (`vp`)."""
         if self.process.prediction == "epsilon":
             return noise
         if self.process.prediction == "x0":
@@ -83,8 +79,7 @@ class Diffusion:
         return _gather(self._mix.v_noise, t) * noise - _gather(self._mix.v_image, t) * x0
 
     def predict_x0(self, output: Tensor, x: Tensor, t: Tensor | Mix) -> Tensor:
-        """Return the clean image that a network's output for x at t implies, not clamped, float32
-        [B, C, H, W]."""
+        """Return the clean image that the network's output at t implies, not clamped."""
         output, at = output.float(), self._at(t)
         if self.process.prediction == "epsilon":
             return (x - at.noise * output) / at.image
@@ -108,8 +103,7 @@ class Diffusion:
 
     # ---- sampling
     def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
-        """Return exactly `steps` distinct timesteps, increasing; sampling visits them from the last
-        to the first.
+        """Return exactly `steps` distinct timesteps, increasing; sampling goes backwards.
 
         - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that
           one returns more than S steps (334 for S = 300, T = 1000).
@@ -143,8 +137,7 @@ class Diffusion:
         return visited
 
     def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
-        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, with x0 clamped to [−1, 1]),
-        float32 [B, C, H, W].
+        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, x0 clamped to [−1, 1]).
 
         `noise` is standard normal; it is not used at t = 0 and may be None there.
         """
@@ -164,8 +157,7 @@ class Diffusion:
         eta: float = 0.0,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Return x at `t_next` < t (−1: the clean image) by DDIM, eq. 12 and 16, float32 [B, C, H,
-        W].
+        """Return x at `t_next` < t (−1: clean) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
 
         σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that
         belongs to the clamped x0. `noise` is standard normal; it is used only where σ > 0 and may
@@ -182,16 +174,14 @@ class Diffusion:
         return mean + sigma * noise
 
     def ddim_sigma(self, t: int, t_next: int, eta: float) -> float:
-        """Return the standard deviation of the noise that a DDIM step from t to `t_next` adds; 0
-        for the last step."""
+        """Return the deviation of the noise of a DDIM step from t to `t_next`; last: 0."""
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
 
     def dpmpp_step(
         self, x0: Tensor, x_t: Tensor, t: int, t_next: int, before: tuple[Tensor, int] | None = None
     ) -> Tensor:
-        """Return x at `t_next` < t by DPM-Solver++(2M) (algorithm 2), deterministic, [B, C, H, W]
-        as `x_t`.
+        """Return x at `t_next` < t by DPM-Solver++(2M), algorithm 2, [B, C, H, W].
 
         `x0`: the clean image predicted at t; `before`: the one predicted at the timestep visited
         before, and that timestep. x = σ_next/σ_t·x_t + α_next·(1 − e^−h)·D, with h the step in λ =
@@ -263,8 +253,7 @@ class Diffusion:
         steps: int,
         progress: OnStep | None,
     ) -> Tensor:
-        """Return images by Euler's or Heun's method on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM,
-        algorithm 1 without churn).
+        """Return images by Euler or Heun on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM, algorithm 1).
 
         ε̂ is the noise that the network's output implies. Euler's method is DDIM with η = 0,
         without clamping. The last step, to σ = 0, is Euler's.
@@ -307,8 +296,7 @@ class Diffusion:
 
 
 def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
-    """Return (bin of each value, int64 [T]; rising edges), of `count` bins of equal width over the
-    range of values."""
+    """Return (bin of each value, int64 [T]; rising edges) of `count` equally wide bins."""
     low, high = float(values.min()), float(values.max())
     bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
     return bins, [low + (high - low) * i / count for i in range(count)] + [high]

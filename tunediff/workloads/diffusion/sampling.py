@@ -1,5 +1,4 @@
-"""Generate images such that image number i does not depend on the batch size or the number of
-processes."""
+"""Generate images; image number i depends on neither batch size nor processes."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def generate(
     should_stop: Callable[[], bool] | None = None,
     progress: OnStep | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield this rank's share of the images 0…n−1: (number of the first, uint8 [b, C, H, W]) per
-    batch.
+    """Yield this rank's share of images 0…n−1: (first number, uint8 [b, C, H, W]).
 
     The ranks take batches in turn, all of one size (see `shares`): a compiled network is not
     compiled again for a smaller last batch. `evaluation.precision` is the number format of

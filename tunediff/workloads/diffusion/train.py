@@ -113,8 +113,7 @@ def add_evaluation(
     process: Diffusion,
     objective: DiffusionLoss,
 ) -> None:
-    """Let the trial judge `model` by its samples at every point, and describe how timesteps are
-    drawn and weighted."""
+    """Judge `model` by samples at every point, and describe timesteps and weights."""
     if trial.evaluates:
         evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
         predict = trial.captured(model)
@@ -142,8 +141,7 @@ def squared_errors(output: Tensor, target: Tensor) -> Tensor:
 def look_ahead(
     trial: Trial, unet: torch.nn.Module, model: torch.nn.Module, process: Diffusion
 ) -> ErrorsAt:
-    """Return a function that computes ε-errors of the current network, without dropout, for
-    samplers that look ahead.
+    """Return ε-errors of the current network, without dropout, for look-ahead samplers.
 
     It runs in passes of the training's own batch size; under torch.compile the last one is filled
     up, since another shape would be compiled again.
@@ -174,8 +172,7 @@ def look_ahead(
 def evaluator_of(
     section: Data, evaluation: DiffusionEvaluation, images: data.Images, world: World
 ) -> Evaluator:
-    """Return the evaluator of this data and protocol, built once per process: it is the same for
-    every trial.
+    """Return the evaluator of this data and protocol, built once per process.
 
     `images`: what `section` describes now. They are compared as objects, and loaded anew when their
     files change.

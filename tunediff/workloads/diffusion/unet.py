@@ -89,8 +89,7 @@ class UNet(nn.Module):
         self._initialise()
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Map x [B, C, H, W] floating, t [B] in [0, T) (int64, or float32 between) to [B, C, H, W]
-        in the type of x.
+        """Map x [B, C, H, W], t [B] in [0, T) (int64 or float32) to [B, C, H, W] of x's type.
 
         In that type also under autocast.
         """
@@ -110,8 +109,7 @@ class UNet(nn.Module):
         return output.to(x.dtype)
 
     def chain(self) -> list[nn.Module]:
-        """Return the network as links, each taking the output of the last, so that a pipeline can
-        be cut anywhere.
+        """Return the network as links, each of the last one's output, for a pipeline's cuts.
 
         The state between links is (embedding, *skips) on the way down, where the last skip is also
         the current feature map, and (h, embedding, *remaining skips) on the way up.
@@ -248,8 +246,7 @@ def fused_norm(x: Tensor) -> Any:
 
 
 class ResidualBlock(nn.Module):
-    """Residual block that adds the time embedding between its convolutions, then optional
-    self-attention."""
+    """Residual block: time embedding between two convolutions, then optional attention."""
 
     def __init__(
         self,
@@ -260,8 +257,7 @@ class ResidualBlock(nn.Module):
         attention: bool,
         recomputed: bool = False,
     ) -> None:
-        """`recomputed`: the backward pass computes its activations again instead of keeping
-        them."""
+        """`recomputed`: the backward pass computes activations again instead of keeping them."""
         super().__init__()
         self.recomputed = recomputed
         self.norm1 = NormSiLU(model.norm_groups, width_in)
@@ -290,8 +286,7 @@ class ResidualBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Single-head self-attention over the pixels, with a residual. `qkv` holds queries, keys,
-    values in that order."""
+    """Single-head attention over pixels with a residual; `qkv`: queries, keys, values."""
 
     def __init__(self, width: int, groups: int) -> None:
         super().__init__()
@@ -314,8 +309,7 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve the side. Pad right and below only, as TensorFlow's SAME does for stride 2 and so DDPM
-    did."""
+    """Halve the side. Pad right and below only, as TensorFlow's SAME and so DDPM."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -340,8 +334,7 @@ class Upsample(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def flops_per_sample(model: Model, data: Data) -> float:
-    """Return the floating-point operations of one image in a training step: those of a forward
-    pass, times three.
+    """Return an image's operations in a training step: three forward passes'.
 
     The backward pass takes two products for each one of the forward pass. What activation
     checkpointing computes again is not counted: it is no progress (PaLM's model FLOPs, arXiv

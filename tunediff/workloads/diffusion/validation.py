@@ -1,5 +1,4 @@
-"""The validation loss: the ε-error on fixed images, timesteps and noise, which no sampler or
-weighting changes.
+"""The validation loss: ε-error on fixed images, t and noise, for every objective.
 
 Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
 """
@@ -40,18 +39,15 @@ class Losses(TypedDict, total=False):
     noise levels: compare only models of one path, schedule and chain length; `validation_mse` is by
     log-SNR."""
     validation_mse: list[float | None]
-    """The same within each of 10 bins of log-SNR, from high to low noise; None for a bin without a
-    timestep."""
+    """The same within 10 bins of log-SNR, high to low noise; None: no timestep in it."""
     validation_log_snr: list[float]
-    """The bins' 11 edges, rising, in log(ᾱ/(1−ᾱ)). The outer bins hold all that lies beyond ±12 as
-    well."""
+    """The bins' 11 rising edges in log(ᾱ/(1−ᾱ)); outer bins include all beyond ±12."""
     validation_split: str
     """Split of the images: `test`, held out; otherwise the split that is learned."""
 
 
 class Validation:
-    """Measures models on one set of images. Built once, called by all ranks together at every
-    evaluation point.
+    """Measures models on one set of images. All ranks call it at every evaluation.
 
     Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers,
     which do not depend on their number or on the batch size beyond rounding.
@@ -60,8 +56,7 @@ class Validation:
     def __init__(
         self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
     ) -> None:
-        """Take `evaluation.validation_images` of the test split if that is not learned, else of
-        `images`."""
+        """Take `evaluation.validation_images` of the test split if not learned, or of `images`."""
         self._world, self._batch_size = world, evaluation.batch_size
         self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
@@ -103,8 +98,7 @@ class Validation:
 
 
 class _Items:
-    """What is measured: each image once in each bin of log-SNR that has timesteps, image by
-    image."""
+    """What is measured: each image once in each bin of log-SNR that has timesteps."""
 
     def __init__(self, pixels: Tensor, diffusion: Diffusion, world: World, batch_size: int) -> None:
         """`pixels`: uint8 [N, C, H, W] on the CPU."""
@@ -148,8 +142,7 @@ class _Items:
 
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:
-    """Return a timestep of `members` for each of `count` images, int64: evenly spread, shuffled
-    over the images."""
+    """Return timesteps of `members` for `count` images, int64: evenly spread, shuffled."""
     generator = torch.Generator().manual_seed(mix("validation timesteps", b))
     position = torch.randperm(count, generator=generator)
     return members[(2 * position + 1) * len(members) // (2 * count)]

@@ -26,8 +26,7 @@ class StaticWeighting:
         self._table, self._weights = table, table.to(device, torch.float32)
 
     def weights(self, t: Tensor) -> Tensor:
-        """Return w at t [B] int64, in the units of the prediction: float32 [B], detached, on the
-        process's device."""
+        """Return w at t [B] in the prediction's units: float32 [B], detached, on the device."""
         return self._weights[t]
 
     def table(self) -> Tensor:
@@ -48,15 +47,13 @@ class StaticWeighting:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue where `state_dict` was taken. Raises `ValueError` if it is of another
-        configuration."""
+        """Continue from `state_dict`. Raises `ValueError` for another configuration's."""
         if state:
             raise ValueError(f"a static weighting has no state; found {', '.join(state)}")
 
 
 class UncertaintyWeighting(StaticWeighting):
-    """w = e^−u(t), with u learned as the logarithm of the mean error (Karras et al. 2023, EDM2,
-    arXiv 2312.02696, eq. 21).
+    """w = e^−u(t), u learned as the log of the mean error (EDM2, 2312.02696, eq. 21).
 
     u is a linear map of random Fourier features of the noise level: √2·cos(2π·(f·c + φ)), f normal,
     φ uniform, c = ¼·ln σ, σ = √((1−ᾱ)/ᾱ), divided by √channels so that u does not grow with their

@@ -15,8 +15,7 @@ from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
 REFRESH_EVERY = 8
-"""Batches between two refreshes of p(t), which then take a fraction of a percent of the training's
-time."""
+"""Batches between refreshes of p(t), which then cost a fraction of a percent."""
 
 
 class Adaptive(TableSampler):
@@ -28,8 +27,7 @@ class Adaptive(TableSampler):
     """
 
     BUFFERS: ClassVar[Mapping[str, str]]
-    """Tensors of the state by name, without the `_` of the attribute, and their descriptions in
-    messages."""
+    """Tensors of the state by attribute without `_`, with descriptions for messages."""
 
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
@@ -53,21 +51,18 @@ class Adaptive(TableSampler):
             self._set(self.world.first(self._learned_density()))
 
     def _gathered(self) -> Tensor:
-        """Return (t, errors, weights) of the pending batches of all ranks, float64 [ranks, batches,
-        3, b]."""
+        """Return all ranks' pending (t, errors, weights), float64 [ranks, batches, 3, b]."""
         if not self._pending:
             return torch.empty(self.world.size, 0, 3, 0, dtype=torch.float64, device=self.device)
         batches = [torch.stack([part.double() for part in batch]) for batch in self._pending]
         return self.world.stack(torch.stack(batches))  # float64 represents every t exactly
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Learn from errors and weights, float64 [n], at t int64 [n]: batch after batch, rank after
-        rank."""
+        """Learn from errors, weights, float64 [n], at t int64 [n], by batch, then rank."""
         raise NotImplementedError
 
     def _importance(self) -> Tensor:
-        """Return what p(t) is proportional to, float64 [T]; p is uniform where the sum is not
-        finite or zero."""
+        """Return what p(t) is proportional to, float64 [T]; uniform if it sums to 0 or inf."""
         raise NotImplementedError
 
     def _learned_density(self) -> Tensor:
@@ -97,8 +92,7 @@ class Adaptive(TableSampler):
 
 
 class LossSecondMomentSampler(Adaptive):
-    """p(t) ∝ √E[L_t²] over the last H losses of each t, mixed with a uniform share (improved DDPM,
-    §3.3, eq. 18).
+    """p(t) ∝ √E[L_t²] of t's last H losses, mixed with uniform (improved DDPM, eq. 18).
 
     p = (1−u)·w/Σw + u/T with w_t = √mean(L²), L the weighted loss. UniformSampler until every t
     has H losses, and while a remembered loss is not finite or all are zero.

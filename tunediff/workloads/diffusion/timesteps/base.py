@@ -1,5 +1,4 @@
-"""The interface between the training loop and the timestep samplers, and those that do not
-learn."""
+"""The interface of timestep samplers to the training loop, and those that do not learn."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class TimestepSampler:
         """Calls what learns with its tensors: at once, or after the step where that is captured."""
 
     def advance(self, progress: float) -> None:
-        """Called before each draw with the fraction of the training that is over, equal on all
-        ranks."""
+        """Called before each draw with the training's fraction, equal on all ranks."""
 
     def sample(
         self,
@@ -45,8 +43,7 @@ class TimestepSampler:
         batch: int | None = None,
         first: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Return t int64 [b] in [0, T) and the factor of each image's loss, float32 [b], for
-        `images` [b, C, H, W].
+        """Return t int64 [b] in [0, T) and the losses' factors, float32 [b], for `images`.
 
         They are images first … first+b−1 of a batch of `batch` (null: b) that ranks share: each
         rank draws for the whole batch from a `generator` (on the sampler's device) of equal state
@@ -61,8 +58,7 @@ class TimestepSampler:
         raise NotImplementedError
 
     def probabilities(self) -> Tensor:
-        """Return p(t), float64 [T] on the device, sums to 1: what `sample` draws from now, averaged
-        over images."""
+        """Return p(t), float64 [T], sum 1: what `sample` draws from now, over images."""
         return self._p.clone()
 
     def mass(self) -> Tensor:
@@ -71,8 +67,7 @@ class TimestepSampler:
         return self._p
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Learn from the mean squared errors [b] at t [b] and their weights w(t) [b], without the
-        factor."""
+        """Learn from errors [b] at t [b] and their weights w(t) [b], without the factor."""
 
     def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
         """Called after the backward pass and before the weights change."""
@@ -81,13 +76,11 @@ class TimestepSampler:
         """Called after the weights have changed."""
 
     def state_dict(self) -> dict[str, object]:
-        """Return a copy of what was learned: tensors, numbers, lists, dictionaries. All ranks call
-        it together."""
+        """Return a copy of what was learned, in plain containers. All ranks call it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken. Raises `ValueError` if it is of another
-        configuration."""
+        """Continue from `state_dict`. Raises `ValueError` for another configuration's."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
 
@@ -101,8 +94,7 @@ class UniformSampler(TimestepSampler):
 
 
 class StratifiedSampler(TimestepSampler):
-    """t_i = ⌊T·frac(u + i/B)⌋ with one u for the batch: uniform p(t) with less variance (VDM, arXiv
-    2107.00630)."""
+    """t_i = ⌊T·frac(u + i/B)⌋ with one u per batch: uniform, less variance (2107.00630)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         t = (self.steps * stratified(batch, self.device, generator)).long()
@@ -111,8 +103,7 @@ class StratifiedSampler(TimestepSampler):
 
 
 class TableSampler(TimestepSampler):
-    """Draws from a table of p(t) by its inverse distribution function; the host never waits for the
-    device."""
+    """Draws from a table of p(t) by its inverse distribution, without host waits."""
 
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
@@ -192,8 +183,7 @@ class SpeedSampler(TableSampler):
 
 
 def stratified(batch: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Return frac(u + i/B) for i = 0 … B−1 and one uniform u, float64 [B] (VDM, arXiv 2107.00630,
-    appendix I)."""
+    """Return frac(u + i/B), i = 0 … B−1, one u, float64 [B] (VDM, 2107.00630, app. I)."""
     u = torch.rand(1, generator=generator, device=device, dtype=torch.float64)
     return (u + torch.arange(batch, device=device, dtype=torch.float64) / batch).frac()
 

@@ -1,5 +1,4 @@
-"""A sampler that is itself a small network, rewarded by what the training step achieved (Kim et al.
-2024)."""
+"""A sampler that is a small network, rewarded by each step's gain (Kim et al. 2024)."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ class BetaPolicySampler(TimestepSampler):
     def _terms(
         self, errors_at: ErrorsAt, scan_image: Tensor, scan_noise: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the KL of one image at the scanned timesteps [scan], of all images at the selected
-        ones [b, |S|]."""
+        """Return an image's KL at scanned timesteps [scan], all images' at S [b, |S|]."""
         assert self._drawn is not None
         images, scanned = self._drawn[0], self.scanned
         scan = self.kl[scanned] * errors_at(scan_image.expand_as(scan_noise), scan_noise, scanned)
@@ -192,8 +190,7 @@ class BetaPolicySampler(TimestepSampler):
 
 
 class _PolicyNetwork(nn.Module):
-    """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution, [b, 2]; (1, 1) for every image
-    before training."""
+    """Images [b, C, H, W] → (a, b) > 0 of a Beta distribution [b, 2]; at first (1, 1)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

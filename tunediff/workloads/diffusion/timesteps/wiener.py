@@ -1,5 +1,4 @@
-"""The sampler that finds its noise levels in the images' spectrum, and draws more of them as the
-network learns."""
+"""The sampler that takes its noise levels from the images' spectrum, widening over time."""
 
 from __future__ import annotations
 
@@ -23,11 +22,9 @@ four tenths of CIFAR-10's."""
 LEVELS = 512
 """Of variance, in its logarithm, at which components are counted."""
 HALF_LIVES = (0.1, 0.3)
-"""Of two running means of the error, as shares of the images so far: their difference is its
-slope."""
+"""Two running means of the error, as shares of the images: their gap is its slope."""
 LEARNED = 1 / 3
-"""Lead over the filter from which on coarse structure is trained too: a few draws there are worse
-than none."""
+"""Lead over the filter from which coarse structure is trained too: few draws are worse."""
 SPECTRAL = 0.75
 """Share of the draws that then follow the spectrum, in parts of the lead."""
 GROWTH = 0.08
@@ -35,8 +32,7 @@ GROWTH = 0.08
 WIDEST = 3.0
 """Times `width`."""
 ENDING, WIDE = 0.75, 1.5
-"""From this fraction of the training on t is uniform, where the width has grown at least so many
-times."""
+"""From this fraction on t is uniform, where the width has grown at least so much."""
 SETTLED = 16384
 """Images before the lead's growth is judged."""
 LEAD = 0.05
@@ -135,8 +131,7 @@ class WienerSampler(Adaptive):
         self._set(self.world.first(self._learned_density()))  # other GPUs round differently
 
     def _find_centre(self) -> None:
-        """Set λ*, the filter's ε-error float64 [T], the narrow density and the spectrum's from the
-        images so far."""
+        """Set λ*, the filter's ε-error, the narrow density and the spectrum's, by the images."""
         mean, square = self._sums / self._images
         variances = (square - mean.square()).clamp(min=1e-6)  # (an eighth of a grey level)²
         left = self._left(*_by_level(variances[:, :COARSEST, :COARSEST]))
@@ -150,19 +145,16 @@ class WienerSampler(Adaptive):
         self._spectrum = (power * self._around(-variance.log())).sum(1) / power.sum()
 
     def _left(self, count: Tensor, variance: Tensor) -> Tensor:
-        """Return the sum over components, `count` of each variance, of what the filter leaves,
-        float64 [T]."""
+        """Return what the filter leaves, summed over `count` components of each variance."""
         return (count * variance / (1 + variance * self._snr[:, None])).sum(1)
 
     def _around(self, centres: Tensor) -> Tensor:
-        """Return p(t) by which λ is normal around each centre, of deviation `width`, float64 [T,
-        centres]."""
+        """Return p(t) with λ normal around each centre, of `width`, float64 [T, centres]."""
         distance = (self._log_snr[:, None] - centres) / self.knobs.width
         return torch.softmax(self._cell.log()[:, None] - 0.5 * distance.square(), 0)
 
     def _density(self, lead: Tensor, times: Tensor) -> Tensor:
-        """Return p(t) of a lead to the power 1/times², float64 [T]: so many times as wide, and in
-        the end uniform t."""
+        """Return p(t) of a lead to the power 1/times²: that much wider, at last uniform."""
         share = torch.where(lead >= LEARNED, SPECTRAL * lead, 0.0)
         mixture = (1 - share) * self._narrow + share * self._spectrum
         return torch.softmax(mixture.clamp(min=1e-300).log() / times.square(), 0)
@@ -203,8 +195,7 @@ class WienerSampler(Adaptive):
         return torch.where(late > LEAD, times, 1.0)
 
     def _leads(self) -> Tensor:
-        """Return the lead over the filter by each running mean, float64 [2]; 0 before the first
-        batch."""
+        """Return the lead over the filter by each mean, float64 [2]; 0 before a batch."""
         errors, images = self._means.T
         return torch.where(images > 0, 1 - errors / images, 0.0)
 
@@ -229,8 +220,7 @@ class WienerSampler(Adaptive):
 
 
 def _by_level(variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of components at each of `LEVELS` variances, and these, float64
-    [levels]."""
+    """Return the components at each of `LEVELS` variances, and these, float64 [levels]."""
     logs = variances.flatten().log()
     low, high = logs.min(), logs.max()
     level = ((logs - low) / (high - low).clamp(min=1e-9) * (LEVELS - 1)).round().long()
