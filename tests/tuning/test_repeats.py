@@ -62,18 +62,18 @@ def test_what_fails_when_it_runs_again_leads_no_more(make):
 
 
 def test_resume_continues_a_rerun_and_does_not_begin_it_twice(make, tmp_path):
-    first = make(**SEARCH)
+    first = make(in_file=True, **SEARCH)
     listed = [ended(first, value, number) for number, value in enumerate((5.0, 3.0, 4.0, 9.0))]
     running = first.suggest("killed")
     running["spec"].begin()
     (tmp_path / "study.db").unlink()  # and the study with it
-    second = make(**SEARCH)
+    second = make(in_file=True, **SEARCH)
     again = second.suggest("x")
     assert (again["trial"], again["spec"].drawn) == (running["trial"], {**listed[1], "seed": 1})
     end(second, again, "x", begin=False, value=6.0)
     assert ended(second, 4.0, 9) == {**listed[2], "seed": 1}
     named = second.suggest("named")["spec"].drawn  # killed before its journal began: only the study knows it
-    third = make(**SEARCH)
+    third = make(in_file=True, **SEARCH)
     assert third.suggest("y")["spec"].drawn == named == {**listed[2], "seed": 2}
 
 

@@ -242,7 +242,7 @@ def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypa
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "half written", "no database"])
 def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, caplog):
-    first = make()
+    first = make(in_file=True)
     for i in range(3):
         end(first, first.suggest(f"a{i}"), f"a{i}", value=float(i))
     values = {t.user_attrs["trial"]: (t.params, t.value) for t in study(first) if "trial" in t.user_attrs}
@@ -252,7 +252,7 @@ def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, cap
         file.write_bytes(
             {"empty": b"", "half written": content[: len(content) // 2], "no database": b"x" * 999}[damage]
         )
-    second = make()
+    second = make(in_file=True)
     assert ("is damaged" in caplog.text) == (damage in ("half written", "no database"))
     assert len(list(tmp_path.glob("study.db.damaged"))) == (damage in ("half written", "no database"))
     assert {t.user_attrs["trial"]: (t.params, t.value) for t in study(second) if "trial" in t.user_attrs} == values
@@ -261,7 +261,7 @@ def test_a_lost_study_is_made_anew_from_the_journals(make, tmp_path, damage, cap
 
 def test_a_study_of_an_older_run_is_brought_up_to_the_journals(make, tmp_path):
     """Its queue still holds what was run since; every result belongs to its own knobs."""
-    first, file = make(), tmp_path / "study.db"
+    first, file = make(in_file=True), tmp_path / "study.db"
     older = file.read_bytes()
     ran = {}
     for i in range(3):
@@ -270,7 +270,7 @@ def test_a_study_of_an_older_run_is_brought_up_to_the_journals(make, tmp_path):
         ran[suggestion["trial"]] = (suggestion["loader.batch_size"], suggestion["loader.resident"], float(i))
     file.unlink()
     file.write_bytes(older)
-    second = make()
+    second = make(in_file=True)
     named = {t.user_attrs["trial"]: t for t in study(second) if "trial" in t.user_attrs}
     told = {n: (t.params["loader.batch_size"], t.params["loader.resident"], t.value) for n, t in named.items()}
     assert told == ran
@@ -375,7 +375,7 @@ def test_resumed_study_knows_the_points_that_it_has(make):
 
 def test_curve_of_a_pruned_trial_is_complete_in_the_study_also_when_rebuilt(make, tmp_path):
     """Tune does not tell the searcher of the point after which it stops a trial. TPE sorts pruned trials by it."""
-    searcher = make(early_stopping="asha")
+    searcher = make(in_file=True, early_stopping="asha")
     folder = searcher.suggest("a")["spec"].begin().folder
     for index, value in ((1, 9.0), (2, 8.0)):
         Journal(folder).point(point(index, index * 1.0, frechet=value))
@@ -384,7 +384,7 @@ def test_curve_of_a_pruned_trial_is_complete_in_the_study_also_when_rebuilt(make
     for kept in (True, False):
         if not kept:
             (tmp_path / "study.db").unlink()
-            searcher = make(early_stopping="asha")
+            searcher = make(in_file=True, early_stopping="asha")
         (trial,) = searcher.proposer.study.trials(optuna.trial.TrialState.PRUNED)
         assert trial.intermediate_values == {1: 9.0, 2: 8.0}
 
@@ -497,17 +497,20 @@ def test_the_baseline_runs_again_on_another_seed(make):
 
 
 def test_a_resumed_search_knows_which_run_repeats_the_baseline(make, tmp_path):
-    first = make(noise=2)
+    first = make(in_file=True, noise=2)
     end(first, first.suggest("a"), "a")
     running = first.suggest("b")
     end(first, running, None, status=None)  # killed while it trained
     assert running["seed"] == 1
     (tmp_path / "study.db").unlink()  # and the study with it
-    second = make(noise=2)
+    second = make(in_file=True, noise=2)
     again = second.suggest("x")
     assert (again["trial"], again["spec"].drawn) == (running["trial"], running["spec"].drawn)
     end(second, again, "x", begin=False)
-    assert (made := make(noise=2).suggest("y"))["spec"].drawn == {"loader.batch_size": 64, "loader.resident": False}
+    assert (made := make(in_file=True, noise=2).suggest("y"))["spec"].drawn == {
+        "loader.batch_size": 64,
+        "loader.resident": False,
+    }
     assert made["trial"] == "t0002"
 
 
@@ -614,7 +617,7 @@ def test_a_stopped_trial_says_what_it_was_compared_with(make):
 
 def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, monkeypatch):
     """A full disk, when a trial ends: no further one is started; the resumed search knows what the journal says."""
-    searcher = make()
+    searcher = make(in_file=True)
     suggestion = searcher.suggest("a")
 
     def full(*_, **__):
@@ -626,7 +629,7 @@ def test_a_study_that_cannot_be_written_ends_the_search_and_loses_nothing(make, 
         searcher.on_trial_complete("a", {}, error=True)  # Tune tells it again
     assert "disk is full" in str(searcher.broken)
     assert searcher.suggest("b") == "FINISHED"
-    again = make()
+    again = make(in_file=True)
     assert [t.value for t in study(again) if t.state.is_finished()] == [4.5]
     assert again.suggest("b")["trial"] == "t0001"
 
@@ -772,10 +775,10 @@ def test_a_file_names_the_sampler_of_optuna_that_draws(make, name):
 
 def test_a_study_in_a_database_of_the_environment_is_found_again(make, tmp_path, monkeypatch):
     monkeypatch.setenv("STUDIES", f"sqlite:///{tmp_path}/shared.db")
-    searcher = make(storage="$STUDIES")
+    searcher = make(in_file=True, storage="$STUDIES")
     end(searcher, searcher.suggest("tune0"), "tune0", value=1.0)
     assert not (tmp_path / "study.db").exists()
     (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path}/shared.db")
     assert (summary.study_name.rpartition("-")[0], summary.n_trials) == (tmp_path.name, 2), "one waits in the queue"
-    again = make(storage="$STUDIES")
+    again = make(in_file=True, storage="$STUDIES")
     assert again.suggest("tune1")["trial"] == "t0001"

@@ -21,6 +21,8 @@ from tunediff.core.journal import Journal
 from tunediff.report import plan, plan_words
 from tunediff.tuning import experiment, warm_start
 
+MEMORY = optuna.storages.InMemoryStorage
+
 
 def finished(folder, *values, trials=4, **changes):
     """A search whose trials end one after the other with these values; None: not finite."""
@@ -30,7 +32,7 @@ def finished(folder, *values, trials=4, **changes):
     content = FILE | EARLIER | {"budget": {"per_trial": "3s", "trials": trials}} | changes
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(OptunaProposer(wanted, folder), AskedBackend(pool()))
+    searcher = Searcher(OptunaProposer(wanted, folder, storage=MEMORY()), AskedBackend(pool()))
     for value in values:
         suggestion = searcher.suggest("a")
         end(searcher, suggestion, "a", status="nan" if value is None else "ok", value=value)
@@ -229,7 +231,7 @@ def test_a_failure_that_is_believed_teaches_after_a_resume_too(make, tmp_path):
     folder, content = tmp_path / "earlier", {**FILE, **BIG, "budget": {"per_trial": "3s", "trials": 2}}
     wanted = search_space.parse(content, "x.yaml")
     experiment.create(folder, wanted, content)
-    searcher = Searcher(OptunaProposer(wanted, folder), AskedBackend(pool()))
+    searcher = Searcher(OptunaProposer(wanted, folder, storage=MEMORY()), AskedBackend(pool()))
     for status in ("ok", "oom"):
         end(searcher, searcher.suggest("a"), "a", status=status)
     changes = {**BIG, "first": None, "warm_start": str(folder), "budget": {"per_trial": "3s", "trials": 50}}
@@ -284,8 +286,8 @@ def test_kill_at_any_step_of_the_start_keeps_the_warm_start(make, earlier, monke
 
 def test_lost_study_learns_the_warm_start_again(make, earlier, tmp_path):
     changes = EARLIER | {"first": None, "warm_start": str(earlier)}
-    searcher = make(**changes)
+    searcher = make(in_file=True, **changes)
     end(searcher, searcher.suggest("a"), "a")
     (tmp_path / "study.db").unlink()
-    learned = [t.user_attrs["from"] for t in study(make(**changes)) if "from" in t.user_attrs]
+    learned = [t.user_attrs["from"] for t in study(make(in_file=True, **changes)) if "from" in t.user_attrs]
     assert learned == ["earlier/t0001", "earlier/t0003", "earlier/t0002"]
