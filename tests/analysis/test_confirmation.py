@@ -174,22 +174,6 @@ def test_the_plan_of_a_limited_search_includes_confirming_runs():
     assert cost.confirming_s > 30
 
 
-def test_totals_include_the_confirming_runs(tmp_path):
-    """Five trials and twelve confirming runs of 20 s each."""
-    found = searched(tmp_path, lambda size, seed: 1.0)
-    told = confirmed(found, noise)
-    (found.folder / "sessions.jsonl").write_text(SESSION % 150)
-    (told.compared.results.folder / "sessions.jsonl").write_text(SESSION % 400)
-    runs = analysis.read(told.compared.results.folder)
-    block = summary.values(evidence.Evidence(found, told), sessions.all_spent_s(found.folder), [runs])
-    assert (len(found.trials), len(runs.trials)) == (5, 12)
-    assert (block["wall_s"], block["confirm_wall_s"]) == (550, 400)
-    assert (block["training_s"], block["confirm_training_s"]) == (17 * 20, 12 * 20)
-    assert block["device_s"] == 17 * 20
-    before = summary.values(evidence.Evidence(found), 150.0)
-    assert (before["training_s"], before["confirm_training_s"], before["confirm_wall_s"]) == (100, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("words", "confirm"),
     [
@@ -514,16 +498,6 @@ def test_longer_budgets_are_compared_by_their_final_evaluation(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ files, command
-def test_tables_are_written(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
-    told = confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
-    written = outputs.confirmation(told)
-    assert "loader.batch_size=64 wins" in written["confirm.md"].read_text()
-    header, *rows = written["confirm.csv"].read_text().splitlines()
-    assert header.startswith("configuration,runs,mean,sd,ratio,ratio_low,ratio_high,speedup")
-    assert len(rows) == 3
-
-
 def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys):
     found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
     confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))

@@ -18,11 +18,15 @@ def test_pairs_before_and_after_a_drift_are_blocks():
     found = drift.of(readings(1, 1.01, 0.99, 1.1, 1.11, 1.1))
     assert found.blocks == [0, 0, 0, 1, 1], "the pair during which it drifted belongs to the block before"
     assert found.largest == pytest.approx(0.1, abs=0.01)
+    assert found.sentence() == (
+        "The machine drifted: its reference became 10% slower; the pairs before and after are blocks (3 and 2 pairs)."
+    )
 
 
 def test_a_passing_load_is_no_drift():
     found = drift.of(readings(1, 1.0, 1.5, 1.01, 1.0))
     assert (found.blocks, found.largest) == ([0] * 4, 0.0)
+    assert found.sentence() == ""
     assert drift.of([]) == drift.NO_READINGS
 
 

@@ -35,6 +35,12 @@ def test_effects_are_means_with_their_noise(tmp_path):
     assert amp.p_holm == pytest.approx(2 * amp.p), "two knobs were tested"
     assert amp.spread == pytest.approx(math.exp(np.log(values["none"]).mean() - np.log(values["bf16"]).mean()))
     assert "loader.batch_size" not in found, "it had one value"
+    results = journals.read(tmp_path / "night")[0]
+    row = effects.effects_table(results, [amp]).to_dict("records")[1]
+    means = {name.rpartition("_")[0] for name in row if name.endswith("_mean")}
+    assert (row["value"], row["trials"], row["failed"], row["verdict"]) == ("bf16", 5, 1, ABOVE)
+    assert (row["frechet_mean"], row["frechet_trials"]) == (amp.levels[1].objective.mean, 4)
+    assert means == {"frechet", "samples_per_s"}
 
 
 def test_a_range_is_cut_into_parts_of_equal_numbers(tmp_path):

@@ -62,10 +62,10 @@ def test_the_limit_is_a_quantile_of_a_difference_of_two_runs(freedom, limit):
     assert told.limit == pytest.approx(stats.t.ppf(0.9, freedom) * math.sqrt(2) * 0.1)
 
 
-@pytest.mark.parametrize("freedom", range(1, 20))
-def test_an_estimate_is_rough_that_may_be_half_of_the_truth(freedom):
-    upper = math.sqrt(freedom / stats.chi2.ppf(0.025, freedom))
-    assert Noise(0.1, freedom, 9, 1, True, True).is_rough == (upper > 2)
+def test_an_estimate_is_rough_that_may_be_half_of_the_truth():
+    for freedom in range(1, 20):
+        upper = math.sqrt(freedom / stats.chi2.ppf(0.025, freedom))
+        assert Noise(0.1, freedom, 9, 1, True, True).is_rough == (upper > 2)
 
 
 @pytest.mark.parametrize(
@@ -252,22 +252,6 @@ def test_what_lies_within_the_noise_of_the_best_is_said_at_the_end(tmp_path):
     header, *rows = (found.folder / "trials.csv").read_text().splitlines()
     place = header.split(",").index("within_noise_of_best")
     assert [row.split(",")[place] for row in rows] == ["False", "", "True", "True", "True", "False", "False"]
-
-
-def test_a_best_that_is_no_better_than_the_noise_is_said_plainly(tmp_path):
-    found = read(tmp_path / "night", repeats=(3.0,))
-    block = summary.values(evidence.read(found), 100.0)
-    assert block["better_than_noise"] is False
-    assert "t0000" in block["within_noise_of_best"]
-    assert evidence.read(found).better(found.leader) is False
-
-
-def test_the_baseline_as_the_best_is_compared_with_nothing(tmp_path):
-    found = read(tmp_path / "night", others=(2.5, 9.0))
-    assert found.leader is found.baseline
-    block = summary.values(evidence.read(found), 100.0)
-    assert block["better_than_noise"] is None
-    assert block["within_noise_of_best"] == ["t0002"]
 
 
 def test_runs_of_several_seeds_are_compared_elsewhere(tmp_path):

@@ -10,12 +10,14 @@ from tests.report.test_console import shown
 from tests.searches import make, write
 from tunediff import analysis, export
 from tunediff.analysis import effects, evidence, noise
+from tunediff.analysis.confirmation import nothing_to_confirm
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.pareto import pareto, trade_offs
 from tunediff.analysis.statistics import FAILS
 from tunediff.core.trial_record import STATUSES, End, TrialRecord
 from tunediff.report import summary
 from tunediff.report.headline import headline
+from tunediff.search_space.sections import Confirm
 from tunediff.tuning.repeats import next_repeat
 
 LUCKY = {"precision.amp": "bf16"}
@@ -79,6 +81,8 @@ def test_what_fails_is_the_best_where_everything_fails_and_says_so(tmp_path):
     assert next(line for line in lines if line.startswith("best_value: ")).endswith(words)
     assert noise.finalists(found, 3) == []
     assert block["nothing_to_confirm"] is None, "without confirm: nothing is said of it"
+    asked = dataclasses.replace(found, space=dataclasses.replace(found.space, confirm=Confirm()))
+    assert nothing_to_confirm(asked) == "every configuration but the baseline failed on a seed"
 
 
 STUDY = {

@@ -65,20 +65,8 @@ def test_digits_workload_is_small_and_grey():
 
 
 REFUSED = [
-    ({"loader.batch": 64}, "loader.batch: no such knob; did you mean loader.batch_size"),
-    ({"loader.batch_size": 0}, "loader.batch_size: 0 is not allowed; allowed: a whole number of at least 1"),
-    ({"loader.batch_size": 1.5}, "loader.batch_size: 1.5 is not allowed; allowed: a whole number"),
-    ({"loader.batch_size": True}, "loader.batch_size: True is not allowed"),
-    ({"loader.batch_size": "128"}, "loader.batch_size: '128' is not allowed"),
-    ({"optimizer.lr": "1e-3"}, "(YAML 1.1 reads '1e-3' as text; write 1.0e-3 for 1e-3)"),
-    ({"optimizer.lr": float("nan")}, "optimizer.lr: nan is not allowed"),
-    ({"optimizer.lr": 0.0}, "optimizer.lr: 0.0 is not allowed; allowed: a number above 0"),
     ({"precision.amp": False}, "precision.amp: False is not allowed; allowed: one of none, bf16, fp16 (YAML 1.1"),
-    ({"precision.amp": "fp8"}, "precision.amp: 'fp8' is not allowed; allowed: one of none, bf16, fp16"),
-    ({"model.multipliers": [1, "a"]}, "model.multipliers: 'a' is not allowed; allowed: a list of whole numbers"),
-    ({"timesteps.name": "adaptive"}, "timesteps.name: 'adaptive' is not allowed; allowed: one of uniform, stratified"),
     ({"timesteps.name": "wienr"}, "; did you mean wiener?"),
-    ({"timesteps.history": 5}, "timesteps.history: belongs to timesteps.name = loss_second_moment"),
     ({"compile.dynamic": True}, "compile.dynamic: True is not allowed: it needs a compile.mode other than none"),
     ({"loader.batch_size": 100, "parallel.workers": 3}, "loader.batch_size: 100 is not allowed: must be a multiple"),
     ({"data.image_size": 30}, "data.image_size: 30 is not allowed: model.multipliers halves it 3 times"),

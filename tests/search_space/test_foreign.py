@@ -113,10 +113,11 @@ def test_contradictions_between_their_words_and_ours_are_refused(lines, message)
     assert message in str(refused.value)
 
 
-def test_words_of_optuna_and_ray_in_a_file_of_ours():
-    given = {"workload": "digits", "n_trials": 9, "timeout": 90, "scheduler": "ASHAScheduler", "direction": "minimize"}
+@pytest.mark.parametrize(("scheduler", "rule"), [("ASHAScheduler", "asha"), ({"type": "FIFOScheduler"}, "none")])
+def test_words_of_optuna_and_ray_in_a_file_of_ours(scheduler, rule):
+    given = {"workload": "digits", "n_trials": 9, "timeout": 90, "scheduler": scheduler, "direction": "minimize"}
     content, _ = foreign.translated(given, "s.yaml")
     assert content == {
-        "workload": "digits", "budget": {"trials": 9, "total": "90s"}, "early_stopping": "asha",
+        "workload": "digits", "budget": {"trials": 9, "total": "90s"}, "early_stopping": rule,
         "objective": {"mode": "min"},
     }  # fmt: skip

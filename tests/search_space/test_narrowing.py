@@ -67,6 +67,8 @@ def test_conditions_on_a_fixed_knob_hold_or_drop_the_knob():
     assert names(wanted) == ["optimizer.lr"]
     wanted, _ = narrow("loader.resident=false", search=search, first=[])
     assert names(wanted) == ["loader.workers", "optimizer.lr"]
+    kept = search_space.narrow(changed(search=search, first=[]), "x.yaml", words=["optimizer.lr=1e-3"]).content
+    assert kept["search"] == {name: search[name] for name in ("loader.resident", "loader.workers")}
 
 
 def test_first_points_that_contradict_a_fixed_knob_are_left_out():

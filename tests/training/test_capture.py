@@ -39,11 +39,14 @@ class Counted(Recorded):
         return super().batch(run, batch)
 
 
-def both(config, **how):
+FEW = 16 * 6
+
+
+def both(config, samples=FEW):
     """The outcomes of a training with and without capture, and what the first one told."""
     told = Told()
-    captured = train(config, program=Recorded(), observer=told, **how)
-    return captured, train(config, **how), told
+    captured = train(config, samples=samples, program=Recorded(), observer=told)
+    return captured, train(config, samples=samples), told
 
 
 @pytest.mark.nightly
@@ -101,7 +104,7 @@ def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
     config = tiny(
         optimizer__implementation="fused", optimizer__warmup=0.5, optimizer__decay="cosine", loader__workers=0
     )
-    captured, eager, told = both(config)
+    captured, eager, told = both(config, 16 * 20)
     assert told.facts["capture"] == "step"
     assert_equal(weights(captured), weights(eager), rtol=1e-4, atol=1e-6)
     rates = [values["learning_rate"] for values in told.values]
@@ -112,11 +115,11 @@ def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
 def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, program):
     """Captured again, or in the loop: the checkpoint knows nothing of it."""
     config = tiny(**EXACT, evaluation__points=2)
-    whole = train(config, program=Recorded())
+    whole = train(config, samples=FEW, program=Recorded())
     with pytest.raises(KilledError):
-        train(config, program=Recorded(), folder=tmp_path, observer=Dies())
+        train(config, samples=FEW, program=Recorded(), folder=tmp_path, observer=Dies())
     told = Told()
-    resumed = train(config, program=program(), folder=tmp_path, observer=told)
+    resumed = train(config, samples=FEW, program=program(), folder=tmp_path, observer=told)
     assert told.facts.get("capture") == ("step" if program is Recorded else None)
     assert_equal(weights(resumed), weights(whole))
 
@@ -124,9 +127,9 @@ def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, pr
 def test_capture_is_charged_as_compiling():
     for program, charged in ((Recorded(), True), (None, False)):
         told = Told()
-        train(tiny(**EXACT, evaluation__points=1), samples=160, program=program, observer=told)
+        train(tiny(**EXACT, evaluation__points=1), samples=FEW, program=program, observer=told)
         assert (told.points[-1].seconds["compile"] > 0) == charged
-        assert told.points[-1].steps == 10
+        assert told.points[-1].steps == 6
 
 
 def test_schedule_stands_still_while_a_step_is_captured():

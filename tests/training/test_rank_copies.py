@@ -47,12 +47,16 @@ def averaged(trial):
         trial.forward_backward((inputs,), (targets,), squares)
         trial.update(optimizer, clip_norm=0.5)
         average.update_parameters(plain)
+    states[:] = [len(optimizer.state)]
+
+
+states: list[int] = []
 
 
 def learned(world, folder, **knobs):
     """What is learned by `averaged`; the model is asked for its weights by this rank alone."""
     outcome = train(toy(**knobs), samples=FEW, world=world, body=averaged, evaluates=True, folder=folder)
-    return {"weights": weights(outcome), "errors": [point["error"] for point in outcome.points]}
+    return {"weights": weights(outcome), "errors": [point["error"] for point in outcome.points], "states": states[:]}
 
 
 def learned_in_two_starts(world, folder, **knobs):
@@ -117,6 +121,9 @@ def test_pipeline_exports_an_averaged_model_with_all_stages(tmp_path):
     both = ranks(piped, tmp_path, tmp_path)
     assert_learned_alike([answers["whole"] for answers in both], learned(CPU, tmp_path / "one", norm=False))
     assert_learned_alike([answers["resumed"] for answers in both], learned(CPU, tmp_path / "one", norm=False))
+    for name in ("whole", "resumed"):
+        kept = sum(answers[name]["states"][0] for answers in both)
+        assert kept == len(list(network(toy(norm=False).knobs).parameters())), "a rank keeps those of its stage alone"
 
 
 def piped(world, folder):

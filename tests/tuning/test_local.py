@@ -21,7 +21,10 @@ from tunediff.tuning.resources import Machine, ResourcePartition
 def slots(tmp_path_factory):
     share = ResourcePartition((Machine(2, 0),), (1, 2), False, True)
     with local.opened(tmp_path_factory.mktemp("runs"), share, []) as made:
+        earlier = psutil.Process().children()
         yield made
+        templates = [process for process in psutil.Process().children() if process not in earlier]
+    assert not psutil.wait_procs(templates, timeout=600)[1], "they end with the backend"
 
 
 def placed(slots, job):
@@ -86,16 +89,14 @@ def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_pa
 
 
 WITHOUT_RAY = {
-    "compare, confirm and train": """
-from tunediff.api import compare_run, search_run, train_run
-from tunediff.tuning import confirming, foreground, local, worker
-""",
     "training": """
 from tunediff import train
 sizes = ["data.max_images=64", "model.channels=8", "evaluation.images=16", "evaluation.points=1", "evaluation.steps=2"]
 assert train.main(["--config", "digits", *sizes, "--samples", "64", "--out", "run"]) == 0
 """,
-    "ask and tell": """
+    "imports, ask and tell": """
+from tunediff.api import compare_run, search_run, train_run
+from tunediff.tuning import confirming, foreground, local, worker
 from pathlib import Path
 import tunediff
 Path("s.yaml").write_text("{workload: digits, budget: {per_trial: 8s, trials: 3}, early_stopping: asha, noise: 1, search: {loader.batch_size: [64, 128]}}")

@@ -31,6 +31,9 @@ from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.evaluator import Evaluator
 
 
+FEW = 16 * 8
+
+
 @pytest.mark.nightly
 def test_evaluation_follows_files_that_are_added(tmp_path, monkeypatch):
     """The second trial of a process learns from them, and has to be judged against them."""
@@ -54,9 +57,8 @@ def test_evaluation_follows_files_that_are_added(tmp_path, monkeypatch):
 
 
 def test_same_seed_same_weights_other_seed_other_weights():
-    first = weights(train())
-    assert_equal(first, weights(train()))
-    other = weights(train(tiny(seed=1)))
+    first, again, other = (weights(train(tiny(seed=seed), samples=FEW)) for seed in (0, 0, 1))
+    assert_equal(first, again)
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
@@ -73,14 +75,14 @@ def test_same_seed_same_weights_other_seed_other_weights():
 def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs):
     """Every sampler goes on exactly in `test_timesteps.py`, every other knob in `training/test_resume.py`."""
     config = tiny(**knobs)
-    whole = weights(train(config, folder=tmp_path / "whole"))
+    whole = weights(train(config, samples=FEW, folder=tmp_path / "whole"))
     with pytest.raises(KilledError):
-        train(config, folder=tmp_path / "killed", observer=Dies())
+        train(config, samples=FEW, folder=tmp_path / "killed", observer=Dies())
     told = Told()
-    again = train(config, folder=tmp_path / "killed", observer=told)
+    again = train(config, samples=FEW, folder=tmp_path / "killed", observer=told)
     assert_equal(whole, weights(again))
     assert [point.index for point in told.points] == [1, 2]
-    assert told.steps == 10
+    assert told.steps == 4
 
 
 def test_the_warm_up_step_leaves_no_trace_in_the_average():
@@ -93,7 +95,7 @@ def test_the_warm_up_step_leaves_no_trace_in_the_average():
 
 def test_the_effective_weight_is_recorded(tmp_path):
     config = tiny(timesteps__name="speed", weighting__name="min_snr", process__steps=1000)
-    point = train(config, folder=tmp_path, observer=Recorder(tmp_path)).points[-1]
+    point = train(config, samples=FEW, folder=tmp_path, observer=Recorder(tmp_path)).points[-1]
     weight = torch.tensor(point["effective_weight"])
     assert len(weight) == 20
     assert weight.mean().item() == pytest.approx(1.0, abs=1e-4)
@@ -137,7 +139,7 @@ def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeyp
 
 def test_divergence_is_noticed():
     config = tiny(optimizer__lr=1.0, optimizer__clip_norm=1000.0, optimizer__warmup=0.0)
-    weights_out_of_range = {name: torch.full_like(tensor, 1e30) for name, tensor in weights(train()).items()}
+    weights_out_of_range = {name: torch.full_like(tensor, 1e30) for name, tensor in weights(train(samples=16)).items()}
     with pytest.raises(NotFiniteError, match="not finite after"):
         train(config, initial=weights_out_of_range)
 
@@ -213,8 +215,8 @@ def test_two_ranks_go_on_from_what_one_rank_left(tmp_path):
 @pytest.mark.parametrize("levels", [[0, 1], pytest.param([1], marks=pytest.mark.nightly)])
 def test_checkpointed_activations_learn_exactly_the_same(levels):
     knobs = {"model__dropout": 0.3}  # the same units are dropped when activations are computed again
-    plain = weights(train(tiny(**knobs)))
-    assert_equal(plain, weights(train(tiny(**knobs, model__checkpoint_levels=levels))))
+    plain = weights(train(tiny(**knobs), samples=FEW))
+    assert_equal(plain, weights(train(tiny(**knobs, model__checkpoint_levels=levels), samples=FEW)))
 
 
 def test_checkpointed_levels_keep_less():
