@@ -14,7 +14,7 @@ from tunediff.analysis import confirmation, evaluating, evidence, statistics
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import context, headline, outputs, page, summary
+from tunediff.report import context, headline, page, summary
 from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions

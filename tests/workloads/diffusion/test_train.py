@@ -30,7 +30,6 @@ from tunediff.workloads.diffusion import train as diffusion
 from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.evaluator import Evaluator
 
-
 FEW = 16 * 8
 
 
