@@ -67,10 +67,10 @@ def test_equal_configurations_are_seldom_called_better_whatever_their_noise(sds,
 
 @pytest.mark.parametrize(("rules", "level"), [({}, 0.05), ({"one_sided": True}, 0.01)], ids=str)
 def test_equal_sides_differ_as_often_as_their_level_allows(level, rules):
-    better, worse = shares((1,), times=2000, level=level, **rules)
+    better, worse = shares((1,), times=1000, level=level, **rules)
     due = level if "one_sided" in rules else level / 2
-    assert better <= due + 3 * math.sqrt(due / 2000)
-    assert worse == 0 if "one_sided" in rules else worse <= due + 3 * math.sqrt(due / 2000)
+    assert better <= due + 3 * math.sqrt(due / 1000)
+    assert worse == 0 if "one_sided" in rules else worse <= due + 3 * math.sqrt(due / 1000)
 
 
 def test_one_look_after_all_rounds_is_students_test():

@@ -27,22 +27,40 @@ RUN = f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}"
 WORDS = ("--objective", "loss", "--outcome", "final", "--no-check", "--quiet")
 
 
+def repository(folder):
+    """Make a git repository of a folder, with a training that takes no time."""
+    (folder / "train.py").write_text(NOISY)
+    (folder / ".gitignore").write_text("ray_results\n")
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"],
+    ):
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+    return folder
+
+
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """A git repository with a training that takes no time, and is the working folder."""
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(NOISY)
-    Path(".gitignore").write_text("ray_results\n")
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+    """A repository that is the working folder."""
+    monkeypatch.chdir(repository(tmp_path))
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A repository with a comparison that found B worse."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := repository(tmp_path_factory.mktemp("program")))
+        assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "x", "--out", "proof"]) == 11
+    return folder
+
+
 @pytest.fixture
-def proof(program):
-    """The folder of a comparison that found B worse."""
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "x", "--out", "proof"]) == 11
-    return program / "proof"
+def proof(kept, tmp_path, monkeypatch):
+    """The folder of that comparison in a copy of the repository, which is the working folder."""
+    monkeypatch.chdir(shutil.copytree(kept, tmp_path, dirs_exist_ok=True))
+    return tmp_path / "proof"
 
 
 def verified(capsys, *folders):
@@ -104,9 +122,10 @@ def test_whatever_was_changed_is_named(proof, capsys, change, fault):
         run_comparison(reproduce=proof)
 
 
-def test_seeds_follow_from_the_code(proof, capsys, program):
+def test_seeds_follow_from_the_code(proof, capsys):
     """The same versions have the same seeds, also beside what `--out` has left and without git; a change of either has
     others; the user may choose them."""
+    program = proof.parent
     first = [run.seed for run in pairs.read(program / "ray_results/x").runs[0]]
     for name in ("again", "without-git"):
         assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", name]) == 11

@@ -129,7 +129,7 @@ def test_damaged_points_are_no_values(night, plain):
     assert "t0005" in text
 
 
-def test_the_result_comes_first_title_verdict_curves_then_the_contents(night, rendered):
+def test_the_result_comes_first_title_verdict_curves_then_the_contents(night):
     page = written(again(night))
     places = [page.index(part) for part in ("<h1>", 'class="lead"', "<picture>", "<nav", 'id="trials"')]
     assert places == sorted(places)

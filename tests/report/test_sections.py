@@ -1,6 +1,5 @@
 """Numbers of the page and of its tables, computed by hand."""
 
-import dataclasses
 import logging
 import math
 import re
@@ -269,13 +268,6 @@ def test_figures_name_the_processor_and_its_instruction_sets(tmp_path):
     write(tmp_path / "night", space, 0, machine={"cpu_features": ["avx2", "avx512f", "amx_tile", "amx_bf16"]})
     found = analysis.read(tmp_path / "night")
     assert outputs.measured_on(found) == "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
-
-
-def test_the_best_trial_runs_upwards_if_the_objective_does(night, plain, monkeypatch):
-    load = search_space.load_recorded
-    monkeypatch.setattr(search_space, "load_recorded", lambda path: dataclasses.replace(load(path), mode="max"))
-    text = words(written(again(night)))
-    assert "t0002 is best: after 20 training seconds its FD (classifier) is 3, 1 above the 2 of the baseline" in text
 
 
 # --------------------------------------------------------------------------------------------------------------- seeds

@@ -322,10 +322,11 @@ def flatten(
     """
     flat: Values = {}
     for key, value in nested.items():
-        inner = {f"{prefix}{key}": value}
-        if is_section(value):
-            inner = flatten(value, where, f"{prefix}{key}.", is_section)
-        for twice in inner.keys() & flat.keys():
+        name = f"{prefix}{key}"
+        has_knobs = is_section(value)
+        inner = flatten(value, where, f"{name}.", is_section) if has_knobs else {name: value}
+        if not flat.keys().isdisjoint(inner):
+            twice = next(name for name in inner if name in flat)
             both = f"is given twice, {flat[twice]!r} and {inner[twice]!r}"
             raise ConfigError(f"{where}: {twice}: {both}; allowed: once, nested or dotted")
         flat |= inner
@@ -363,7 +364,7 @@ def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> V
         for name, members in base.schema.members.items()
         if values.get(name) in members and values[name] != base_values[name]
     }
-    with_members = flat(override(base, chosen, check=False))
+    with_members = flat(override(base, chosen, check=False)) if chosen else base_values
     expected = with_members | {name: base_values[name] for name in chosen}
     changed = {
         name: value
