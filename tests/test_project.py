@@ -129,23 +129,27 @@ def test_every_dependency_says_what_needs_it():
 
 
 def readme_commands():
-    return re.findall(r"python -m (tunediff\.\w+)(.*)", (ROOT / "README.md").read_text())
+    """Yield the words that ask each command in the README for its help, and the options that it is given there."""
+    for name, rest in re.findall(r"python -m (tunediff\.\w+)(.*)", (ROOT / "README.md").read_text()):
+        options = re.findall(r"(?<!\S)(--[a-z-]+)", re.sub(r"'.*?'|#.*", "", rest))
+        yield (name, *["--run="] * ("--run" in options), "--help"), options
 
 
 def test_commands_in_the_readme_exist_and_take_their_options(capsys, monkeypatch, called_as):
-    commands = readme_commands()
-    assert {"tunediff.search", "tunediff.train", "tunediff.evaluate", "tunediff.sample", "tunediff.export"} <= {
-        name for name, _ in commands
-    }
-    for name in {name for name, _ in commands}:
-        called_as(name, "--help")
+    given = {}
+    for words, options in readme_commands():
+        given.setdefault(words, set()).update(options)
+    assert {"search", "train", "evaluate", "sample", "export"} <= {name.partition(".")[2] for name, *_ in given}
+    assert ("tunediff.compare", "--run=", "--help") in given
+    for (name, *words), options in given.items():
+        called_as(name, *words)
         for module in (name, f"{name}.__main__"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit, match="^0$"):
             runpy.run_module(name, run_name="__main__")
         text = capsys.readouterr().out
-        for option in {o for n, rest in commands if n == name for o in re.findall(r"(?<!\S)(--[a-z-]+)", rest)}:
-            assert option in text, f"{name} {option}"
+        for option in options:
+            assert re.search(rf"{option}\b", text), f"{name} {option}"
 
 
 PAGES = [
