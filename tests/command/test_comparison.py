@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,19 @@ def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     assert (code, result["verdict"]) == (10, "no significant difference")
     assert result["a_values"] == result["b_values"]
     assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
+
+
+def test_a_command_that_ends_before_its_budget_is_told_of_the_final_value(program, capsys):
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--no-check"]
+    assert compare.main([*words, "--name", "early"]) == 11
+    out = capsys.readouterr().out
+    assert re.findall(r"WARNING: (\w seed \d+) ended by itself after [\d.]+ s: (--outcome final) ", out) == [
+        (f"A seed {pairs.read(Path('ray_results/early')).configs[0].seed}", "--outcome final")
+    ]
+    assert "Commands ended by themselves before their budget, the first after" in out
+    assert compare.main([*words, "--name", "final", "--outcome", "final"]) == 11
+    assert "by itself" not in (out := capsys.readouterr().out)
+    assert "by themselves" not in out
 
 
 TIMED = """

@@ -1,6 +1,7 @@
 """Runs of real programs, and what they may do wrong."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -106,6 +107,19 @@ def test_a_failure_is_a_result_with_its_reason(tmp_path, name):
     _, end = run(tmp_path, program, outcome="final")
     assert end.status == status
     assert reason in end.reason
+
+
+def test_a_missing_module_names_the_python_that_lacked_it(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    words = "-c", "import no_such_module", "{seed}"
+    for name, shell in (("python", False), (sys.executable, False), ("python", True)):
+        command = shlex.join([name, *words]) if shell else (name, *words)
+        *_, end = execute(CommandRun(CommandDefinition(command, "loss", shell=shell), {}, 0, tmp_path, 60.0))
+        assert "ModuleNotFoundError: No module named 'no_such_module'" in end.reason
+        says = f"\npython was {tmp_path}/bin/python; tunediff runs under {sys.executable}"
+        assert end.reason.endswith(says) == (name == "python"), end.reason
 
 
 def test_a_program_that_does_not_exist_is_a_failure(tmp_path):

@@ -12,7 +12,7 @@ from tunediff.api.compare_setup import Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
-from tunediff.report.mixed_hardware import MixedHardware
+from tunediff.report.trial_warnings import TrialWarnings
 from tunediff.report.words import effects
 
 
@@ -39,7 +39,7 @@ class RunLines(Listener):
         """`show`: shows words for a slot, of which a comparison has one."""
         self._folder, self._say, self._show = folder, say, show
         runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
-        self._mixed_hardware = MixedHardware(runs, say)
+        self._warnings = TrialWarnings(runs, say)
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
         words = _words(content)
@@ -49,7 +49,7 @@ class RunLines(Listener):
     def end(self, trial: str, content: Mapping[str, Any]) -> None:
         run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
         if run is not None:
-            self._mixed_hardware.look_at(words, run)
+            self._warnings.look_at(words, run)
             words = "  ".join([words, *filter(None, self._ended(run))])
             value = run.value(cfg.of(run.configuration).objective.name)
             fields = {"status": run.status, "reason": run.reason, "value": value}

@@ -6,8 +6,10 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections import deque
@@ -44,7 +46,7 @@ class CommandProcess:
         self, argv: Sequence[str], folder: Path, cwd: Path, environment: Mapping[str, str]
     ) -> None:
         """Start it; what it prints goes to `output.log` in `folder` too. Raises `OSError`."""
-        self.mark = uuid.uuid4().hex
+        self.mark, self._argv, self._cwd = uuid.uuid4().hex, argv, cwd
         self.errors: deque[str] = deque(maxlen=TAIL)
         """The last lines of its standard error."""
         self.causes: deque[str] = deque(maxlen=2)
@@ -128,6 +130,24 @@ class CommandProcess:
             if self._logged >= LOG_LIMIT and self._log_fault is None:
                 self._log.write(b"\n(the log ends here; what follows was read, but not kept)\n")
         return chunk
+
+    @property
+    def failure(self) -> str:
+        """Return the last lines of its standard error, and which Python lacked a module."""
+        lines = [line for line in self.causes if line not in self.errors] + [*self.errors]
+        if any("ModuleNotFoundError" in line for line in lines) and (words := self._other_python()):
+            lines.append(words)
+        return "\n".join(lines)
+
+    def _other_python(self) -> str:
+        """Return which Python ran, if the command names one that is not that of this process."""
+        words = " ".join(self._argv).split()
+        name = next((word for word in words if re.fullmatch(r"(.*/)?python[\d.]*", word)), "")
+        if (path := shutil.which(str(self._cwd / name) if "/" in name else name)) is None:
+            return ""
+        ran, ours = Path(path).absolute(), Path(sys.executable)
+        is_ours = (ran.parent, ran.resolve()) == (ours.parent, ours.resolve())
+        return "" if is_ours else f"{name} was {ran}; tunediff runs under {ours}"
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole process group."""

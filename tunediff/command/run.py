@@ -106,6 +106,8 @@ class Clocked:
     """Those before the clock began, or else before the first value."""
     disagreement: float | None = None
     """By which share the program's own seconds differ from the judge's; None: hardly."""
+    ended_itself_s: float | None = None
+    """Seconds at which the program ended by itself, before its budget; None: it did not."""
 
 
 Event = Point | Left | Clocked | End
@@ -189,12 +191,16 @@ class RunReader:
             )
         )
 
-    def clocked(self, now: float) -> Clocked:
+    def clocked(self, now: float, ended_itself: bool) -> Clocked:
         """Return which seconds counted."""
         clock, first_at = self.clock, self.first_at or now
-        start_up_s = clock.start_up_s(now)
+        start_up_s, seconds = clock.start_up_s(now), clock.elapsed_s(now)
         before_s = first_at - self._begun if start_up_s is None else start_up_s
-        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement)
+        # A command that was given its {steps} is to end before its limit
+        at_budget = self.run.definition.outcome == "budget" and self.run.steps is None
+        is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
+        ended_s = seconds if is_early else None
+        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement, ended_s)
 
 
 def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -237,7 +243,7 @@ def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Ite
     yield from _news(reader, ended)
     if (point := reader.curve.last()) is not None:
         yield point
-    yield reader.clocked(ended)
+    yield reader.clocked(ended, ended_itself=ending is None and code == 0)
     yield _end(reader, process, ending, code, ended)
 
 
@@ -269,10 +275,9 @@ def _end(
     if ending == "pruned":
         status, reason = "pruned", "stopped early"
     elif ending is None and code != 0:
-        causes = [line for line in process.causes if line not in process.errors]
-        tail = "\n".join([*causes, *process.errors]) or f"see {log}"
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        status, reason = "oom" if reader.out_of_memory else "error", f"{how}: {tail}"
+        reason = f"{how}: {process.failure or f'see {log}'}"
+        status = "oom" if reader.out_of_memory else "error"
     elif reader.values == 0:
         where = definition.metrics or f"what it printed ({log}); allowed: --pattern for other forms"
         if ending == "budget":

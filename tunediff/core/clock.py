@@ -42,6 +42,12 @@ UNITS: dict[UnitName, Unit] = {
 PROCESS, LINE, TRAINING = "process", "from a line", "training"
 """What a clock counts: all of a process, what follows a line that it prints, or training alone.
 Commands have any of them, workloads always the last, and only clocks of one kind are compared."""
+ENDED_ITSELF = "ended_itself_s"
+"""Key of a run's `clock`: the seconds at which its command ended by itself, before its budget."""
+OUTCOME_FINAL = (
+    "--outcome final (outcome: final in a search file) judges a command by the value at its end,"
+    " and needs no budget"
+)
 _OF_COMMANDS = {
     PROCESS: Unit("train_s", "seconds of the process", "the process's wall-clock", "s"),
     LINE: Unit("train_s", "seconds since the clock's line", "wall-clock since its line", "s"),
@@ -57,6 +63,8 @@ class ClockSummary(NamedTuple):
     """Share of the processes' seconds before the clock, or before the first value; or None."""
     disagreement: float | None = None
     """Largest difference, as a share, of seconds that commands printed to those of the judge."""
+    ended_early_s: tuple[float, ...] = ()
+    """Seconds of the runs whose commands ended by themselves before their budget."""
 
     @classmethod
     def of(cls, clocks: Iterable[Mapping[str, Any]], expected: str) -> ClockSummary:
@@ -71,7 +79,8 @@ class ClockSummary(NamedTuple):
         share = sum(clock["start_up_s"] for clock in said) / process_s if process_s > 0 else None
         apart = [clock["disagreement"] for clock in said if clock.get("disagreement")]
         kinds = sorted({clock["kind"] for clock in said})
-        return cls(", ".join(kinds), share, max(apart, key=abs, default=None))
+        early = tuple(end for clock in said if (end := clock.get(ENDED_ITSELF)) is not None)
+        return cls(", ".join(kinds), share, max(apart, key=abs, default=None), early)
 
     @property
     def sentences(self) -> list[str]:
@@ -87,6 +96,11 @@ class ClockSummary(NamedTuple):
             lines.append(
                 f"The commands' own seconds differ by up to {self.disagreement:+.0%} from the"
                 " judge's."
+            )
+        if self.ended_early_s:
+            lines.append(
+                "Commands ended by themselves before their budget, the first after"
+                f" {self.ended_early_s[0]:.1f} s: {OUTCOME_FINAL}."
             )
         return lines
 

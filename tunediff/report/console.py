@@ -18,8 +18,8 @@ from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan, plan_words
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.report.mixed_hardware import MixedHardware
 from tunediff.report.remaining import RemainingTime
+from tunediff.report.trial_warnings import TrialWarnings
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import noted, versus
 from tunediff.search_space import SearchSpace
@@ -52,7 +52,7 @@ class Console(Listener):
         self._read()
         self._remaining.ended_before = self.following.ended
         self._printed: set[tuple[str, int]] = set()
-        self._mixed_hardware = MixedHardware(self._trials_before(), self.say)
+        self._warnings = TrialWarnings(self._trials_before(), self.say)
 
     def __enter__(self) -> Console:
         if not self.quiet:
@@ -151,7 +151,7 @@ class Console(Listener):
                     self._say_of(ended.name, line, "end", **self._end_fields(ended))
         trial = self.following.records.get(name)
         if trial is not None:
-            self._mixed_hardware.look_at(self.display_name(name), trial)
+            self._warnings.look_at(self.display_name(name), trial)
         self.print_event(event, name, trial, content)
 
     def print_event(

@@ -1,27 +1,33 @@
-"""Warn where trials that are compared with each other run on different hardware."""
+"""Warn of trials on different hardware, and of commands that end before their budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from tunediff.core import environment
+from tunediff.core.clock import ENDED_ITSELF, OUTCOME_FINAL
 from tunediff.core.trial_record import TrialRecord
 
 
-class MixedHardware:
-    """Warn once of every hardware that differs from that of the first trial."""
+class TrialWarnings:
+    """Warn once of every hardware that differs from that of the first trial, and of the first
+    command that ends before its budget."""
 
     def __init__(self, trials: Mapping[str, TrialRecord], say: Callable[[str], None]) -> None:
         """Note the hardware of the trials so far, by display name, without a warning."""
         self._say = say
         self._first_trials: dict[str, str] = {}
         """The name of the first trial on each hardware."""
+        self._ended_early = any(trial.clock.get(ENDED_ITSELF) for trial in trials.values())
         for name, trial in trials.items():
             if used := environment.hardware(trial.environment):
                 self._first_trials.setdefault(used, name)
 
     def look_at(self, name: str, trial: TrialRecord) -> None:
-        """Print the warning if this trial is the first one on another hardware."""
+        """Print a warning if this trial is the first one that needs it."""
+        if (seconds := trial.clock.get(ENDED_ITSELF)) and not self._ended_early:
+            self._ended_early = True
+            self._say(f"WARNING: {name} ended by itself after {seconds:.1f} s: {OUTCOME_FINAL}")
         used = environment.hardware(trial.environment)
         if not used or used in self._first_trials:
             return
