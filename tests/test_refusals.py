@@ -21,6 +21,7 @@ SEARCH = {
 FILES = {
     "ok.yaml": yaml.safe_dump(SEARCH),
     "energy.yaml": yaml.safe_dump(SEARCH | {"objective": ["frechet", "energy_wh"]}),
+    "misspelt.yaml": yaml.safe_dump(SEARCH | {"serach": {}}),
     "config.yaml": "workload: diffusion\nloader: {batch_size: 64}\n",
     "wrong.yaml": "workload: diffusion\nbudget: {trials: 3}\n",
     "empty.yaml": "",
@@ -40,6 +41,8 @@ search ok.yaml ema.half_life=7                        | command line: ema.half_l
 search ok.yaml parallel.workers=64                    | ok.yaml: parallel.workers: 64
 search ok.yaml data.name=images data.path=nowhere     | data.path: '{here}/nowhere'
 search ok.yaml --loader.batch_size 64                 | command line: unrecognized arguments: --loader.batch_size 64
+search ok.yaml --trails 3                             | command line: unrecognized arguments: --trails 3; did you mean --trials?
+search misspelt.yaml                                  | misspelt.yaml: serach: no such key; did you mean search
 search ok.yaml --trials 1.5                           | command line: --trials: '1.5'
 search ok.yaml --trials 0                             | --trials: 0
 search ok.yaml --trials 10000000                      | command line: 10,000,000 trials

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import errno
 import functools
 import json
@@ -207,7 +208,11 @@ class _Parser(argparse.ArgumentParser):
             (r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2"),
         ):
             refusal = re.sub(pattern, words, refusal)
-        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
+        unknown = re.match(r"unrecognized arguments: (--[a-z-]+)(?=[= ]|$)", refusal)
+        names = [*self._option_string_actions]
+        if unknown and (near := difflib.get_close_matches(unknown[1], names, n=1)):
+            refusal += f"; did you mean {near[0]}?"
+        elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         refusal = _removed(message, re.split(r"[ .]", self.prog)[-1]) or refusal
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")

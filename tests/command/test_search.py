@@ -76,7 +76,7 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
 
 REFUSED = {
     "objective": {"objective": "loss"},
-    "objective: modus": {"objective": {"name": "loss", "modus": "min"}},
+    r"objective: modus: no such key; did you mean mode\?": {"objective": {"name": "loss", "modus": "min"}},
     "model.width": {"baseline": {"lr": 1.0}},
     "lr": {"command": "python train.py {seed}"},
     "workload": {"workload": "digits"},

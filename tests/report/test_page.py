@@ -96,11 +96,11 @@ def test_the_page_loads_nothing_runs_one_script_and_shows_content_of_files_as_te
     files = {path.name for path in (night / "report").iterdir()}
     assert {f"report/{name}" for name in files} <= set(links)
     assert all((night / link).is_file() for link in links if not link.startswith("#"))
-    assert files >= {"curves.png", "effects.png", "step.png", "trade_offs.png", "baseline_samples.png"}
+    assert files >= {"curves.png", "step.png", "trade_offs.png", "baseline_samples.png"}
     assert all((night / "report" / name).read_bytes()[:4] == b"\x89PNG" for name in files if name.endswith(".png"))
     # Every chart is there for telephones as well.
     small = [attrs for tag, attrs in elements if tag == "source"]
-    assert len(small) == len([tag for tag, _ in elements if tag == "picture"]) > 4
+    assert len(small) == len([tag for tag, _ in elements if tag == "picture"]) > 3
     assert all(attrs["media"] == "screen and (max-width: 44rem)" for attrs in small)
 
 

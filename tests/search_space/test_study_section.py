@@ -43,7 +43,7 @@ def test_every_quantity_is_explained():
 
 REFUSED = [
     (changed(study=["epoch_s"]), "x.yaml: study: needs `key: value` lines, found ['epoch_s']"),
-    (changed(study={"column": ["epoch_s"]}), "x.yaml: study: column: no such key; allowed: title, columns, x, y"),
+    (changed(study={"column": ["epoch_s"]}), "x.yaml: study: column: no such key; did you mean columns?"),
     (changed(study={"columns": ["epoch_s"], 3: 4}), "x.yaml: study: 3: no such key; allowed: title, columns, x, y"),
     (studied(axes={"figure": {"kind": "bars", "y": "epoch_s"}}), "x.yaml: study: figure: no such key; allowed: title, columns, x, y"),
     (changed(study={"title": 3, "columns": ["epoch_s"]}), "x.yaml: study: title: 3 is not allowed; allowed: words"),

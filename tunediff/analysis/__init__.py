@@ -34,8 +34,9 @@ RATE = "samples_per_s"
 """The objective of a search for speed: there is no curve, and no model is evaluated."""
 _COSTS = ("energy_wh", "price")
 _COLUMNS = ("trial", "status", "failures", "disturbed")
-_OF_POINTS = ("train_s", "device_s", "samples", RATE, "step_s", "data_wait_share")
-_MEASURED = (*_OF_POINTS, "peak_memory_mib")
+_MEASURED = ("train_s", "device_s", "samples", RATE)
+_OF_TRAININGS = ("step_s", "data_wait_share", "peak_memory_mib")
+"""What no command measures."""
 
 
 class CurveQuantity(NamedTuple):
@@ -312,9 +313,10 @@ class Results:
         import pandas as pd
 
         if not self.trials:  # whoever waits for the first trial selects columns
-            names = (*_COLUMNS, self.metric, "versus_baseline", *_MEASURED, "reason")
+            measured = [*_MEASURED, *_OF_TRAININGS]
+            names = (*_COLUMNS, self.metric, "versus_baseline", *measured, "reason")
             return pd.DataFrame({name: [] for name in names})
-        measured = [*_MEASURED, *filter(self._has, _COSTS), *self.judged]
+        measured = [*_MEASURED, *filter(self._has, (*_OF_TRAININGS, *_COSTS)), *self.judged]
         rows = []
         for trial in self.trials:
             cells = {

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from tunediff.command.clock import CommandClock
 from tunediff.command.metrics import MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
-from tunediff.config.knobs import ConfigError
+from tunediff.config.knobs import ConfigError, nearest
 from tunediff.core import machine
 from tunediff.core.target import TIME_TO_TARGET, Target
 
@@ -166,9 +166,8 @@ class CommandDefinition:
         """Return the definition that `lines` describe. Raises `ConfigError`."""
         names = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(lines.keys() - names):
-            raise ConfigError(
-                f"{where}: {unknown[0]}: unknown key; allowed: {', '.join(sorted(names))}"
-            )
+            hint = nearest(unknown[0], sorted(names))
+            raise ConfigError(f"{where}: {unknown[0]}: no such key; {hint}")
         for key in ("command", "objective"):
             if not lines.get(key):
                 raise ConfigError(f"{where}: {key}: is missing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,10 @@ def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:
         say(f"WARNING: {warning}")
 
 
-def _taken(lines: Lines, allowed: Iterable[str], where: str) -> Lines:
+def _taken(lines: Lines, allowed: Collection[str], where: str) -> Lines:
     for key in lines:
         if key not in allowed:
-            raise ConfigError(f"{where}: {key}: unknown key; allowed: {', '.join(allowed)}")
+            raise ConfigError(f"{where}: {key}: no such key; {nearest(str(key), allowed)}")
     return lines
 
 
@@ -87,7 +87,7 @@ def _check_keys(rest: Lines, source: str) -> None:
     known = [*OF_COMMAND, "command", "grace", *sorted(common)]
     for key in rest:
         if key not in known and not removed.reason(key):
-            raise ConfigError(f"{source}: {key}: no such key; {nearest(key, known)}")
+            raise ConfigError(f"{source}: {key}: no such key; {nearest(str(key), known)}")
     if not {"search", "grid", "trials", "ladder"} & rest.keys():
         raise ConfigError(f"{source}: search: is missing: which parameters to vary, and how")
 

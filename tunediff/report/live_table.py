@@ -122,7 +122,7 @@ class LiveTable(Console):
 
     def _fit(self, rows: list[dict[str, str]]) -> dict[str, str]:
         """Return the headings of columns that fit the terminal; shorten the changes in `rows`."""
-        headings = {name: name for name in rows[0]}
+        headings = {name: name for name in rows[0] if name != "MiB" or any(r[name] for r in rows)}
 
         def room() -> int:
             widths = (

@@ -77,7 +77,9 @@ def frame(pairs: Pairs) -> pd.DataFrame:
             }
             row |= {f"{side}_{name}": value for name, value in cells.items()}
         rows.append(row)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    setups = [name for name in ("a_setup_s", "b_setup_s") if name in frame]
+    return frame.drop(columns=setups if frame[setups].isna().all(axis=None) else [])
 
 
 def comment(pairs: Pairs) -> str:
@@ -95,7 +97,7 @@ def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
         **({"seconds": pairs.outcome_label} if pairs.test.by_time else {}),
         pairs.metric.name: pairs.label,
         f"{pairs.unit}_per_s": f"{pairs.unit}/s",
-        "setup_s": "setup (s)",
+        **({"setup_s": "setup (s)"} if "a_setup_s" in values_of_pairs else {}),
     }
     a, b, *rest = [f"{side}: {label}" for label in quantities.values() for side in "AB"]
     lines = [["pair", a, b, "ahead", *rest]]

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 
 from tunediff.config import ConfigError, Knob, Lines, Values, removed
-from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, refuse, section
+from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refuse, section
 from tunediff.core import text
 
 MAX_SEEDS = 100
@@ -245,7 +245,7 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
         names = sorted(
             keys, key=RunOptions.__dataclass_fields__.__contains__
         )  # last, as files begin with other keys
-        return f"{where}: {path[0]}: no such key; allowed: {', '.join(names)}"
+        return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), names)}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"
     if kind == "value_error":

@@ -152,13 +152,15 @@ def effects(context: ReportContext, files: Files) -> Html | None:
     by_weight = sorted(
         all_effects, key=lambda effect: (effect.verdict != ABOVE, order.index(effect.knob))
     )
-    figure = files.chart(
-        "effects",
-        lambda: _levels(results, by_weight[:MOST_EFFECTS], context.highlights),
-        "mean objective and standard error for every value of the knobs",
-        "Mean over all trials with a value, whatever their other knobs, ± its standard error; in"
-        " brackets how many trials.",
-    )
+    figure = None
+    if any(effect.verdict != TOO_FEW for effect in all_effects):
+        figure = files.chart(
+            "effects",
+            lambda: _levels(results, by_weight[:MOST_EFFECTS], context.highlights),
+            "mean objective and standard error for every value of the knobs",
+            "Mean over all trials with a value, whatever their other knobs, ± its standard error;"
+            " in brackets how many trials.",
+        )
     parts: list[object] = [lead(_largest(context.label, all_effects)), figure]
     for words, verdict in (("Within the noise", WITHIN), ("Too few trials to tell", TOO_FEW)):
         if names := [effect.knob for effect in all_effects if effect.verdict == verdict]:

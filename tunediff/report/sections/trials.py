@@ -100,7 +100,9 @@ def _cells(context: ReportContext, trial: TrialRecord, row: Mapping[Any, Any]) -
         cells[f"{context.unit}/s"] = rounded(row[RATE])
     spent = "train s" if results.clock.along == "train_s" else results.clock.short
     cells[spent] = rounded(row[results.clock.along])
-    return {**cells, "MiB": rounded(row["peak_memory_mib"])}
+    if "peak_memory_mib" in row:
+        cells["MiB"] = rounded(row["peak_memory_mib"])
+    return cells
 
 
 def _may_be_faster(context: ReportContext, trial: TrialRecord) -> bool:
