@@ -1,12 +1,16 @@
 """What the runs of `test_foreground.py` do."""
 
 import logging
+import multiprocessing
 import os
 import signal
+from pathlib import Path
 
 import torch
 
+from tunediff.config.systems import Loader
 from tunediff.core.trial_record import NotFiniteError
+from tunediff.data import loader
 
 
 class TornError(Exception):
@@ -38,6 +42,23 @@ def fail(name, lines):
 
 def die(content, lines):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def semaphores(prefix):
+    return [*Path("/dev/shm").glob(f"sem.{prefix}*")]
+
+
+def load(content, lines):
+    """Have a batch of a loader process, through queues whose semaphores have names; then return, or die."""
+    prefix, dies = content
+    multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"
+    order = loader.Order(8, 2, 1, 0, 1, 0)
+    batches = loader.build(torch.arange(8), Loader(batch_size=2, workers=1), order, torch.device("cpu"))
+    batches.fetch()
+    count = len(semaphores(prefix))
+    if dies:
+        die(content, lines)
+    return count
 
 
 def threads(content, lines):

@@ -1,6 +1,9 @@
 """A training or a profile in a process of its own, as the command or the call sees it that asks for it."""
 
+import contextlib
 import os
+import time
+import uuid
 
 import pytest
 import torch
@@ -47,6 +50,17 @@ def test_a_process_that_is_killed_is_an_error_and_harms_no_later_one():
     with pytest.raises(TunediffError, match="its process has ended: .* was killed by SIGKILL"):
         call("die")
     assert call("work", 2)[0] == 2
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["returns", "is killed"])
+def test_named_semaphores_of_a_run_go_with_it_and_nothing_is_said_of_them(capfd, dies):
+    prefix, until = f"tunediff-{uuid.uuid4().hex}", time.monotonic() + 60
+    with pytest.raises(TunediffError, match="SIGKILL") if dies else contextlib.nullcontext():
+        assert call("load", (prefix, dies)) > 0
+    while foreground_runs.semaphores(prefix) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert foreground_runs.semaphores(prefix) == []
+    assert "resource_tracker" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("own", [2, None], ids=["before tunediff was imported", "after it"])

@@ -16,7 +16,7 @@ import multiprocessing
 import pickle
 import sys
 import types
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -142,6 +142,8 @@ class _LoaderBatches:
             # A fork of this process would inherit locks held by its threads (Ray's, OpenMP's) and
             # may hang. The fork server has no such threads, and torch is imported there once for
             # all workers to come.
+            if before_processes is not None:
+                before_processes()
             options["multiprocessing_context"] = use_fork_server()
             options["prefetch_factor"] = loader.prefetch_factor
             options["persistent_workers"] = loader.persistent_workers
@@ -214,6 +216,10 @@ class _LoaderBatches:
     def close(self) -> None:
         with contextlib.suppress(AttributeError):  # without workers there is nothing to stop
             self._batches._shutdown_workers()
+
+
+before_processes: Callable[[], object] | None = None
+"""Called before loader processes start; see `training.prepared.begin`."""
 
 
 def use_fork_server() -> Any:

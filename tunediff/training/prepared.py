@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +20,8 @@ import torch
 from tunediff import config as cfg
 from tunediff.config import copies
 from tunediff.core import machine
-from tunediff.data import images
+from tunediff.data import images, loader
 from tunediff.data.knobs import Data
-from tunediff.data.loader import use_fork_server
 
 PREPARE = "tunediff.training.prepared:prepare"
 
@@ -92,7 +94,7 @@ def before_run(job: Mapping[str, Any]) -> None:
     if isinstance(data := getattr(config.knobs, "data", None), Data):
         images.load(data)
     if job["loads_in_processes"]:
-        use_fork_server()
+        loader.use_fork_server()
         multiprocessing.forkserver.ensure_running()
 
 
@@ -102,5 +104,25 @@ def begin(threads: int | None = None) -> None:
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_pid is not None:  # that of the template, which watches it
         server.ensure_running = lambda: None
+    loader.before_processes = functools.cache(_start_resource_tracker)
     if _threads is not None:
         _threads.apply(threads)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that removes the named semaphores of this run's queues.
+
+    A run ends at once, or is killed, and its process group with it, in which Python's own tracker
+    would be: it warned of what it was about to remove, or was killed first, and the names stayed in
+    /dev/shm. This one has a session of its own and ends after the run and its loader processes.
+    """
+    reading, writing = os.pipe()
+    program = f"from multiprocessing.resource_tracker import main; main({reading})"
+    tracker: Any = multiprocessing.resource_tracker._resource_tracker
+    nothing = subprocess.DEVNULL
+    tracker.process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-W", "ignore", "-c", program], pass_fds=[reading],
+        stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
+    )  # fmt: skip
+    os.close(reading)
+    tracker._fd, tracker._pid = writing, tracker.process.pid
