@@ -225,3 +225,17 @@ def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_pat
 def test_a_notebook_shows_no_table_unless_asked_to(monkeypatch, progress, kind):
     monkeypatch.setattr(display, "in_notebook", lambda: True)
     assert display.display_of(display.lines_of(progress)).func is kind
+
+
+@pytest.mark.parametrize(
+    ("progress", "level", "shown"), [(True, "WARNING", "err"), (True, "INFO", "log"), (False, "WARNING", None)]
+)
+def test_lines_of_a_script_are_on_stderr_or_in_its_own_log(capsys, caplog, progress, level, shown):
+    """As Optuna prints one for each trial."""
+    caplog.set_level(level)
+    lines = display.lines_of(progress)
+    assert display.display_of(lines).func is Console, "a table is for terminals"
+    lines.say("t0000 start")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("t0000 start" in err, "t0000 start" in caplog.text) == (shown == "err", shown == "log")

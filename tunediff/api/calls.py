@@ -93,8 +93,8 @@ class ProgressKeywords(Options):
 
     progress: bool = option(
         True,
-        "show a table or lines in a notebook or a terminal, elsewhere log to `tunediff.api`; false:"
-        " show nothing",
+        "show a table in a notebook or a terminal, elsewhere lines on stderr, or in the log of a"
+        " program that shows `tunediff.api` at level INFO; false: show nothing",
     )
 
 

@@ -1,10 +1,11 @@
-"""Show the progress of a call: a live table in a notebook or a terminal, log lines elsewhere."""
+"""Show the progress of a call: a live table in a notebook or a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import io
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -40,9 +41,15 @@ def show_figures() -> None:
 
 
 def lines_of(progress: bool) -> EventLines:
-    """Return where events go: nowhere, to stderr in a terminal, or to the logger `tunediff.api`."""
-    terminal = sys.stderr.isatty() and not in_notebook()
-    return EventLines(quiet=not progress, on_stderr=terminal, logged=not terminal)
+    """Return where events go: nowhere, to the program's own log where that shows them, or to
+    stderr."""
+    log = logging.getLogger("tunediff.api")
+    is_shown = log.hasHandlers() and log.isEnabledFor(logging.INFO)
+    return EventLines(not progress, on_stderr=True, logged=is_shown and not _in_terminal())
+
+
+def _in_terminal() -> bool:
+    return sys.stderr.isatty() and not in_notebook()
 
 
 def display_of(lines: EventLines) -> Display:
@@ -50,14 +57,13 @@ def display_of(lines: EventLines) -> Display:
     kind = Console
     if not lines.quiet and in_notebook():
         kind = NotebookTable
-    elif not lines.quiet and lines.on_stderr:
+    elif not lines.quiet and _in_terminal():
         kind = LiveTable
     return functools.partial(kind, lines=lines)
 
 
 class NotebookTable(LiveTable):
-    """Show the table of a search in the output of a cell, and replace it at every event; messages
-    are logged."""
+    """Show the table of a search in the output of a cell, and replace it at every event."""
 
     def __enter__(self) -> NotebookTable:
         self.terminal = Terminal(

@@ -152,8 +152,8 @@ class ProgressOptions(Protocol):
 class EventLines:
     """Where and how a command's lines go: text, or JSON objects with `--progress jsonl`.
 
-    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and as
-    JSON lines; `logged` by calls from Python, which print nothing.
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, as JSON
+    lines, and by calls from Python; `logged` by these in a program that shows its log.
     """
 
     quiet: bool = False
