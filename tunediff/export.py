@@ -148,7 +148,7 @@ def _write_adapter(weights: Path, folder: Path) -> bool:
     from safetensors import SafetensorError, safe_open
 
     from tunediff.training import adapters
-    from tunediff.training.weights import read
+    from tunediff.training.weights import FROZEN_BASE, read
 
     try:
         file: Any = safe_open(weights, "np")
@@ -156,7 +156,15 @@ def _write_adapter(weights: Path, folder: Path) -> bool:
         return False
     with file:
         metadata = file.metadata() or {}
-    return adapters.write(metadata, read(weights), folder)
+    state = read(weights)
+    is_written = adapters.write(metadata, state, folder)
+    if FROZEN_BASE in state and not is_written:
+        log.warning(
+            "%s: no folder for PeftModel.from_pretrained is written: peft computes what it saves of"
+            " this adapter (prompt learning); tunediff.load_model gives it with its base",
+            weights,
+        )
+    return is_written
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:

@@ -47,6 +47,12 @@ def train(trial: Trial) -> None:
 """
 
 
+PROMPT = FILE.replace(
+    'peft.LoraConfig(r=trial.knobs.rank, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])',
+    'peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=trial.knobs.rank)',
+)
+
+
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
     """The configuration of a file in this folder."""
@@ -151,6 +157,12 @@ def test_the_exported_adapter_is_loaded_by_peft_and_by_load_model(tuned, tmp_pat
     assert export.main([str(place), "--out", "of-a-training"]) == 0
     trained = sorted(path.name for path in (tmp_path / "of-a-training").iterdir())
     assert trained == ["adapter_config.json", "adapter_model.safetensors"]
+    (tmp_path / "prompt.py").write_text(PROMPT)
+    prompt = train(cfg.override(cfg.baseline("prompt.py"), {"evaluation.points": 1}), samples=16, evaluates=True)
+    save(prompt.weights, place / "weights.safetensors", prompt.about)
+    capsys.readouterr()
+    assert export.main(["night"]) == 0
+    assert "no folder for PeftModel.from_pretrained is written: peft computes what it saves" in capsys.readouterr().err
     save({"weight": torch.ones(1)}, place / "weights.safetensors", {})
     assert export.main([str(place)]) == 2
     assert f"is a training, whose weights are {place}/weights.safetensors; allowed: a search" in capsys.readouterr().err

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
-from tunediff.config import of
+from tunediff.config import ConfigError, Systems, code, flat, of
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.training import adapters, checkpoints, read_tracking
@@ -66,6 +68,20 @@ def of_run(run: TrainingRun) -> TrainingOutcome:
         reason=CHANGED.format(name) if name else "",
         unread=read_tracking.unread(run.config, run.read_knobs, run.not_followed, run.own_loader),
     )
+
+
+def refusal_by_torch(error: ValueError, config: Systems) -> ConfigError | None:
+    """Return the refusal of a value that a module or an optimizer of torch does not take, such as a
+    negative learning rate; None for any other error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    is_torch = Path(frame.filename).is_relative_to(Path(torch.__file__).parent)
+    if not (is_torch and frame.name == "__init__"):
+        return None
+    knobs = {str(value): name for name, value in flat(config).items()}
+    words = re.findall(r"[-+.\w]+", str(error))
+    refused = next((word for word in reversed(words) if word in knobs), None)  # its last number
+    knob = f"{knobs[refused]}: {refused} is not allowed: " if refused is not None else ""
+    return ConfigError(f"{knob}{code.described(error)}")
 
 
 def check_begun(run: TrainingRun) -> None:

@@ -363,8 +363,8 @@ class Trial(FrameworkCalls):
 def run(engine: Engine) -> TrainingOutcome:
     """Train as the workload says. All ranks call it.
 
-    Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all
-    ranks at the same step.
+    Raises what the training raises, `ConfigError` for a value that torch refuses, and
+    `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same step.
     """
     workload = of(engine.config)
     path = workload.file.file if workload.file is not None else Path(workload.title)
@@ -377,6 +377,10 @@ def run(engine: Engine) -> TrainingOutcome:
             contextlib.suppress(outcome.NotTrainedError),
         ):
             workload.code.train(Trial(engine))
+    except ValueError as error:
+        if (refusal := outcome.refusal_by_torch(error, engine.config)) is not None:
+            raise refusal from None
+        raise
     except RuntimeError as error:
         engine.strategy.explain(error)
         if engine.capture is not None and engine.capture.capturing:
