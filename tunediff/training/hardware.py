@@ -22,9 +22,6 @@ for a core, from which a measurement counts as disturbed."""
 
 
 # ---- arithmetic
-_peaks: dict[tuple[torch.device, torch.dtype | None, str], float] = {}
-
-
 def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: str) -> float:
     """Return FLOP/s of the fastest square matrix product: the most a training can reach.
 
@@ -32,16 +29,10 @@ def peak_flops_per_s(device: torch.device, dtype: torch.dtype | None, matmul: st
     (`torch.set_float32_matmul_precision`) may hand to faster units. Takes half a second or less;
     its memory stays with the allocator until `memory.reset`.
     """
-    best = 0.0
     with float32_formats(matmul, conv_tf32=False):
         # Float32 counts as well: the device may only emulate another format.
-        for number_format in {None, dtype}:
-            key = (device, number_format, matmul)
-            measured = fastest_product(device, number_format or torch.float32)
-            # The best of this process: others may disturb a single measurement.
-            _peaks[key] = max(_peaks.get(key, 0.0), measured)
-            best = max(best, _peaks[key])
-    return best
+        formats = {torch.float32, dtype or torch.float32}
+        return max(fastest_product(device, number_format) for number_format in formats)
 
 
 def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
