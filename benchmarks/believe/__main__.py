@@ -47,7 +47,7 @@ from scipy import special
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli, search_space
 from tunediff import config as cfg
-from tunediff.analysis import Results, confirmation, noise, statistics
+from tunediff.analysis import Results, confirming_runs, noise, statistics
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.outcome import Outcome
@@ -245,7 +245,9 @@ def confirm(values: Numbers) -> tuple[Look, Numbers]:
     for many in range(1, values.shape[1] + 1):
         if (
             test := look(
-                values[:, :many], values.shape[1], rules=Rules(confirmation.level(Path("confirm")))
+                values[:, :many],
+                values.shape[1],
+                rules=Rules(confirming_runs.level(Path("confirm"))),
             )
         ).over:
             break

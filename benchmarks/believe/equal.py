@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.believe.noise import REFERENCE, Numbers
-from tunediff.analysis import confirmation
+from tunediff.analysis import confirming_runs
 from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
 
@@ -125,7 +125,7 @@ def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]
 def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return how many searches name a winner that confirm three equal finalists so many times, each on new seeds."""
     levels = [
-        confirmation.level(Path(confirmation.folder_name(number + 1)))
+        confirming_runs.level(Path(confirming_runs.folder_name(number + 1)))
         for number in range(confirmations)
     ]
     named = 0
@@ -148,7 +148,7 @@ def rows(times: int, seed: int) -> Iterator[dict[str, Any]]:
     for noise in NOISES:
         for sds in SDS if not noise.startswith("diverging") else ((1,), (5,), (1, 1, 1)):
             yield of_noise(noise, sds, 0.0, times, np.random.default_rng(seed))
-    first = confirmation.level(Path("confirm"))
+    first = confirming_runs.level(Path("confirm"))
     for sds, level in (
         ((1,), LEVEL),
         ((1,), first),

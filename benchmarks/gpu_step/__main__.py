@@ -57,7 +57,7 @@ from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import Trial
 from tunediff.training.trial import run as run_training
 from tunediff.workloads.diffusion import train as workload
-from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion import unet, unet_blocks
 from tunediff.workloads.diffusion.evaluator import Evaluator
 from tunediff.workloads.diffusion.process import Diffusion
 
@@ -247,7 +247,7 @@ def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about:
             stack.enter_context(mock.patch.object(workload.data, "load", return_value=images))
             stack.enter_context(mock.patch.object(Trial, "about"))
         if not fused:
-            stack.enter_context(mock.patch.object(unet, "fused_norm", return_value=None))
+            stack.enter_context(mock.patch.object(unet_blocks, "fused_norm", return_value=None))
         run_training(Engine(config, budget, alone(), observer, program, evaluates=False))
     point = observer.points[-1]
     bench.row(

@@ -31,7 +31,7 @@ from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
-from tunediff.workloads.diffusion import diffusers_export, unet
+from tunediff.workloads.diffusion import diffusers_export, unet, unet_blocks
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
@@ -262,7 +262,7 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
         network.to(memory_format=torch.channels_last)
     amp, predict = (
         Amp(config.precision, world.device),
-        Compilation(config.compile).apply(network, network, unet.ResidualBlock),
+        Compilation(config.compile).apply(network, network, unet_blocks.ResidualBlock),
     )
     diffusion = Diffusion(config.process, world.device)
     precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]

@@ -10,7 +10,7 @@ import pytest
 
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
-from tunediff.analysis import confirmation, evaluating, evidence, statistics
+from tunediff.analysis import confirmation, confirming_runs, evaluating, evidence, statistics
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
@@ -81,7 +81,7 @@ def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
     assert resources.share(found.space, resources.Machine(16, 8)).slots == 8
     again, same = confirming.prepare(found)  # as --resume does
     assert (again, same.candidates) == (folder, wanted.candidates)
-    assert confirmation.latest(found) == folder
+    assert confirming_runs.latest(found) == folder
 
 
 def test_other_finalists_get_another_folder_and_other_seeds(tmp_path):
@@ -102,9 +102,9 @@ def test_other_finalists_get_another_folder_and_other_seeds(tmp_path):
     assert said["winner"] == {"loader.batch_size": 64}, "what was confirmed stays so"
     assert (shown.best.drawn["loader.batch_size"], said["confirmed"]) == (64, True)
     assert sentences(context.read(found.folder).evidence.confirmation) == sentences(shown.confirmation)
-    assert confirmation.latest(analysis.read(found.folder)) == folder
+    assert confirming_runs.latest(analysis.read(found.folder)) == folder
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=9.0, seconds={})
-    assert confirmation.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
+    assert confirming_runs.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
 
 
 def test_a_confirmed_winner_with_a_knob_that_was_not_read_is_found_in_the_search(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tunediff.analysis import confirmation, error_spending
+from tunediff.analysis import confirming_runs, error_spending
 from tunediff.analysis.sequential import Rules, look
 from tunediff.analysis.statistics import SAME, value_step
 
@@ -84,14 +84,14 @@ def test_one_look_after_all_rounds_is_students_test():
 
 def test_a_gain_of_two_sd_is_found():
     """In 95 % with one rival; in 92 % with three, at the level of a search's first confirmation."""
-    first = confirmation.level(Path("confirm"))
+    first = confirming_runs.level(Path("confirm"))
     assert shares((1,), gain=2.0)[0] >= 0.95
     assert shares((1, 1, 1), gain=2.0, level=first, times=700)[0] >= 0.92
 
 
 def test_confirming_again_and_again_spends_no_more_than_one_comparison():
     names = ["confirm", *(f"confirm-{number}" for number in range(2, 50))]
-    levels = [confirmation.level(Path(name)) for name in names]
+    levels = [confirming_runs.level(Path(name)) for name in names]
     assert sum(levels) <= 0.05
     assert levels == sorted(levels, reverse=True)
     assert min(levels[:4]) > 0

@@ -17,7 +17,7 @@ from tests.helpers import CPU
 from tunediff.core import environment, machine
 from tunediff.distributed import World
 from tunediff.doctor import __main__ as command
-from tunediff.doctor import checks
+from tunediff.doctor import checks, processes
 from tunediff.doctor.checks import Finding
 from tunediff.profiling import measure
 from tunediff.training import hardware
@@ -136,7 +136,7 @@ def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
             return tensor + 1
 
     monkeypatch.setattr(checks, "from_environment", lambda: Wrong(0, 1, CPU.device))
-    assert checks.averaged()["right"] is False
+    assert processes.averaged()["right"] is False
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.1, False)])
@@ -146,7 +146,7 @@ def test_a_compiled_network_that_computes_something_else_is_noticed(monkeypatch,
         return model
 
     monkeypatch.setattr(checks.compilation.Compilation, "apply", apply)
-    numbers = checks.compiled()
+    numbers = processes.compiled()
     assert (numbers["right"], numbers["graphs"]) == (right, 0)
 
 

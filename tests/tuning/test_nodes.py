@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.core import machine_options
-from tunediff.ray_backend import backend, cluster, connection, tuner
+from tunediff.ray_backend import backend, cluster, connection, node_checks, tuner
 from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
 
 GPU = {
@@ -68,7 +68,7 @@ def test_what_a_group_waits_for(nodes, monkeypatch):
 def answers(monkeypatch, said):
     """Nodes say this, by their ids, instead of what they were asked."""
     monkeypatch.setattr(
-        cluster,
+        node_checks,
         "_on_each",
         lambda machines, function, *args: {one: said.get(one.id, function(*args)) for one in machines},
     )
@@ -77,11 +77,11 @@ def answers(monkeypatch, said):
 def test_storage_that_a_node_does_not_see_is_refused(monkeypatch, tmp_path):
     here, there = Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")
     answers(monkeypatch, {})
-    cluster.check_shared(tmp_path, [here, there])
+    node_checks.check_shared(tmp_path, [here, there])
     for said in ("No such file or directory", "of another file system"):
         answers(monkeypatch, {"b": said})
         with pytest.raises(ConfigError) as refused:
-            cluster.check_shared(tmp_path, [here, there])
+            node_checks.check_shared(tmp_path, [here, there])
         expected = f"--storage: {tmp_path.parent} is not shared by all nodes (10.0.0.2: {said}); put it on a disk that"
         assert str(refused.value).startswith(expected)
     assert list(tmp_path.iterdir()) == [], "the proof is taken away"
@@ -109,12 +109,12 @@ def test_nodes_that_train_are_described(monkeypatch, environment_is):
     answers(monkeypatch, {"b": json.dumps({"cpu": "of the node"}), "c": "no answer within 180 s"})
     environment_is(cpu="of the head")
     nodes = [Machine(2, 0, "10.0.0.2", "b"), Machine(2, 0, "10.0.0.1", "a")]
-    assert cluster.describe(nodes) == {"cpu": "of the node"}
-    assert cluster.describe(nodes[1:])["cpu"] == "of the head"
-    assert cluster.describe([]) == cluster.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
+    assert node_checks.describe(nodes) == {"cpu": "of the node"}
+    assert node_checks.describe(nodes[1:])["cpu"] == "of the head"
+    assert node_checks.describe([]) == node_checks.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
     assert (
-        backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], cluster.describe(nodes))).environment["cpu"]
+        backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], node_checks.describe(nodes))).environment["cpu"]
         == "of the node"
     )
     assert backend.RayBackend(Path("x"), share).environment is None
@@ -123,10 +123,10 @@ def test_nodes_that_train_are_described(monkeypatch, environment_is):
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
     nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
     answers(monkeypatch, {})
-    cluster.check_files(cfg.to_dict(tiny()), True, nodes)
+    node_checks.check_files(cfg.to_dict(tiny()), True, nodes)
     lacks = cfg.to_dict(tiny(data__name="images", data__path=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match=r"node 10.0.0.1: .*nowhere.*; node 10.0.0.2: .*nowhere"):
-        cluster.check_files(lacks, True, nodes)
+        node_checks.check_files(lacks, True, nodes)
 
 
 def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
@@ -333,5 +333,5 @@ def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatc
     def get(answer, timeout):
         raise RayError("Traceback (most recent call last):\n  File …\nPermissionError: /data\n")
 
-    monkeypatch.setattr(cluster.ray, "get", get)
-    assert cluster.answer_text(object()) == "PermissionError: /data"
+    monkeypatch.setattr(node_checks.ray, "get", get)
+    assert node_checks.answer_text(object()) == "PermissionError: /data"

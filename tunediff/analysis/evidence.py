@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from tunediff import analysis
-from tunediff.analysis import Results, confirmation, noise
+from tunediff.analysis import Results, confirmation, confirming_runs, noise
 from tunediff.analysis.comparison import ITSELF, Comparison, Group, compare, speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.noise import Noise
@@ -213,7 +213,7 @@ class Evidence:
 
 def read(results: Results) -> Evidence:
     """Return what a search and its confirming runs have shown; for confirming runs, their test."""
-    if confirmation.folder_within(results.folder):
+    if confirming_runs.folder_within(results.folder):
         return of_confirming_runs(results, analysis.read(results.folder.parent))
     return Evidence(results, confirmation.read(results))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import analysis
-from tunediff.analysis import confirmation, evidence, journals
+from tunediff.analysis import confirming_runs, evidence, journals
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
@@ -156,7 +156,7 @@ def _run(
         if not searched:
             with listeners.with_listeners(shown):
                 connection.search(folder, space, backend, listeners)
-        if why := confirmation.nothing_to_confirm(analysis.read(folder)):
+        if why := confirming_runs.nothing_to_confirm(analysis.read(folder)):
             shown.say(f"nothing to confirm: {why}")
         session.close()
         if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):

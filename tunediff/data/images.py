@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import logging
-import zipfile
 from collections.abc import Iterable
 from http.client import HTTPException
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from tunediff.core import machine, text
-from tunediff.core.progress import Progress
+from tunediff.core import text
 from tunediff.data import fitting, sources
 from tunediff.data.cache import cache_dir, locked, once
+from tunediff.data.decoding import Pixels, decode_files, fit_all
 from tunediff.data.items import Prepare, Uniform
 from tunediff.data.knobs import Data
 
 log = logging.getLogger(__name__)
 
 _CACHE_VERSION = 2  # raise it when the same file would decode to other pixels
-_LARGEST_FILE = 256 * 2**20  # bytes; an entry of a zip may claim any size
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-
-Pixels = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +150,7 @@ def _digits(data: Data) -> Images:
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     chosen = _chosen(len(pixels), data.max_images)
-    fitted = _fit_all(pixels[chosen], data)
+    fitted = fit_all(pixels[chosen], data)
     notes = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
     names = [str(name) for name in digits.target_names]
     return _images("digits", fitted, digits.target[chosen], names, notes=notes)
@@ -191,7 +182,7 @@ def _cifar10(data: Data, root: Path) -> Images:
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
     notes = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
-    fitted = _fit_all(pixels[chosen], data)
+    fitted = fit_all(pixels[chosen], data)
     return _images("cifar10", fitted, labels[chosen], sets[0].classes, notes=notes)
 
 
@@ -230,42 +221,10 @@ def _cache(data: Data, listing: sources.Listing) -> Path:
 
 
 def _decode(name: str, data: Data, listing: sources.Listing, unread: list[str]) -> Images:
-    """Decode all files of a listing; those that cannot be decoded are recorded as skipped.
-
-    Files that can perhaps be read another time are added to `unread`.
-    """
+    """Decode the chosen files of a listing; those that cannot be decoded are noted as skipped."""
     chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
     names = [listing.names[index] for index in chosen]
-    pixels = np.zeros((len(names), data.channels, data.image_size, data.image_size), np.uint8)
-    archive = zipfile.ZipFile(listing.path) if listing.path.is_file() else None
-
-    def read(name: str) -> bytes:
-        file = listing.path / name
-        size = archive.getinfo(name).file_size if archive else file.stat().st_size
-        if not size:
-            raise fitting.UnusableError("empty")
-        if size > _LARGEST_FILE:
-            raise fitting.UnusableError(f"larger than {_LARGEST_FILE >> 20} MiB")
-        return archive.read(name) if archive else file.read_bytes()
-
-    def decode(index: int) -> str | fitting.Seen:
-        """Decode one file; returns its size and colours, or why it is skipped."""
-        try:
-            with Image.open(io.BytesIO(read(names[index])), formats=_FORMATS) as image:
-                pixels[index] = _fit(image, data)
-                return fitting.Seen.of(image)
-        except Exception as error:  # a damaged file makes Pillow and zipfile raise nearly anything
-            if fitting.is_temporary(error):
-                unread.append(names[index])
-            return fitting.reason(error)
-
-    results = []
-    pool = ThreadPool(machine.cores())  # Pillow and zlib release the interpreter lock
-    work = Progress("reading image files", len(names), "files")
-    with archive or contextlib.nullcontext(), pool, work as progress:
-        for result in pool.imap(decode, range(len(names)), chunksize=8):
-            results.append(result)
-            progress.step()
+    pixels, results = decode_files(data, listing.path, names, unread)
     seen = {i: result for i, result in enumerate(results) if isinstance(result, fitting.Seen)}
     failed = [(name, why) for name, why in zip(names, results, strict=True) if isinstance(why, str)]
     labels = None
@@ -279,29 +238,3 @@ def _decode(name: str, data: Data, listing: sources.Listing, unread: list[str]) 
         sorted([*listing.skipped, *failed]),
         fitting.notes([*seen.values()], data),
     )
-
-
-# ---- pixels
-def _fit(image: Image.Image, data: Data) -> Pixels:
-    """Return a decoded file, uint8 [C, H, W]: upright, in `data`'s colours, resized, cropped."""
-    if "exif" in image.info:
-        image = ImageOps.exif_transpose(image)
-    # 16 bits per pixel, of which Pillow's conversion would clip the upper half.
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64) >> 8
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
-    # A palette may hold transparency, which only this mode can express.
-    if image.mode == "P":
-        image = image.convert("RGBA")
-    image = image.convert("RGB" if data.channels == 3 else "L")  # transparency is dropped
-    size = (data.image_size, data.image_size)
-    if image.size != size:
-        image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
-    return np.asarray(image, np.uint8).reshape(*size, -1).transpose(2, 0, 1)
-
-
-def _fit_all(pixels: Pixels, data: Data) -> Pixels:
-    """Return uint8 [N, C, H, W] from [N, h, w] or [N, h, w, 3]."""
-    if pixels.shape[1:] == (data.image_size, data.image_size, 3) and data.channels == 3:
-        return pixels.transpose(0, 3, 1, 2)
-    return np.stack([_fit(Image.fromarray(array), data) for array in pixels])

@@ -1,36 +1,26 @@
-"""The checks of the doctor; what may crash or hang runs in processes of its own."""
+"""The checks of the doctor, and what they found."""
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
-from tunediff import config as cfg
 from tunediff.config.code import described
-from tunediff.config.systems import Compile, Loader, Precision
+from tunediff.config.systems import Loader
 from tunediff.core import environment, machine, text
-from tunediff.core.clock import Budget
-from tunediff.core.template import ask
 from tunediff.data import loader
-from tunediff.distributed import alone, from_environment
-from tunediff.profiling import binding, measure, trace
-from tunediff.training import compilation, hardware
-from tunediff.training.engine import Engine
-from tunediff.training.observer import Observer
-from tunediff.training.precision import set_backends
-from tunediff.training.trial import run
+from tunediff.distributed import alone
+from tunediff.doctor.processes import answer
+from tunediff.profiling import measure
+from tunediff.training import hardware
 
 
 @dataclass
@@ -128,23 +118,6 @@ def loading(storage: Path) -> Finding:
     return Finding("ok", "two start and hand over their rows")
 
 
-def answer(name: str, ranks: int = 1, *, within_s: float) -> Mapping[str, Any]:
-    """Return what one of the functions of `send` returns in processes of its own."""
-    with tempfile.TemporaryFile() as output:
-        numbers: Mapping[str, Any] = ask(
-            f"{__name__}:send", name, ranks=ranks, within_s=within_s, output=output
-        )
-    return numbers
-
-
-def send(connection: Connection, name: str) -> None:
-    """Send what one of the functions returns; the function of a template's run."""
-    measures = {
-        "averaged": averaged, "compiled": compiled, "captured": captured, "cluster": cluster,
-    }  # fmt: skip
-    connection.send(measures[name]())
-
-
 def group(storage: Path) -> Finding:
     """Check collectives between all GPUs, or between two processes on a CPU."""
     ranks = len(machine.gpus()) or 2
@@ -155,21 +128,6 @@ def group(storage: Path) -> Finding:
     if not numbers["right"]:
         return Finding("wrong", f"{found}, wrongly", "parallel.workers = 1 only")
     return Finding("ok", found, numbers=numbers)
-
-
-def averaged() -> dict[str, Any]:
-    """Average 25 MiB of gradients over all processes, as DDP does at once by default."""
-    with from_environment() as world:
-        gradients = torch.full((25 * 2**18,), world.rank + 1.0, device=world.device)
-        seconds = []
-        for _ in range(4):
-            world.synchronize()
-            begin = time.perf_counter()
-            mean = world.mean(gradients.clone())
-            world.synchronize()
-            seconds.append(time.perf_counter() - begin)
-        right = not world.any(not bool((mean == (world.size + 1) / 2).all()))
-        return {"right": right, "mean_s": min(seconds)}
 
 
 def compiling(storage: Path) -> Finding:
@@ -186,25 +144,6 @@ def compiling(storage: Path) -> Finding:
     return Finding("ok", found, "larger networks take minutes on a CPU", numbers)
 
 
-def compiled() -> dict[str, Any]:
-    """Run a small network forwards and backwards, compiled and eagerly."""
-    device = alone().device
-    set_backends(Precision(conv_tf32=False), device.type)  # TF32 alone differs by more
-    torch.manual_seed(0)
-    eager = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()).to(device)
-    net, options = copy.deepcopy(eager), Compile(mode="default")
-    x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
-    begin, compiling = time.perf_counter(), compilation.Compilation(options)
-    with compilation.cold_cache(options):
-        model = compiling.apply(net, net, None)
-        (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
-        graphs = compiling.facts()["compiled_graphs"]
-    seconds = time.perf_counter() - begin
-    (expected,) = torch.autograd.grad(eager(x).square().sum(), x)
-    right = torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4)
-    return {"right": right, "graphs": graphs, "compile_s": seconds}
-
-
 def capturing(storage: Path) -> Finding:
     """Check that a training's step can be captured, and that replays learn the same."""
     if not machine.gpus():
@@ -214,26 +153,6 @@ def capturing(storage: Path) -> Finding:
         return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
     found = f"a small step is captured, and its replays learn the same; eagerly, {numbers['bound']}"
     return Finding("ok", found, "", numbers)
-
-
-def captured() -> dict[str, Any]:
-    """Train a small network for a few steps, captured, and say what binds them eagerly."""
-    outcome: dict[str, Any] = {"capture": "not tried"}
-
-    class CaptureObserver(Observer):
-        def about(self, facts: Mapping[str, Any]) -> None:
-            outcome.update(facts)
-
-    world, eager = (
-        alone(),
-        cfg.override(cfg.baseline("digits"), {"optimizer.implementation": "fused"}),
-    )
-    config = cfg.override(eager, {"compile.capture": "step"})
-    run(Engine(config, Budget(steps=6), world, CaptureObserver(), evaluates=False))
-    point = run(Engine(eager, Budget(steps=30), world, evaluates=False)).points[-1]
-    use = trace.device_use(eager, world)
-    bound = binding.of_point(point, eager, world.device.type, use)
-    return {"capture": outcome["capture"], "bound": bound}
 
 
 def ray(storage: Path) -> Finding:
@@ -247,23 +166,6 @@ def ray(storage: Path) -> Finding:
         means = "no dashboard, which frees what stopped trials held: early_stopping: none"
         return Finding("weak", found, means, numbers)
     return Finding("ok", found, numbers=numbers)
-
-
-def cluster() -> dict[str, Any]:
-    """Start a Ray cluster as a search does, and run a task."""
-    import ray
-
-    from tunediff.ray_backend import connection
-    from tunediff.tuning import resources
-
-    begin = time.perf_counter()
-    with connection.cluster(None) as context:
-        start_s, local = time.perf_counter() - begin, resources.local()
-        right = ray.get(ray.remote(num_cpus=1)(lambda: 6 * 7).remote(), timeout=60) == 42
-        task_s, counted = time.perf_counter() - begin, ray.cluster_resources()
-        right &= [counted.get("CPU", 0), counted.get("GPU", 0)] == [local.cores, local.gpus]
-        url = getattr(context, "dashboard_url", None) or ""
-    return {"right": right, "start_s": start_s, "task_s": task_s, "url": url}
 
 
 Check = tuple[str, bool, Callable[[Path], Finding]]

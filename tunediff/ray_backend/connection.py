@@ -155,12 +155,13 @@ def _of_cluster(
     data or weights.
     """
     from tunediff.ray_backend import cluster as there
+    from tunediff.ray_backend import node_checks
 
     checks: list[Callable[[list[resources.Machine]], None]] = [
-        there.check_packages,
-        functools.partial(there.check_shared, folder),
+        node_checks.check_packages,
+        functools.partial(node_checks.check_shared, folder),
         *(
-            functools.partial(there.check_files, cfg.to_dict(config), evaluates)
+            functools.partial(node_checks.check_files, cfg.to_dict(config), evaluates)
             for config in configs
         ),
     ]
@@ -168,7 +169,7 @@ def _of_cluster(
     partition = share(*machines)
     for check in checks:
         check(list(partition.machines))
-    return partition, there.Nodes(machines, checks, there.describe(partition.machines))
+    return partition, there.Nodes(machines, checks, node_checks.describe(partition.machines))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import Results, confirmation, disturbed
+from tunediff.analysis import Results, confirming_runs, disturbed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
 from tunediff.analysis.outcome import failed
@@ -45,7 +45,7 @@ class Console(Listener):
         self.folder, self.space = folder, space
         self.lines = lines or EventLines(begun=begun)
         self.quiet = self.lines.quiet
-        self.confirming = confirmation.folder_within(folder)
+        self.confirming = confirming_runs.folder_within(folder)
         self.following, self._results_throttle = Following(folder), Throttle()
         self._heartbeat = Heartbeat(folder, self.say, self.display_name)
         self._remaining = RemainingTime(folder, space, planned, begun, bool(self.confirming))

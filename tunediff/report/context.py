@@ -10,13 +10,8 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import (
-    Confirmation,
-    counting,
-    folder_within,
-    latest,
-    longer_budgets,
-)
+from tunediff.analysis.confirmation import Confirmation, counting, longer_budgets
+from tunediff.analysis.confirming_runs import folder_within, latest
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched

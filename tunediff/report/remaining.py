@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import Results, confirmation, evaluating
+from tunediff.analysis import Results, confirming_runs, evaluating
 from tunediff.core import text
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
@@ -51,7 +51,7 @@ class RemainingTime:
         if more:
             bound = "up to " if self._may_end_earlier else ""
             words.append(f"{bound}about {text.seconds(rest_s)} left")
-        if not more and (why := confirmation.nothing_to_confirm(results)):
+        if not more and (why := confirming_runs.nothing_to_confirm(results)):
             words.append(f"nothing to confirm: {why}")
         elif self._space.finalists:
             confirming_s = min(self._confirming_s(results), self._limit_left_s() - rest_s)

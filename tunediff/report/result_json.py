@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import SPEEDUP, Comparison, speedup_values
-from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import Noise, unmoved

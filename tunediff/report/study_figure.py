@@ -14,7 +14,8 @@ from tunediff.analysis import is_number
 from tunediff.core import colors
 from tunediff.core.text import knob_value, number
 from tunediff.report import style
-from tunediff.report.study_table import DISTURBED, NO_EFFECT, Row, StudyTable
+from tunediff.report.study_rows import Row
+from tunediff.report.study_table import DISTURBED, NO_EFFECT, StudyTable
 from tunediff.report.words import fitted, short
 
 MARKERS = "osD^v<>h"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
-from tunediff.analysis import Results, confirmation, noise
+from tunediff.analysis import Results, confirmation, confirming_runs, noise
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.config import ConfigError
 from tunediff.core import text
@@ -81,14 +81,14 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     """
     settings = results.space.confirm
     assert settings is not None
-    content = confirmation.content(results, settings.of, settings.seeds, settings.final)
+    content = confirming_runs.content(results, settings.of, settings.seeds, settings.final)
     if not content["trials"]:
         return None
-    if (same := confirmation.of_finalists(results.folder, content["trials"])) is not None:
+    if (same := confirming_runs.of_finalists(results.folder, content["trials"])) is not None:
         return same, spaces.load(spaces.of_search(same))
-    number = 1 + len(confirmation.folders(results.folder))
+    number = 1 + len(confirming_runs.folders(results.folder))
     folder, seed = (
-        results.folder / confirmation.folder_name(number),
+        results.folder / confirming_runs.folder_name(number),
         results.space.baseline.seed + number * SEED_OFFSET,
     )
     content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}

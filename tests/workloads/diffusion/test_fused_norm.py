@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import tiny
-from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion import unet, unet_blocks
 
 fused_norm = pytest.importorskip("tunediff.workloads.diffusion.fused_norm", reason="Triton is not installed")
 check = pytest.importorskip("tunediff.workloads.diffusion.fused_norm_check")
@@ -53,7 +53,7 @@ def test_network_learns_the_same_with_the_operation():
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     t = torch.tensor([3, 40])
     plain = torch.autograd.grad(network(x, t).square().sum(), list(network.parameters()))
-    with mock.patch.object(unet, "fused_norm", return_value=fused_norm):
+    with mock.patch.object(unet_blocks, "fused_norm", return_value=fused_norm):
         found = torch.autograd.grad(network(x, t).square().sum(), list(network.parameters()))
     for name, gradient, expected in zip(dict(network.named_parameters()), found, plain, strict=True):
         torch.testing.assert_close(gradient, expected, msg=lambda text, name=name: f"{name}: {text}")

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.workloads.diffusion import knobs
-from tunediff.workloads.diffusion.unet import Attention, Downsample, ResidualBlock, TimeEmbedding, UNet
+from tunediff.workloads.diffusion.unet import UNet
+from tunediff.workloads.diffusion.unet_blocks import Attention, Downsample, ResidualBlock, TimeEmbedding
 
 DIGITS = cfg.baseline("digits").model
 

@@ -16,7 +16,8 @@ from tunediff.data.images import Images
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.workloads.diffusion.knobs import Process
-from tunediff.workloads.diffusion.process import Diffusion, equal_bins
+from tunediff.workloads.diffusion.levels import equal_bins
+from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.validation import BINS, Losses, Validation
 
 

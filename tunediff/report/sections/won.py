@@ -11,7 +11,8 @@ from PIL import Image
 from tunediff import config as cfg
 from tunediff.analysis import RATE, last, shown
 from tunediff.analysis.comparison import speedup_values
-from tunediff.analysis.confirmation import Confirmation, nothing_to_confirm
+from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline

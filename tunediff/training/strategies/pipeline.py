@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from tunediff.config.knobs import refuse
 from tunediff.config.systems import Systems
 from tunediff.distributed import World, alone
 from tunediff.training.strategies.single import Context, LossOf, Single
+from tunediff.training.strategies.stages import Stage, chain, cuts, named_tensors, shape_of
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -71,8 +71,7 @@ class Pipeline(Single):
             self._cut(inputs, autocast)
         refuse(  # the stages receive one shape
             len(inputs[0]) != self._count,
-            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items:"
-            " the"
+            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items: the"
             f" first has {self._count}; allowed: a loader with drop_last=True",
         )
         # The last rank's own targets may belong to other inputs: its loader, or the loop, may draw
@@ -80,10 +79,8 @@ class Pipeline(Single):
         targets = [self._of_first_rank(target) for target in targets]
         self._world.first(weights)
         rank, last, device = self._world.rank, self._world.size - 1, self._world.device
-        rows, all_losses = (
-            torch.arange(len(weights), device=device),
-            torch.zeros(len(weights), device=device),
-        )
+        rows = torch.arange(len(weights), device=device)
+        all_losses = torch.zeros(len(weights), device=device)
 
         def loss(output: Tensor, rows: Tensor) -> Tensor:
             losses = loss_of(output, *(target[rows] for target in targets))
@@ -117,7 +114,7 @@ class Pipeline(Single):
                 self._assign(link, rank)
         first, end = ends[self._world.rank : self._world.rank + 2]
         stage = PipelineStage(
-            _Stage(self._links[first:end], autocast),
+            Stage(self._links[first:end], autocast),
             self._world.rank,
             self._world.size,
             self._world.device,
@@ -151,7 +148,7 @@ class Pipeline(Single):
                     seconds.append(time.perf_counter() - began)
                 now = after if isinstance(after, tuple) else (after,)
                 costs.append(min(seconds))
-                carried.append(tuple(_shape_of(one) for one in now))
+                carried.append(tuple(shape_of(one) for one in now))
         for module, training in modes:
             module.training = training
         return carried, costs
@@ -159,8 +156,8 @@ class Pipeline(Single):
     def _assign(self, link: nn.Module, rank: int) -> None:
         """Note that a rank learns the parameters and buffers of a link. Raises `ConfigError` where
         another learns one of them too."""
-        of_link = {id(one) for one in _tensors(link).values()}
-        for name, tensor in _tensors(self._model).items():
+        of_link = {id(one) for one in named_tensors(link).values()}
+        for name, tensor in named_tensors(self._model).items():
             if id(tensor) in of_link:
                 refuse(
                     self._owners.setdefault(name, rank) != rank,
@@ -190,7 +187,7 @@ class Pipeline(Single):
         another module, as in `AveragedModel`. A name alone says nothing: a part of the prepared
         model has the names of other parts.
         """
-        ours, theirs = _tensors(self._model), _tensors(model)
+        ours, theirs = named_tensors(self._model), named_tensors(model)
         ranks = {id(ours[name]): rank for name, rank in self._owners.items() if name in ours}
         learned = {id(one): (one, ranks[id(one)]) for one in theirs.values() if id(one) in ranks}
         names = [name for name, _ in self._model.named_parameters() if name in self._owners]
@@ -241,67 +238,3 @@ class Pipeline(Single):
         for part in self._world.gather(mine):
             joined |= part
         return {**state, "state": dict(sorted(joined.items()))}
-
-
-class _Stage(nn.Module):
-    """Some links, one after the other; takes and gives what is carried."""
-
-    def __init__(self, links: Sequence[nn.Module], autocast: Context) -> None:
-        super().__init__()
-        self.links, self._autocast = nn.ModuleList(links), autocast
-
-    def forward(self, *carried: Tensor) -> Tensor | tuple[Tensor, ...]:
-        now: Any = carried
-        with self._autocast():
-            for link in self.links:
-                now = link(*now)
-                now = now if isinstance(now, tuple) else (now,)
-        # What is only handed on is no result of this stage, and gets a gradient all the same.
-        results = [
-            one.view_as(one) if any(one is other for other in carried) else one.contiguous()
-            for one in now
-        ]
-        return tuple(results) if len(results) > 1 else results[0]
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _shape_of(tensor: Tensor) -> Tensor:
-    needs_gradient = tensor.is_floating_point()
-    return torch.empty(
-        tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_gradient
-    )
-
-
-def chain(model: nn.Module) -> list[nn.Module]:
-    """Return a model's links: its `chain()`, or nn.Sequential's parts. Raises `ConfigError`."""
-    links: list[nn.Module] = []
-    if isinstance(model, nn.Sequential):
-        links = list(model.children())
-    elif (make := getattr(model, "chain", None)) is not None:
-        links = list(make())
-    refuse(
-        not links,
-        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential"
-        " and"
-        " has no chain(); allowed: ddp, fsdp, single",
-    )
-    return links
-
-
-def cuts(costs: Sequence[float], stages: int) -> list[int]:
-    """Return the cuts at which the dearest stage costs least: 0, …, number of links."""
-
-    @functools.cache
-    def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
-        if left == 1:
-            return sum(costs[first:]), (len(costs),)
-        options = []
-        for end in range(first + 1, len(costs) - left + 2):
-            rest, ends = best(end, left - 1)
-            options.append((max(sum(costs[first:end]), rest), (end, *ends)))
-        return min(options)
-
-    return [0, *best(0, stages)[1]]

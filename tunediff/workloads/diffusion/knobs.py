@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -276,13 +277,10 @@ def evaluation_protocol(config: Any) -> str:
     """Return how the Fréchet distance is measured, in words."""
     from tunediff.evaluation import weights
 
-    protocol, data, network = config.evaluation, config.data, ""
-    dim = 0
-    try:
+    protocol, data, dim, network = config.evaluation, config.data, 0, ""
+    with contextlib.suppress(ConfigError):  # the file may lie on another machine
         dim = weights.length(protocol, data.image_size)
         network = weights.describe(protocol)
-    except ConfigError:  # the file lies on another machine
-        pass
     called, follows = SAMPLERS[protocol.sampler]
     noisy = f" with η = {protocol.eta:g}" if protocol.eta and "eta" in follows else ""
     steps = f", {protocol.steps} steps" if "steps" in follows else ""
@@ -293,8 +291,7 @@ def evaluation_protocol(config: Any) -> str:
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:
-    """Refuse missing data and weights before anything starts; fetches Inception's. Raises
-    `ConfigError`."""
+    """Refuse missing data and weights; fetches Inception's. Raises `ConfigError`."""
     from tunediff.data import sources
     from tunediff.evaluation import weights
 

@@ -106,3 +106,10 @@ def solver_levels(
     else:
         at = np.interp(np.log(grid), np.log(sigmas), t)
     return list(zip(at.tolist(), grid.tolist(), strict=True))
+
+
+def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
+    """Return (bin of each value, int64 [T]; rising edges) of `count` equally wide bins."""
+    low, high = float(values.min()), float(values.max())
+    bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
+    return bins, [low + (high - low) * i / count for i in range(count)] + [high]

@@ -22,6 +22,7 @@ from tunediff.workloads.diffusion.levels import Mix, chain, mix, solver_levels
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(x [B, C, H, W], t [B] int64, or float32 between) → the network's output [B, C, H, W]."""
+Spacing = Literal["linear", "quadratic", "log_snr"]
 OnStep = Callable[[int, int, Tensor], None]
 """(k, number of steps, x [B, C, H, W]): called after sampling step k = 0, 1, … of a batch."""
 
@@ -102,7 +103,7 @@ class Diffusion:
         return t if isinstance(t, Mix) else Mix(*(_gather(table, t) for table in self._mix))
 
     # ---- sampling
-    def timesteps(self, steps: int, skip: Literal["linear", "quadratic", "log_snr"]) -> list[int]:
+    def timesteps(self, steps: int, skip: Spacing) -> list[int]:
         """Return exactly `steps` distinct timesteps, increasing; sampling goes backwards.
 
         - `linear`: ⌊i·T/S⌋. Equal to the usual arange(0, T, T//S) where S divides T; elsewhere that
@@ -222,14 +223,10 @@ class Diffusion:
         if sampler in ("euler", "heun"):
             return self._solve(predict, noise, sampler, steps, progress)
 
-        # ---- the timesteps, from most noise to least
-        if sampler == "ddpm":
-            visited = list(range(self.steps))
-        else:
-            visited = self.timesteps(steps, "log_snr" if sampler == "dpmpp_2m" else skip)
+        # From most noise to least; `before` is what DPM-Solver++ extrapolates from
+        spacing: Spacing = "log_snr" if sampler == "dpmpp_2m" else skip
+        visited = [*range(self.steps)] if sampler == "ddpm" else self.timesteps(steps, spacing)
         visited.reverse()
-
-        # ---- step by step; `before` is what DPM-Solver++ extrapolates from
         x, before = noise.float(), None
         for k, (t, t_next) in enumerate(zip(visited, [*visited[1:], -1], strict=True)):
             output = predict(self._seen(x, t), torch.full((len(x),), t, device=x.device))
@@ -293,13 +290,6 @@ class Diffusion:
     def _clamped_x0(self, output: Tensor, x_t: Tensor, t: int) -> Tensor:
         timestep = torch.full((1,), t, device=x_t.device)
         return self.predict_x0(output, self._seen(x_t, t), timestep).clamp(-1, 1)
-
-
-def equal_bins(values: Tensor, count: int) -> tuple[Tensor, list[float]]:
-    """Return (bin of each value, int64 [T]; rising edges) of `count` equally wide bins."""
-    low, high = float(values.min()), float(values.max())
-    bins = ((values - low) / (high - low) * count).long().clamp(max=count - 1)
-    return bins, [low + (high - low) * i / count for i in range(count)] + [high]
 
 
 def _gather(table: Tensor, t: Tensor) -> Tensor:

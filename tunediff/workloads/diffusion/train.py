@@ -22,7 +22,8 @@ from tunediff.workloads.diffusion.knobs import DiffusionEvaluation, Knobs
 from tunediff.workloads.diffusion.objective import DiffusionLoss
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
-from tunediff.workloads.diffusion.unet import ResidualBlock, flops_per_sample, network
+from tunediff.workloads.diffusion.unet import flops_per_sample, network
+from tunediff.workloads.diffusion.unet_blocks import ResidualBlock
 
 __all__ = ["initial_weights", "network", "train"]
 

@@ -24,7 +24,8 @@ from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
-from tunediff.workloads.diffusion.process import Diffusion, Predict, equal_bins
+from tunediff.workloads.diffusion.levels import equal_bins
+from tunediff.workloads.diffusion.process import Diffusion, Predict
 
 log = logging.getLogger(__name__)
 Format = Literal["fp32", "tf32", "bf16"]

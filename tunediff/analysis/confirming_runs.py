@@ -1,0 +1,105 @@
+"""Which runs confirm a search: their folders, their search file, and their share of the error."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff import config as cfg
+from tunediff.analysis import Results, noise
+from tunediff.analysis.statistics import LEVEL
+
+FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
+"""Share of the error that the first confirmation of a search spends, and that each further one
+spends of what the one before it had: together no more than all of it. Halves would leave the first
+one less than 92 % of chances to find 2 sd of a run in one of three finalists."""
+
+
+# ---- folders
+def folder_name(number: int) -> str:
+    """Return the folder of confirming runs inside that of a search: confirm, confirm-2, …"""
+    return "confirm" if number == 1 else f"confirm-{number}"
+
+
+def level(folder: Path) -> float:
+    """Return the probability of any wrong verdict that the confirming runs in a folder may have."""
+    number = re.fullmatch(r"confirm-(\d+)", folder.name)
+    return LEVEL * FIRST_SHARE * FURTHER_SHARE ** (int(number[1]) - 1 if number else 0)
+
+
+def folder_within(folder: Path) -> str:
+    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search."""
+    inside = (folder.parent / "search.yaml").is_file()
+    return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
+
+
+def folders(search: Path) -> list[Path]:
+    """Return the folders of a search's confirming runs, in the order in which they were made."""
+    numbered = (search / folder_name(number) for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
+
+
+def of_finalists(search: Path, trials: object) -> Path | None:
+    """Return the folder in which these finalists were confirmed, in any order; else None."""
+
+    def unordered(points: Any) -> list[str]:
+        return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
+
+    for path in folders(search):
+        if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == unordered(trials):
+            return path
+    return None
+
+
+# ---- finalists
+def content(
+    results: Results, of: int, seeds: int, final: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the search file of the confirming runs: baseline and finalists, seed after seed.
+
+    The caller adds `base:` and the first seed. `final`: knobs of `evaluation.` for one more
+    evaluation of every finished run, by the full protocol.
+    """
+    names = {dimension.name for dimension in results.space.dimensions} - {"seed"}
+    finalists = [
+        {
+            name: value
+            for name, value in results.space.changed(trial.config).items()
+            if name in names
+        }
+        for trial in noise.finalists(results, of)
+    ]
+    budget, target = results.space.budget.lines, results.space.target
+    objective: object = {"target": str(target)} if target is not None else results.metric
+    return {
+        "objective": objective,
+        "budget": {key: budget[key] for key in budget if key not in ("trials", "total")},
+        "seeds": seeds,
+        "alone": True,
+        "trials_per_gpu": 1,
+        "final": final,
+        "trials": finalists,
+    }
+
+
+def nothing_to_confirm(results: Results) -> str:
+    """Return why a search with `confirm:` has no finalist; '' if it has one or no `confirm:`."""
+    if results.space.confirm is None or noise.finalists(results, 1):
+        return ""
+    if not (ranked := results.ranked):
+        return "no trial finished"
+    if all(results.is_baseline(outcome.trial) for outcome in ranked):
+        return "only the baseline finished"
+    return "every configuration but the baseline failed on a seed"
+
+
+def latest(results: Results) -> Path | None:
+    """Return the folder that confirms the present finalists, else the newest one, or None."""
+    settings, present = results.space.confirm, None
+    if settings is not None:
+        present = content(results, settings.of, settings.seeds, {})["trials"]
+    return of_finalists(results.folder, present) or next(reversed(folders(results.folder)), None)
