@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
+from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed, fixed, neutral
+from tunediff.integrations.lightning_state import Loops, Saved
 from tunediff.integrations.seam import (
     BudgetScheduler,
     check_finished,
@@ -47,8 +49,8 @@ class _Framework:
         self.strategies: Any = importlib.import_module(f"{package}.strategies")
         environments = importlib.import_module(f"{package}.plugins.environments")
         self.clock: Any = type("_Clock", (_Clock, self.callbacks.Callback), {})
-        self.ranks: Any = type("_Ranks", (_Ranks, environments.ClusterEnvironment), {})
-        mixed = (_TrainedMixed, self.precision.MixedPrecision)
+        self.ranks: Any = type("_Ranks", (Ranks, environments.ClusterEnvironment), {})
+        mixed = (TrainedMixed, self.precision.MixedPrecision)
         self.trained_mixed: Any = type("_TrainedMixed", mixed, {})
 
 
@@ -66,21 +68,6 @@ def _framework_of(trial: Trial, model: Any) -> _Framework:
     trial.fail(f"{type(model).__name__} is no LightningModule of {' or '.join(PACKAGES)}")
 
 
-_SET_BY = {
-    "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation",
-    "accelerator": "the search",
-    "devices": "parallel.workers", "num_nodes": "parallel.workers", "strategy": "parallel.strategy",
-    "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget",
-    "plugins": "precision.amp",
-    "val_check_interval": "evaluation.points", "check_val_every_n_epoch": "evaluation.points",
-    "num_sanity_val_steps": "the check before a search",
-    "use_distributed_sampler": "parallel.workers",
-    "limit_train_batches": "the budget", "overfit_batches": "the budget",
-    "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
-}  # fmt: skip
-"""Settings of Lightning's Trainer, and what sets them here."""
-
-
 def fit(
     trial: Trial, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None,
     datamodule: Any = None,
@@ -95,34 +82,14 @@ def fit(
     framework = _framework_of(trial, model)
     pl = framework.pl
     refuse_knobs(trial, "Lightning")
-    made = {
-        "strategy": _strategy(trial, framework), "devices": 1, "num_nodes": trial.world.size,
-        "accelerator": "gpu" if trial.device.type == "cuda" else "cpu",
-        "use_distributed_sampler": True,
-        "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
-        "val_check_interval": 10**12, "check_val_every_n_epoch": None,
-    }  # fmt: skip
-    trainer_options = refuse_settings(
-        trial, trainer_options, _SET_BY, made, pl.Trainer, _neutral(trial)
-    )
+    made = fixed(trial, framework)
+    same = neutral(trial)
+    trainer_options = refuse_settings(trial, trainer_options, SET_BY, made, pl.Trainer, same)
     trial.adopt(model)
     clock = framework.clock(trial, model, framework)
-    callbacks = trainer_options.pop("callbacks", None) or []
-    callbacks = [clock, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
-    callbacks = clock.allowed(callbacks)
-    checkpoints, bars = (
-        any(isinstance(callback, kind) for callback in callbacks)
-        for kind in (framework.callbacks.Checkpoint, framework.callbacks.ProgressBar)
-    )
-    options = {
-        "max_epochs": -1, "logger": False, "enable_progress_bar": bars,
-        "enable_model_summary": False,
-        "enable_checkpointing": checkpoints, **trainer_options,
-        "default_root_dir": in_folder(trial, trainer_options.get("default_root_dir")),
-    }  # fmt: skip
-    for callback in callbacks:
-        if getattr(callback, "dirpath", None) is not None:
-            callback.dirpath = str(in_folder(trial, callback.dirpath))
+    given = trainer_options.pop("callbacks", None) or []
+    callbacks = clock.allowed([clock, *(given if isinstance(given, list | tuple) else [given])])
+    options = _options(trial, framework, callbacks, trainer_options)
     trainer = pl.Trainer(**options, **made, callbacks=callbacks)
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders
@@ -132,16 +99,37 @@ def fit(
     else:
         owner = datamodule if datamodule is not None else model
         wrapped = _wrapped_loader(owner, clock.wrap)
-    mode = trial.config.compile
-    called = (
-        torch.compile(model, mode=mode.mode, dynamic=mode.dynamic or None) if mode.active else model
-    )
     with wrapped:
-        trainer.fit(called, train_dataloaders, val_dataloaders, datamodule)
-    check_finished(
-        trial, clock.finished, "Trainer", "a callback such as EarlyStopping, or a hook, stopped it"
-    )
+        trainer.fit(_compiled(trial, model), train_dataloaders, val_dataloaders, datamodule)
+    stopped_by = "a callback such as EarlyStopping, or a hook, stopped it"
+    check_finished(trial, clock.finished, "Trainer", stopped_by)
     return trainer
+
+
+def _compiled(trial: Trial, model: Any) -> Any:
+    knobs = trial.config.compile
+    if not knobs.active:
+        return model
+    return torch.compile(model, mode=knobs.mode, dynamic=knobs.dynamic or None)
+
+
+def _options(
+    trial: Trial, framework: _Framework, callbacks: Sequence[Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the Trainer's other options: the user's, with all files in the trial's folder."""
+    checkpoints, bars = (
+        any(isinstance(callback, kind) for callback in callbacks)
+        for kind in (framework.callbacks.Checkpoint, framework.callbacks.ProgressBar)
+    )
+    for callback in callbacks:
+        if getattr(callback, "dirpath", None) is not None:
+            callback.dirpath = str(in_folder(trial, callback.dirpath))
+    return {
+        "max_epochs": -1, "logger": False, "enable_progress_bar": bars,
+        "enable_model_summary": False,
+        "enable_checkpointing": checkpoints, **given,
+        "default_root_dir": in_folder(trial, given.get("default_root_dir")),
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -215,9 +203,8 @@ class _Clock:
         """Take what learns into the checkpoints, and let the budget end the training."""
         self.trainer, trial = trainer, self._trial
         trainer.callbacks = self.allowed(trainer.callbacks)  # configure_callbacks has added some
-        steps = (
-            trainer.estimated_stepping_batches
-        )  # of whichever of max_steps and max_epochs comes first
+        # of max_steps or max_epochs, whichever comes first
+        steps = trainer.estimated_stepping_batches
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
         by_itself = pl_module.automatic_optimization  # else the module makes its schedulers' steps
         for config in trainer.lr_scheduler_configs if by_itself else ():
@@ -233,14 +220,14 @@ class _Clock:
                     config.scheduler, total, trial, steps_at=steps_at
                 )
                 self._schedulers.append(config.scheduler)
-        trial.keep(module=pl_module, loops=_Loops(trainer))
+        trial.keep(module=pl_module, loops=Loops(trainer))
         trial.keep(
             **{f"optimizer{index}": optimizer for index, optimizer in enumerate(trainer.optimizers)}
         )
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
         checkpoint = self._framework.callbacks.Checkpoint
-        trial.keep(callbacks=_Saved(trainer, pl_module, checkpoint))
+        trial.keep(callbacks=Saved(trainer, pl_module, checkpoint))
         if trial.evaluator is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 
@@ -256,10 +243,8 @@ class _Clock:
         # Lightning counts the batches of an epoch, and looks at their number after each optimizer
         # step.
         self.trainer.fit_loop.setup_data()
-        batches, accumulation = (
-            self.trainer.num_training_batches,
-            self._trial.config.loader.accumulation,
-        )
+        batches = self.trainer.num_training_batches
+        accumulation = self._trial.config.loader.accumulation
         behind = itertools.chain(range(accumulation, batches, accumulation), [batches])
         return [number % frequency == 0 for number in behind]
 
@@ -272,22 +257,17 @@ class _Clock:
     ) -> None:
         """Note what the point judges: by now callbacks have swapped in their averages."""
         if batch_idx == 0 and self._finished is not None:
-            pl_module.load_state_dict(
-                self._finished
-            )  # the averages of callbacks are those of an untrained model
+            # the averages of callbacks are those of an untrained model
+            pl_module.load_state_dict(self._finished)
         if batch_idx == 0 and self._trial.has_begun:
             self._trial.note_judged()
 
     def _validate(self) -> dict[str, Any]:
         """Run Lightning's validation loop, as it does itself within an epoch."""
-        trainer, loop, trial = (
-            self.trainer,
-            self.trainer.fit_loop.epoch_loop.val_loop,
-            self._trial,
-        )
-        judges_module = (
-            not trial.has_begun and trial.exported is self._module
-        )  # nothing will be trained
+        trainer, trial = self.trainer, self._trial
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        # before the first batch nothing will be trained
+        judges_module = not trial.has_begun and trial.exported is self._module
         self._finished = copied(self._module.state_dict()) if judges_module else None
         connector = trainer._logger_connector
         first, trainer.validating = connector._first_loop_iter, True
@@ -300,162 +280,3 @@ class _Clock:
             return values
         own = torch.tensor(list(values.values()), dtype=torch.float64, device=self._trial.device)
         return dict(zip(values, self._trial.world.mean(own).tolist(), strict=True))
-
-
-class _Loops:
-    """How far Lightning's loops are: counters that a resume restores, and the warm-up puts back."""
-
-    def __init__(self, trainer: Any) -> None:
-        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        self._fit, self._epoch = fit, epoch
-        self._parts = {
-            "epoch": fit.epoch_progress, "batch": epoch.batch_progress,
-            "scheduler": epoch.scheduler_progress,
-            "optimizer": epoch.automatic_optimization.optim_progress,
-            "manual": epoch.manual_optimization.optim_step_progress,
-            "validation": epoch.val_loop.batch_progress,
-        }  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        states = {name: part.state_dict() for name, part in self._parts.items()}
-        return {**states, "stepped": self._epoch._batches_that_stepped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-        self._epoch._batches_that_stepped = state["stepped"]
-        self._epoch._results.reset()  # means over the epoch begin anew
-        if (fetcher := self._fit._data_fetcher) is not None:
-            fetcher.fetched = self._epoch.batch_progress.current.ready
-
-
-class _Saved:
-    """What callbacks, data module and module put into a checkpoint of Lightning."""
-
-    def __init__(self, trainer: Any, module: Any, checkpoint: type) -> None:
-        """`checkpoint`: the class of callbacks that write files."""
-        self._trainer, self._module = trainer, module
-        self._callbacks = [
-            callback for callback in trainer.callbacks if not isinstance(callback, checkpoint)
-        ]
-        stateful = [
-            *self._callbacks,
-            *([trainer.datamodule] if trainer.datamodule is not None else []),
-        ]
-        self._stateful = {
-            getattr(part, "state_key", type(part).__qualname__): part for part in stateful
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        trainer, weights = self._trainer, self._module.state_dict()
-        content = {
-            "state_dict": weights,
-            "epoch": trainer.current_epoch,
-            "global_step": trainer.global_step,
-        }
-        for callback in self._callbacks:
-            callback.on_save_checkpoint(trainer, self._module, content)
-        self._module.on_save_checkpoint(content)
-        if content["state_dict"] is weights:
-            del content["state_dict"]  # the module is kept by itself
-        return {
-            "states": {name: part.state_dict() for name, part in self._stateful.items()},
-            "hooks": content,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        state = _on_devices_of(self.state_dict(), state)
-        content = {"state_dict": self._module.state_dict(), **state["hooks"]}
-        self._module.on_load_checkpoint(content)
-        for callback in self._callbacks:
-            callback.on_load_checkpoint(self._trainer, self._module, content)
-        for name, part in self._stateful.items():
-            if own := state["states"][
-                name
-            ]:  # else it had none yet; Lightning does not load that either
-                part.load_state_dict(own)
-
-
-def _on_devices_of(now: Any, state: Any) -> Any:
-    """Return `state` with its tensors where those of `now` are: callbacks may keep them."""
-    if isinstance(state, torch.Tensor):
-        return state.to(now.device) if isinstance(now, torch.Tensor) else state
-    if isinstance(state, Mapping) and isinstance(now, Mapping):
-        return {name: _on_devices_of(now.get(name), value) for name, value in state.items()}
-    if isinstance(state, list | tuple) and isinstance(now, list | tuple):
-        pairs = itertools.zip_longest(now[: len(state)], state)
-        return type(state)([_on_devices_of(*pair) for pair in pairs])
-    return state
-
-
-# ---- systems knobs as settings
-class _TrainedMixed:
-    """Mixed precision in training; every model is judged in float32."""
-
-    @contextlib.contextmanager
-    def val_step_context(self) -> Iterator[None]:
-        yield
-
-
-class _Ranks:
-    """The ranks of a trial, which are there already."""
-
-    creates_processes_externally, main_address, main_port = True, "127.0.0.1", 0
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__()
-        self._world = trial.world
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self._world.size
-
-    def set_world_size(self, size: int) -> None: ...
-
-    def global_rank(self) -> int:
-        return self._world.rank
-
-    def set_global_rank(self, rank: int) -> None: ...
-
-    def local_rank(self) -> int:
-        return 0  # each node of Lightning is one rank here, with one device
-
-    def node_rank(self) -> int:
-        return self._world.rank
-
-
-def _neutral(trial: Trial) -> dict[str, Sequence[Any]]:
-    """Return values of settings that mean what the trial does, where Lightning has several."""
-    formats = {
-        "none": ("32-true", "32", 32),
-        "bf16": ("bf16-mixed", "bf16"),
-        "fp16": ("16-mixed", "16", 16),
-    }
-    return {
-        "precision": formats[trial.config.precision.amp],
-        "strategy": ("ddp",) if trial.world.size > 1 else (),
-        "limit_train_batches": (1.0,), "val_check_interval": (1.0,),
-    }  # fmt: skip
-
-
-def _strategy(trial: Trial, framework: _Framework) -> Any:
-    """Return the strategy of Lightning for the ranks and the number format of this trial."""
-    amp, scaler, of = trial.config.precision.amp, trial.scaler, framework.strategies
-    if amp == "none":
-        precision = framework.precision.Precision()
-    else:
-        name = {"bf16": "bf16-mixed", "fp16": "16-mixed"}[amp]
-        scaler_of_amp = scaler if amp == "fp16" else None
-        precision = framework.trained_mixed(name, trial.device.type, scaler_of_amp)
-    if trial.world.size == 1:
-        return of.SingleDeviceStrategy(trial.device, precision_plugin=precision)
-    options = trial.config.parallel
-    return of.DDPStrategy(
-        parallel_devices=[trial.device], cluster_environment=framework.ranks(trial),
-        precision_plugin=precision,
-        bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph,
-        gradient_as_bucket_view=True,
-    )  # fmt: skip
