@@ -135,7 +135,7 @@ def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
         def mean(self, tensor):
             return tensor + 1
 
-    monkeypatch.setattr(checks, "from_environment", lambda: Wrong(0, 1, CPU.device))
+    monkeypatch.setattr(processes, "from_environment", lambda: Wrong(0, 1, CPU.device))
     assert processes.averaged()["right"] is False
 
 
@@ -145,7 +145,7 @@ def test_a_compiled_network_that_computes_something_else_is_noticed(monkeypatch,
         model.register_forward_hook(lambda module, inputs, output: output * factor)
         return model
 
-    monkeypatch.setattr(checks.compilation.Compilation, "apply", apply)
+    monkeypatch.setattr(processes.compilation.Compilation, "apply", apply)
     numbers = processes.compiled()
     assert (numbers["right"], numbers["graphs"]) == (right, 0)
 

@@ -163,18 +163,8 @@ def differences(
     """
     scale, step = Scale.of(values, ratios), value_step(values)
     y = scale.to_model(values)
-
-    # One test per rival: difference, its standard error, degrees of freedom, p-value
-    tests: list[tuple[float, float, int]] = []
-    p_values: list[float | None] = []
-    for row in y[1:]:
-        pair = np.stack([y[0], row])[:, np.isfinite(y[0]) & np.isfinite(row)]
-        seeds, error = pair.shape[1], math.nan
-        if seeds > 1:
-            error = float(paired_sds(pair, step, scale.ratios)[0]) / math.sqrt(seeds)
-        offset = float((pair[1] - pair[0]).mean()) if seeds else math.nan
-        tests.append((offset, error, seeds - 1))
-        p_values.append(_p_value(offset, error, seeds - 1) if seeds > 1 else None)
+    tests = [_paired_test(y[0], row, step, scale.ratios) for row in y[1:]]
+    p_values = [_p_value(*test) if test[2] > 0 else None for test in tests]
 
     # Holm's correction and verdicts; a difference must exceed the quantile of its first step
     first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in p_values))
@@ -193,6 +183,17 @@ def differences(
         )
         results.append(result)
     return results, scale.ratios
+
+
+def _paired_test(
+    base: NDArray[np.float64], row: NDArray[np.float64], step: float, ratios: bool
+) -> tuple[float, float, int]:
+    """Return (mean difference, its standard error, degrees of freedom) over the common seeds."""
+    pair = np.stack([base, row])[:, np.isfinite(base) & np.isfinite(row)]
+    seeds, error = pair.shape[1], math.nan
+    if seeds > 1:
+        error = float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds)
+    return float((pair[1] - pair[0]).mean()) if seeds else math.nan, error, seeds - 1
 
 
 def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.float64]:

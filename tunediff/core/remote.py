@@ -150,25 +150,9 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
             if copied.is_equal(file):
                 continue
             before_file()
-            if file.suffix == ".jsonl":  # of two journals the longer one counts
-                # `exists` is False for every error of a service.
-                with contextlib.suppress(FileNotFoundError):
-                    if copied.is_newer_at_address(file, system.info(target(file))):
-                        continue
-            before = copied.state(file)
-            make_folder(system, address, target(file).rpartition("/")[0])
-            try:
-                system.put_file(str(file), target(file))
-            except FileNotFoundError:
-                if file.exists():
-                    raise
-                continue  # it was moved or removed meanwhile
-            copied.note(file, system.info(target(file)), before)
-            # Now: a `pull` at this moment would fetch the copy over a file that is written again.
-            copied.save()
-            count += 1
-            if file.name == _JOURNAL:
-                continued.add(file.parent)
+            if _put(system, address, file, target(file), copied):
+                count += 1
+                continued |= {file.parent} if file.name == _JOURNAL else set()
         # What trainings remove: checkpoints at their end, and weights and averages that a resumed
         # one outdates. Weights of a trial that has not continued were removed for their room here,
         # and stay at the address.
@@ -180,6 +164,27 @@ def push(path: Path, last: bool = True, before_file: Callable[[], object] = lamb
     finally:
         copied.save()
     return count
+
+
+def _put(system: Any, address: str, file: Path, target: str, copied: _Copied) -> bool:
+    """Copy a file; return False for an older journal, and a file that is gone meanwhile."""
+    if file.suffix == ".jsonl":  # of two journals the longer one counts
+        # `exists` is False for every error of a service.
+        with contextlib.suppress(FileNotFoundError):
+            if copied.is_newer_at_address(file, system.info(target)):
+                return False
+    before = copied.state(file)
+    make_folder(system, address, target.rpartition("/")[0])
+    try:
+        system.put_file(str(file), target)
+    except FileNotFoundError:
+        if file.exists():
+            raise
+        return False
+    copied.note(file, system.info(target), before)
+    # Now: a `pull` at this moment would fetch the copy over a file that is written again.
+    copied.save()
+    return True
 
 
 def push_or_warn(path: Path) -> None:

@@ -42,27 +42,32 @@ def run_group(
 
         serve(**settings)
 
-    place = spec.place
     settings: dict[str, Any] = {"name": slot, "generation": generation, "workload": workload}
     settings |= {"here": here, "shared": shared}
-    on = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
     DataParallelTrainer(
         serve_group,
         train_loop_config=settings,
         backend_config=SharedDevicesConfig(),
-        scaling_config=ScalingConfig(
-            num_workers=spec.size // place.each,
-            use_gpu=place.gpu,
-            resources_per_worker=place.resources,
-            label_selector=on,
-            placement_strategy="PACK" if len(place.nodes) > 1 else "STRICT_PACK",
-        ),
+        scaling_config=ScalingConfig(**_scaling(spec)),
         run_config=RunConfig(
             name=f"{slot}-group-{generation}",
             storage_path=storage,
             failure_config=FailureConfig(max_failures=0),  # the trial decides what a failure means
         ),
     ).fit()
+
+
+def _scaling(spec: WorkerGroupSpec) -> dict[str, Any]:
+    """Return the options of Ray Train's `ScalingConfig`: workers, their resources, their nodes."""
+    place = spec.place
+    nodes = {"ray.io/node-id": f"in({','.join(place.nodes)})"} if place.nodes else None
+    return {
+        "num_workers": spec.size // place.each,
+        "use_gpu": place.gpu,
+        "resources_per_worker": place.resources,
+        "label_selector": nodes,
+        "placement_strategy": "PACK" if len(place.nodes) > 1 else "STRICT_PACK",
+    }
 
 
 # ---- one worker

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
@@ -188,13 +189,9 @@ def read(
         """A configuration that fails on a seed has no value, whatever its other runs reached."""
         return None if results.outcome_of(trial).failures else trial.value(results.metric)
 
-    # Folders of confirming runs may have been removed or damaged since.
-    confirming_results, longer = list[Results](), list[Comparison]()
-    for runs in confirming_folders(folder):
-        with contextlib.suppress(ConfigError):
-            confirming_results.append(journals.read(runs)[0])
+    longer = list[Comparison]()
     if confirmation is not None:
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError):  # removed or damaged since
             longer = longer_budgets(confirmation.compared.results, _read_results)
     return ReportContext(
         results=results,
@@ -202,7 +199,7 @@ def read(
         sessions=journals.sessions(folder),
         evidence=evidence,
         confirming=confirming,
-        confirming_results=confirming_results,
+        confirming_results=list(_readable(confirming_folders(folder))),
         longer=longer,
         effects=effects.effects(results),
         quality=None if results.by_rate else importance(results, quality, results.ratios),
@@ -211,6 +208,13 @@ def read(
         storage=storage,
         now=time.time() if now is None else now,
     )
+
+
+def _readable(folders: Iterable[Path]) -> Iterator[Results]:
+    """Yield the results of folders that were not removed or damaged since."""
+    for folder in folders:
+        with contextlib.suppress(ConfigError):
+            yield journals.read(folder)[0]
 
 
 def _read_results(folder: Path) -> Results:

@@ -108,7 +108,7 @@ class Meter:
         self._unread.clear()
 
     def measure(self, index: int, fraction: float, before: Point | None = None) -> Point:
-        """Return the point of now, without an evaluation. `loss`: NaN if none was finite.
+        """Return the point of now, without an evaluation.
 
         Where no step was made since the point `before`, as a long one ends several segments at
         once, its loss and its speed are repeated.
@@ -121,11 +121,6 @@ class Meter:
         rate = samples / trained_s if trained_s > 0 else 0.0
         flops, peak = self._constant.get("flops_per_sample"), self._constant["peak_flops_per_s"]
         price = clock.budget.price_per_device_hour
-        self.read()
-        loss = math.nan if steps else 0.0
-        if steps and self._finite:
-            loss = float(self._sum) / self._finite
-        self._sum, self._finite = np.float32(0.0), 0
         point = Point(
             index=index,
             fraction=fraction,
@@ -134,13 +129,13 @@ class Meter:
             price=self.device_s / 3600 * price if price is not None else None,
             samples=pace.samples,
             steps=pace.steps,
-            loss=self._world.total(loss) / self._world.size,
+            loss=self._world.total(self._mean_loss(steps)) / self._world.size,
             samples_per_s=rate,
             samples_per_s_sd=statistics.stdev(pace.rates) if len(pace.rates) > 1 else 0.0,
             step_s=trained_s / steps if steps else None,
             phases_s=parts,
-            data_wait_share=parts["data_wait"] * steps / trained_s
-            if trained_s > 0 and steps
+            data_wait_share=parts.get("data_wait", 0.0) * steps / trained_s
+            if trained_s > 0
             else 0.0,
             load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
@@ -151,6 +146,15 @@ class Meter:
         if steps or before is None:
             return point
         return dataclasses.replace(point, **{name: getattr(before, name) for name in PER_STEP})
+
+    def _mean_loss(self, steps: int) -> float:
+        """Return the mean loss of the last steps, of those that are finite; NaN if none is."""
+        self.read()
+        total, finite = float(self._sum), self._finite
+        self._sum, self._finite = np.float32(0.0), 0
+        if not steps:
+            return 0.0
+        return total / finite if finite else math.nan
 
     def _parts(self, trained_s: float, steps: int) -> dict[str, float]:
         """Return the seconds of the mean step's parts on this rank; `other`: all the rest."""

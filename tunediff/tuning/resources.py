@@ -205,6 +205,7 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
 
 COMMAND = "command"
 """Stands for the strategy of a command, whose one process gets all its GPUs."""
+DP_NOTE = "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time"
 _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
 
 
@@ -248,12 +249,7 @@ def divided(
     notes = tuple(_notes(partition, machines))
     if sizes[-1] > 1 and "dp" in strategies:
         _check_dp(sizes[-1], most, gpu, listed, source)
-        notes += (
-            (
-                "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less"
-                " time"
-            ),
-        )
+        notes += (DP_NOTE,)
     return dataclasses.replace(partition, notes=notes)
 
 

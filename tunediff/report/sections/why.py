@@ -159,20 +159,28 @@ def explain(
             f"The gain is {gain}, with {many}; the difference at equal {unit} is within the noise"
             f" of one run ({same}); {trust}."
         )
-    # The share of both parts in the gain; a negligible part is not reported as a share.
     learning, speed = parts.learning / parts.total, parts.throughput / parts.total
-    sample = one_of(unit)
+    of_gain = _shares(learning, speed, one_of(unit), same, many, _has_shares(parts, scatter))
+    return f"{of_gain[0]} the gain, {gain}, {of_gain[1]}; {trust}."
+
+
+def _shares(
+    learning: float, speed: float, sample: str, same: str, many: str, both: bool
+) -> tuple[str, str]:
+    """Return how much of a gain is learning and speed, as words before and after the gain.
+
+    Unless `both` count, the negligible part is not reported as a share.
+    """
     learned, sped = f"learning more from each {sample} ({same})", f"speed ({many})"
-    if _has_shares(parts, scatter):
-        shares = f"{percent(learning)} is {learned} and {percent(speed)} is {sped}"
-        return f"Of the gain, {gain}, {shares}; {trust}."
+    if both:
+        return "Of", f"{percent(learning)} is {learned} and {percent(speed)} is {sped}"
     lost = min(learning, speed) <= -NEGLIGIBLE
     share = "All of" if lost else "Practically all of"
     if learning > speed:
         rest = f"it is slower ({many})" if lost else f"speed is equal ({many})"
-        return f"{share} the gain, {gain}, is {learned}; {rest}; {trust}."
+        return share, f"is {learned}; {rest}"
     rest = f"from each {sample} {'it learns less' if lost else 'both learn as much'} ({same})"
-    return f"{share} the gain, {gain}, is {sped}; {rest}; {trust}."
+    return share, f"is {sped}; {rest}"
 
 
 def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:

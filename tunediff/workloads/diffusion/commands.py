@@ -32,8 +32,6 @@ def sample_images(
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
-    import torch
-
     from tunediff.workloads.diffusion.process import Diffusion
     from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
@@ -64,14 +62,22 @@ def sample_images(
         world=request.ranks,
         progress=after_step,
     )
-    if columns == 1:
-        return batches
+    return batches if columns == 1 else _with_states(batches, states, request, shape)
 
-    def with_states() -> Iterator[tuple[int, Tensor]]:
-        for start, batch in batches:
-            count = len(batch)
-            noise = to_uint8(request.noise(start, start + count, shape))
-            yield start, torch.stack([noise, *(x[:count] for x in states)], 1)
-            states.clear()
 
-    return with_states()
+def _with_states(
+    batches: Iterator[tuple[int, Tensor]],
+    states: list[Tensor],
+    request: SampleRequest,
+    shape: tuple[int, ...],
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield batches with a column for the noise and for each of `states`, which sampling fills."""
+    import torch
+
+    from tunediff.workloads.diffusion.sampling import to_uint8
+
+    for start, batch in batches:
+        count = len(batch)
+        noise = to_uint8(request.noise(start, start + count, shape))
+        yield start, torch.stack([noise, *(x[:count] for x in states)], 1)
+        states.clear()

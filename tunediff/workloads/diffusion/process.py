@@ -215,10 +215,9 @@ class Diffusion:
         """Return images x0 [B, C, H, W] in [−1, 1], float32, from `noise`, the standard normal x_T.
 
         `ddpm` takes all T ancestral steps, `dpmpp_2m` so many `steps` evenly spaced in log-SNR;
-        `skip` and `eta` are for `ddim`; `euler` and `heun` take `steps` as `levels.solver_levels`
-        has them, and only they may leave [−1, 1]. `step_noise(k)` returns the standard normal noise
-        of step k = 0, 1, … and is called only for steps that add noise: in DDPM, and in DDIM with
-        `eta` > 0. Nothing here makes the host wait for the device.
+        `skip` and `eta` are for `ddim`; `euler` and `heun` take `levels.solver_levels`, and only
+        they may leave [−1, 1]. `step_noise(k)` returns the normal noise of step k = 0, 1, … and is
+        called only for steps that add it. Nothing here makes the host wait for the device.
         """
         if sampler in ("euler", "heun"):
             return self._solve(predict, noise, sampler, steps, progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,21 +37,15 @@ def generate(
     `predict`, "fp32" leaving it as it is; the sampler itself computes in float32. Ends early when
     `should_stop()` is true. Raises `NonFiniteError`.
     """
-    device, precision = torch.device(device), evaluation.precision
+    device = torch.device(device)
     noise = ImageNoise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
-
-    def predict_float32(x: Tensor, t: Tensor) -> Tensor:
-        as_is = contextlib.nullcontext()
-        with as_is if precision == "fp32" else evaluation_precision(device, precision):
-            return predict(x, t).float()
-
     for start in range(rank * size, n, world * size):
         if should_stop is not None and should_stop():
             return
         stop = start + size
         x0 = diffusion.sample(
-            predict_float32,
+            _in_float32(predict, device, evaluation.precision),
             noise.initial(start, stop),
             sampler=evaluation.sampler,
             steps=evaluation.steps,
@@ -62,6 +57,19 @@ def generate(
         if not torch.isfinite(x0).all():
             raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")
         yield start, to_uint8(x0[: n - start])
+
+
+def _in_float32(
+    predict: Predict, device: torch.device, precision: Literal["fp32", "tf32", "bf16"]
+) -> Predict:
+    """Return `predict` with a float32 result, computed in another number format if it is given."""
+
+    def predict_float32(x: Tensor, t: Tensor) -> Tensor:
+        as_is = contextlib.nullcontext()
+        with as_is if precision == "fp32" else evaluation_precision(device, precision):
+            return predict(x, t).float()
+
+    return predict_float32
 
 
 def to_uint8(x: Tensor) -> Tensor:
