@@ -221,22 +221,15 @@ def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]
     return kept
 
 
-def _with_knobs(trial: Trial, args: Any) -> Any:
-    """Return the arguments with the knobs'. Raises `WorkloadError` if the user sets them too."""
+def _settings(trial: Trial) -> dict[str, Any]:
+    """Return the training arguments that the trial's knobs and ranks determine."""
     loader, amp, compiled = trial.config.loader, trial.config.precision.amp, trial.config.compile
     parallel, several = trial.config.parallel, trial.world.size > 1
-    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
-        trial.fail(
-            f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it"
-            " follows evaluations, which are the trial's points; allowed: a schedule of steps"
-        )
-    if compiled.active:
-        trial.ignores("compile.dynamic")
-    values = {
+    return {
         "per_device_train_batch_size": trial.shard.count,
         "gradient_accumulation_steps": loader.accumulation,
         "dataloader_num_workers": loader.workers, "bf16": amp == "bf16", "fp16": amp == "fp16",
-        "dataloader_prefetch_factor": (loader.prefetch_factor, None)[loader.workers == 0],
+        "dataloader_prefetch_factor": loader.prefetch_factor if loader.workers else None,
         "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
         "dataloader_pin_memory": loader.pin_memory and trial.device.type == "cuda",
         "torch_compile": compiled.active,
@@ -246,6 +239,19 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
         "ddp_bucket_cap_mb": int(parallel.bucket_mib) if several else None,
         "ddp_static_graph": parallel.static_graph if several else None,
     }  # fmt: skip
+
+
+def _with_knobs(trial: Trial, args: Any) -> Any:
+    """Return the arguments with the knobs'. Raises `WorkloadError` if the user sets them too."""
+    amp = trial.config.precision.amp
+    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
+        trial.fail(
+            f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it"
+            " follows evaluations, which are the trial's points; allowed: a schedule of steps"
+        )
+    if trial.config.compile.active:
+        trial.ignores("compile.dynamic")
+    values = _settings(trial)
     for name, why in _OFF.items():
         if getattr(args, name):
             trial.warn(f"{type(args).__name__}: {name} is off: {why}")
@@ -258,9 +264,8 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     own = {name: getattr(args, name) for name in _SET_BY if name in defaults}
     settings = {name: value for name, value in own.items() if value}
     refuse_settings(trial, settings, _SET_BY, values, type(args), defaults=defaults)
-    args.output_dir = str(
-        in_folder(trial, args.output_dir)
-    )  # the user's own object: save_model(args.output_dir)
+    # the user's own object: save_model(args.output_dir)
+    args.output_dir = str(in_folder(trial, args.output_dir))
     ended = {
         "save_strategy": "no",
         "eval_strategy": "no",

@@ -41,9 +41,6 @@ def values(
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
-    price = budget.price_per_device_hour
-    parameters = measured.get("parameters", 0)
-    saved = measured.get("saved_parameters", parameters)
     reused = _reused(space, folder, machine.device) if on_this_machine else []
     plan = {
         **_runs(space),
@@ -51,14 +48,10 @@ def values(
         "at_once": share.slots,
         **_times(space, cost, spent, measured),
         "trials_within_limit": trials,
-        "budget_s": budget.per_trial_s,
-        "budget_unit": budget.unit,
-        "device_hours": device_hours,
-        "price": device_hours * price if price is not None else None,
+        **_budget(space, device_hours),
         "machine": str(machine),
         "world_sizes": sizes,
-        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
-        "disk_mib": _disk_mib(space, saved, trials, share.slots),
+        **_disk(space, measured, trials, share.slots),
         "disk_free_mib": _free_mib(folder),
         "objective": _objective(space),
         "data": [*measured.get("data", []), *_batch(space)],
@@ -71,6 +64,27 @@ def values(
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
     return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
+
+
+def _budget(space: SearchSpace, device_hours: float) -> dict[str, Any]:
+    """Return the budget of a trial, and what all trials use."""
+    budget, price = space.budget, space.budget.price_per_device_hour
+    return {
+        "budget_s": budget.per_trial_s,
+        "budget_unit": budget.unit,
+        "device_hours": device_hours,
+        "price": device_hours * price if price is not None else None,
+    }
+
+
+def _disk(space: SearchSpace, measured: Measured, trials: int, slots: int) -> dict[str, Any]:
+    """Return the parameters of a model, and the room that the files of all trials need."""
+    parameters = measured.get("parameters", 0)
+    saved = measured.get("saved_parameters", parameters)
+    return {
+        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
+        "disk_mib": _disk_mib(space, saved, trials, slots),
+    }
 
 
 def _runs(space: SearchSpace) -> dict[str, Any]:

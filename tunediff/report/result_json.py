@@ -51,13 +51,7 @@ def search(
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
     confirmation = evidence.confirmation
     return SearchResult(
-        search=results.folder.name,
-        metric=results.label,
-        objective=results.metric,
-        direction=results.space.mode,
-        cost_metric=results.space.cost,
-        target=str(results.target) if results.target is not None else None,
-        seeds=results.space.seeds,
+        **_about(results),
         trials=len(results.trials),
         statuses={status: statuses[status] for status in record.COUNTED},
         headline=headline(evidence),
@@ -93,6 +87,19 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 # ---- parts of the result of a search
+def _about(results: Results) -> dict[str, Any]:
+    """Return the keys that follow from the search file."""
+    return {
+        "search": results.folder.name,
+        "metric": results.label,
+        "objective": results.metric,
+        "direction": results.space.mode,
+        "cost_metric": results.space.cost,
+        "target": str(results.target) if results.target is not None else None,
+        "seeds": results.space.seeds,
+    }
+
+
 def _best_and_baseline(evidence: Evidence) -> dict[str, Any]:
     """Return the keys of the best configuration and of the baseline: means over their runs."""
     best, compared = evidence.best, evidence.compared

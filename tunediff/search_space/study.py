@@ -115,6 +115,27 @@ class Study(StudySection):
         return bool(self.y) or self.of_operations
 
 
+def _check_names(study: Study, where: str, workload: Workload) -> None:
+    """Raise `ConfigError` for a name that does not exist, is given twice, or means two things."""
+    numbers, knobs = study.numbers, workload.schema.knobs
+    for key, kind, names, allowed in (
+        ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
+        ("x", "knob or measured number", () if study.x is None else (study.x,), [*numbers, *knobs]),
+        ("y", "measured number", study.y, [*numbers]),
+    ):
+        for name in names:
+            at = f"{where}: {key}: {name!r}"
+            if name not in allowed:
+                raise ConfigError(f"{at}: no such {kind}; {nearest(name, allowed)}")
+            refuse(names.count(name) > 1, f"{at} is given twice")
+            both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
+            refuse(both, f"{at} is a quantity and a knob of {workload.title}; rename the knob")
+    for key, names in (("columns", study.columns), ("y", study.y)):
+        for name in names if study.of_operations else ():
+            at = f"{where}: {key}: {name!r}"
+            refuse(name in numbers, f"{at} is a quantity of a whole step, not of an operation")
+
+
 def parse(
     content: object, source: str, workload: Workload, ladder: bool = False, operations: int = 0
 ) -> Study:
@@ -125,31 +146,7 @@ def parse(
     where, knobs = f"{source}: study", workload.schema.knobs
     lines = dataclasses.asdict(checked(StudySection, content, where))
     study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
-    numbers = study.numbers
-    # Names exist and appear once
-    for key, kind, names, allowed in (
-        ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
-        ("x", "knob or measured number", () if study.x is None else (study.x,), [*numbers, *knobs]),
-        ("y", "measured number", study.y, [*numbers]),
-    ):
-        for name in names:
-            if name not in allowed:
-                raise ConfigError(
-                    f"{where}: {key}: {name!r}: no such {kind}; {nearest(name, allowed)}"
-                )
-            refuse(names.count(name) > 1, f"{where}: {key}: {name!r} is given twice")
-            both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
-            refuse(
-                both,
-                f"{where}: {key}: {name!r} is a quantity and a knob of {workload.title}; rename the"
-                " knob",
-            )
-    for key, names in (("columns", study.columns), ("y", study.y)):
-        for name in names:
-            odd = study.of_operations and name in numbers
-            refuse(
-                odd, f"{where}: {key}: {name!r} is a quantity of a whole step, not of an operation"
-            )
+    _check_names(study, where, workload)
     # The table fits what is measured
     for name in study.columns:
         unmeasured = name in OPERATIONS and not operations

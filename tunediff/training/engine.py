@@ -319,40 +319,12 @@ class Engine(TrainingRun):
                 " charged with"
             )
 
-        # ---- measure, unless an earlier process has measured this point and nothing came after it
-        point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
-        title = self.config.schema.title
-        described = evaluation.plain_findings(self.description(), "describe_with", title)
-        metrics = {**point.metrics, **evaluation.finite_findings(described)}
-        facts = {**self.compilation.facts(), **self.prefetched.facts()}
-        facts |= self.capture.facts() if self.capture is not None else {}
-        point = dataclasses.replace(point, metrics=metrics, **facts)
-        if self.pending is not None and (self.pending.index, self.pending.steps) == (
-            index,
-            point.steps,
-        ):
-            point = self.pending
-        if not math.isfinite(point.loss):
-            raise NotFiniteError(
-                f"no loss was finite up to step {point.steps} ({point.train_s:.1f} s)"
-            )
-
-        # ---- judge
-        findings: Mapping[str, Any] = {}
-        if not self.stopping and self.evaluates and self.evaluation is not None:
-            with self.clock.part("evaluation"):
-                self.judged_digest = None
-                try:
-                    findings = self.program.judge(self, lambda: evaluation.evaluate(self))
-                    if self.judged_digest is None:
-                        self.note_judged()
-                except EvaluationStoppedError:
-                    self.stopping = True
+        point = self._measured(index, fraction)
+        findings = {} if self.stopping else self._judged()
         if self.stopping:
             checkpoints.save(self, pending=point)
             return
 
-        # ---- save and report
         self.points.append(
             dataclasses.replace(
                 point,
@@ -369,6 +341,41 @@ class Engine(TrainingRun):
         self.saved_s = self.pace.train_s
         self.meter.restart()
         self.stopping = not self.report(self.points[-1])
+
+    def _measured(self, index: int, fraction: float) -> Point:
+        """Return the point of now, or the one that an earlier process measured after this step.
+
+        Raises `NotFiniteError`.
+        """
+        point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
+        title = self.config.schema.title
+        described = evaluation.plain_findings(self.description(), "describe_with", title)
+        metrics = {**point.metrics, **evaluation.finite_findings(described)}
+        facts = {**self.compilation.facts(), **self.prefetched.facts()}
+        facts |= self.capture.facts() if self.capture is not None else {}
+        point = dataclasses.replace(point, metrics=metrics, **facts)
+        earlier = self.pending
+        if earlier is not None and (earlier.index, earlier.steps) == (index, point.steps):
+            point = earlier
+        if not math.isfinite(point.loss):
+            where = f"up to step {point.steps} ({point.train_s:.1f} s)"
+            raise NotFiniteError(f"no loss was finite {where}")
+        return point
+
+    def _judged(self) -> Mapping[str, Any]:
+        """Return what the evaluation finds; asks the training to stop if it was interrupted."""
+        if not self.evaluates or self.evaluation is None:
+            return {}
+        with self.clock.part("evaluation"):
+            self.judged_digest = None
+            try:
+                findings = self.program.judge(self, lambda: evaluation.evaluate(self))
+                if self.judged_digest is None:
+                    self.note_judged()
+                return findings
+            except EvaluationStoppedError:
+                self.stopping = True
+                return {}
 
     def note_judged(self) -> None:
         """Take the weights as they are now for those that this point judges. All ranks call it.

@@ -46,6 +46,28 @@ def samples_at_once(config: Mapping[str, Any]) -> int:
     )
 
 
+def _known_knobs_need_at_least(
+    config: Mapping[str, Any], other: Mapping[str, Any], saving: Iterable[str]
+) -> bool:
+    """Return `needs_at_least` for the knobs whose effect on memory has a known direction.
+
+    `saving`: lists that save memory with everything more that is in them.
+    """
+    fewest = 1 if config.get("loader.accumulate_to_fit") else samples_at_once(config)
+    if fewest < samples_at_once(other):
+        return False
+    if _BYTES[config["precision.amp"]] < _BYTES[other["precision.amp"]]:
+        return False
+    lists = [name for name in saving if name in config and name in other]
+    if any(not set(config[name]) <= set(other[name]) for name in lists):
+        return False
+    if other["loader.resident"] and not config["loader.resident"]:
+        return False
+    # More workers need gradient buckets (on a CPU in one memory); all but ddp divide the model.
+    more: int = config["parallel.workers"] - other["parallel.workers"]
+    return more == 0 or (more > 0 and config.get("parallel.strategy", "ddp") == "ddp")
+
+
 def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether `config` certainly needs as much device memory as `other` on each worker.
 
@@ -57,32 +79,11 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     if cfg.is_command(str(config["workload"])):  # what its parameters mean is not known
         return {**config, "seed": 0} == {**other, "seed": 0}
-    # ---- knobs with a known direction
-    fewest = 1 if config.get("loader.accumulate_to_fit") else samples_at_once(config)
-    if fewest < samples_at_once(other):
+    declared = cfg.find(config["workload"]).declared
+    saving = getattr(declared, "MEMORY_SAVING", ())
+    if not _known_knobs_need_at_least(config, other, saving):
         return False
-    if _BYTES[config["precision.amp"]] < _BYTES[other["precision.amp"]]:
-        return False
-    own = cfg.find(config["workload"]).declared
-    saving = getattr(own, "MEMORY_SAVING", ())
-    if any(
-        not set(config[name]) <= set(other[name])
-        for name in saving
-        if name in config and name in other
-    ):
-        return False
-    if other["loader.resident"] and not config["loader.resident"]:
-        return False
-    more = (
-        config["parallel.workers"] - other["parallel.workers"]
-    )  # gradient buckets; on a CPU all share one memory
-    if more < 0 or (
-        more > 0 and config.get("parallel.strategy", "ddp") != "ddp"
-    ):  # others divide the model
-        return False
-
-    # ---- all other knobs that matter
-    free = (*_MEMORY_FREE, *saving, *getattr(own, "MEMORY_FREE", ()))
+    free = (*_MEMORY_FREE, *saving, *getattr(declared, "MEMORY_FREE", ()))
     sections = tuple(name for name in free if name.endswith("."))
 
     def rest(config: Mapping[str, Any]) -> Values:

@@ -48,13 +48,8 @@ def importance(context: ReportContext, files: Files) -> Html | None:
             f"Knob importance needs at least {ENOUGH} trials with a result and a knob that varies;"
             f" there {'is' if trials == 1 else 'are'} {trials}."
         )
-    names = list(dict.fromkeys(name for _, scores in targets.values() for name in scores.shares))
-    verdicts = {effect.knob: effect.verdict for effect in context.effects}
-    columns: dict[str, Any] = {"knob": names}
-    for target, (_, scores) in targets.items():
-        columns[f"{target}_share"] = [scores.shares.get(name) for name in names]
-    columns["effect_on_objective"] = [verdicts.get(name, "") for name in names]
-    files.csv("importance", pd.DataFrame(columns))
+    scores_of = {target: scores for target, (_, scores) in targets.items()}
+    files.csv("importance", _importance_table(context, scores_of))
     logs = all(scores.logs for _, scores in targets.values())
     titled = {f"{target}: {label}": scores for target, (label, scores) in targets.items()}
     figure = files.chart(
@@ -73,6 +68,17 @@ def importance(context: ReportContext, files: Files) -> Html | None:
         el("ul", *(el("li", _reliability(label, scores)) for label, scores in targets.values())),
         note(f"One value in all trials: {', '.join(unvaried)}.") if unvaried else None,
     )
+
+
+def _importance_table(context: ReportContext, targets: Mapping[str, Importance]) -> pd.DataFrame:
+    """Return one row per knob: its share in the variance of every target, and its effect."""
+    names = list(dict.fromkeys(name for scores in targets.values() for name in scores.shares))
+    verdicts = {effect.knob: effect.verdict for effect in context.effects}
+    columns: dict[str, Any] = {"knob": names}
+    for target, scores in targets.items():
+        columns[f"{target}_share"] = [scores.shares.get(name) for name in names]
+    columns["effect_on_objective"] = [verdicts.get(name, "") for name in names]
+    return pd.DataFrame(columns)
 
 
 def _top(label: str, scores: Importance) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,38 @@ def read_unet(path: Path, default: Any) -> Values:
                 f" {allowed}"
             )
 
-    # ---- sizes that knobs can be computed of
+    values, attending = _sizes(options, require)
+
+    # ---- options that may be written in several ways
+    widths = options["block_out_channels"]
+    heads = {width for width, attends in zip(widths, attending, strict=True) if attends}
+    heads.add(widths[-1])  # the middle attends too
+    one_head = [None, *heads] if len(heads) == 1 else [None]
+    allowed: dict[str, tuple[list[Any], str]] = {
+        "act_fn": (["silu", "swish"], "'silu'"),
+        "sample_size": ([options["sample_size"]], ""),
+        "out_channels": ([values["data.channels"]], f"in_channels = {values['data.channels']}"),
+        "attention_head_dim": (one_head, "null: one head over all channels"),
+        "time_embedding_dim": ([None, 4 * widths[0]], f"null or {4 * widths[0]}"),
+        "attn_norm_num_groups": ([None, options["norm_num_groups"]], "null or norm_num_groups"),
+    }
+    checked = cfg.override(default, values | {"evaluation.extractor": "classifier"}, str(path))
+    for name, ours in unet_options(checked).items():
+        equal, words = allowed.pop(name, ([ours], repr(ours)))
+        if not name.startswith("_"):
+            require(name, words, options[name] in equal)
+    for name, (equal, words) in allowed.items():
+        require(name, words, options[name] in equal)
+    return values
+
+
+def _sizes(
+    options: Mapping[str, Any], require: Callable[[str, str, bool], None]
+) -> tuple[Values, list[bool]]:
+    """Return the knobs of the network's sizes, and which levels have attention.
+
+    `require(option, allowed, holds)` raises `ConfigError` for an option that does not fit.
+    """
     size, widths = options["sample_size"], options["block_out_channels"]
     size = size[0] if isinstance(size, list) and len(set(size)) == 1 else size
     require("sample_size", "the side of square images in pixels", isinstance(size, int))
@@ -186,27 +218,7 @@ def read_unet(path: Path, default: Any) -> Values:
         "model.dropout": options["dropout"],
         "model.norm_groups": options["norm_num_groups"],
     }
-
-    # ---- options that may be written in several ways
-    heads = {width for width, attends in zip(widths, attending, strict=True) if attends}
-    heads.add(widths[-1])  # the middle attends too
-    one_head = [None, *heads] if len(heads) == 1 else [None]
-    allowed: dict[str, tuple[list[Any], str]] = {
-        "act_fn": (["silu", "swish"], "'silu'"),
-        "sample_size": ([options["sample_size"]], ""),
-        "out_channels": ([values["data.channels"]], f"in_channels = {values['data.channels']}"),
-        "attention_head_dim": (one_head, "null: one head over all channels"),
-        "time_embedding_dim": ([None, 4 * widths[0]], f"null or {4 * widths[0]}"),
-        "attn_norm_num_groups": ([None, options["norm_num_groups"]], "null or norm_num_groups"),
-    }
-    checked = cfg.override(default, values | {"evaluation.extractor": "classifier"}, str(path))
-    for name, ours in unet_options(checked).items():
-        equal, words = allowed.pop(name, ([ours], repr(ours)))
-        if not name.startswith("_"):
-            require(name, words, options[name] in equal)
-    for name, (equal, words) in allowed.items():
-        require(name, words, options[name] in equal)
-    return values
+    return values, attending
 
 
 def _are_multiples(widths: Any) -> bool:
