@@ -75,16 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = _configured(model.config, args)
     sampler = drawing.describe_sampler(config)
     learned: Data = config.data
-    other = args.split not in (
-        None,
-        learned.split,
-    )  # all images of another split, or the learned ones
+    # all images of another split, or the learned ones
+    other = args.split not in (None, learned.split)
     real = dataclasses.replace(learned, split=args.split, max_images=None) if other else learned
     # ---- images and weights that are not there are missed now, before torch is imported
     sources.check(real)
-    if (
-        config.evaluation.extractor not in PRETRAINED
-    ):  # they are made from what is learned, whatever is compared with
+    # they are made from what is learned, whatever is compared with
+    if config.evaluation.extractor not in PRETRAINED:
         sources.check(config.data)
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
@@ -177,10 +174,8 @@ def _configured(config: Any, args: argparse.Namespace) -> Any:
     values |= {
         name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")
     }
-    if args.extractor not in (
-        None,
-        config.evaluation.extractor,
-    ):  # the weights that are named are another network's
+    # the weights that are named are another network's
+    if args.extractor not in (None, config.evaluation.extractor):
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
     config = drawing.with_evaluation(config, values)
     if args.data_path is not None:
@@ -211,9 +206,8 @@ def _evaluate(
     from tunediff.training import memory
 
     evaluation = config.evaluation
-    image_folder = (
-        args.out if args.out is not None and args.out.suffix != ".json" else None
-    )  # images of the first seed
+    # images of the first seed
+    image_folder = args.out if args.out is not None and args.out.suffix != ".json" else None
     with from_environment() as world, EventLines().work(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images

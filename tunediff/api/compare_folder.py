@@ -48,9 +48,8 @@ def _replace_links(folder: Path, temporary: Path) -> None:
     """Replace links into a folder that is removed before the runs by copies of the data."""
     for link in [path for path in folder.rglob("*") if path.is_symlink()]:
         data = link.resolve()
-        if (
-            data.is_relative_to(temporary) and data.exists()
-        ):  # git may not hold what a link in a revision names
+        # git may not hold what a link in a revision names
+        if data.is_relative_to(temporary) and data.exists():
             link.unlink()
             if data.is_dir():
                 shutil.copytree(data, link, symlinks=True)

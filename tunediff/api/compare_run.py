@@ -126,9 +126,8 @@ def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: 
     def say(message: str, event: str = "message", **fields: Any) -> None:
         if event == "start":
             heart.workers_requested()
-        if (
-            event != "start" or lines.as_json
-        ):  # people read how a run ended; the heartbeat says what goes on
+        # people read how a run ended; the heartbeat says what goes on
+        if event != "start" or lines.as_json:
             lines.say(message, event, **fields)
             heart.beat()
 
@@ -239,9 +238,8 @@ def _rounds(
     watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None, run_devices)
 
     def tell(now: Pairs) -> None:
-        if (
-            now.runs and (words := pair_words.so_far(now)) != last_words[-1]
-        ):  # a resumed one passes over the pairs that it has
+        # a resumed one passes over the pairs that it has
+        if now.runs and (words := pair_words.so_far(now)) != last_words[-1]:
             last_words.append(words)
             say(words, "pair", **look_fields(now))
 

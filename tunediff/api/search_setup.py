@@ -186,9 +186,8 @@ def measure(
     """
     if is_command(space.workload.name):
         return _of_command(space)
-    evaluates = (
-        space.evaluates and space.workload.file is None
-    )  # the check of a user's file times one
+    # the check of a user's file times one
+    evaluates = space.evaluates and space.workload.file is None
     protocols = {
         "final_s": space.final,
         "confirming_final_s": space.confirm.final if space.confirm is not None else {},

@@ -250,10 +250,8 @@ class ProgressFile:
 
     def part(self, name: str) -> None:
         """Record that another part of the clock begins."""
-        if name not in (
-            "data_wait",
-            self._part,
-        ):  # it begins with every batch, which is too often to write
+        # it begins with every batch, which is too often to write
+        if name not in ("data_wait", self._part):
             self._part, self._since = name, time.time()
             self._write("")
 

@@ -48,9 +48,8 @@ class BudgetScheduler:
         if isinstance(
             scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR
         ):
-            scheduler.last_epoch = max(
-                scheduler.last_epoch, target - 1
-            )  # their rates follow from the position alone
+            # their rates follow from the position alone
+            scheduler.last_epoch = max(scheduler.last_epoch, target - 1)
         while scheduler.last_epoch < target:
             scheduler.step()
 
@@ -155,9 +154,8 @@ def begin_accelerate(trial: Trial) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     if trial.world.size > 1:
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", str(torch.get_num_threads())
-        )  # or accelerate would change it
+        # or accelerate would change it
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
 def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:

@@ -182,9 +182,8 @@ class _UnderClock:
     def _finalize_training(
         self: Any, trial: Any, num_train_samples: float, start_time: float
     ) -> Any:
-        self.state.max_steps = (
-            self.schedule_steps
-        )  # what the number of samples covers, for samples per second
+        # what the number of samples covers, for samples per second
+        self.state.max_steps = self.schedule_steps
         # After a resume the Trainer divides all steps of the training by the time since
         # `start_time`.
         return super()._finalize_training(trial, num_train_samples, self._began_s)  # type: ignore[misc]

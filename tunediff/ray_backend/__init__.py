@@ -9,24 +9,19 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere unasked
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of the user keep their meaning
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more per group; `cluster.watched` asks
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": (
-        "1.0"
-    ),  # how soon a dead worker is noticed; lower costs CPU while training
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": (
-        "0"
-    ),  # under `uv run` Ray would start every worker through uv again
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": (
-        "0"
-    ),  # a process without a GPU share leaves CUDA_VISIBLE_DEVICES alone
-    "RAY_worker_niceness": (
-        "0"
-    ),  # at Ray's 15 the training yields to Ray's own housekeeping: 7 % slower on 2 cores
+    # how soon a dead worker is noticed; lower costs CPU while training
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1.0",
+    # under `uv run` Ray would start every worker through uv again
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # a process without a GPU share leaves CUDA_VISIBLE_DEVICES alone
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # at Ray's 15 the training yields to Ray's own housekeeping: 7 % slower on 2 cores
+    "RAY_worker_niceness": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: it must not look like early stopping
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": (
-        "0"
-    ),  # our journal, not Tune's snapshot, is the truth
+    # our journal, not Tune's snapshot, is the truth
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed has no objective
 }
 for _name, _value in _RAY_ENVIRONMENT.items():

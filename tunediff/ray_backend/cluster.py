@@ -135,9 +135,8 @@ def gone(ids: Iterable[str]) -> list[str]:
 
 def draining(ids: Iterable[str]) -> list[str]:
     """Return those of these nodes that an autoscaler or `ray drain-node` will remove."""
-    draining_nodes = (
-        ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
-    )  # as Ray Train's own watcher
+    # as Ray Train's own watcher
+    draining_nodes = ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
     return [node for node in ids if node in draining_nodes]
 
 

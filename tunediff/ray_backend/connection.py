@@ -134,9 +134,8 @@ def _ray_options(address: str | None) -> dict[str, Any]:
         from tunediff.ray_backend import cluster as there
 
         return {"runtime_env": there.runtime_env()}
-    here = (
-        resources.local()
-    )  # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+    # Ray's own count knows nothing of affinity, and ours is what the plan was made for
+    here = resources.local()
     # The dashboard also frees the placement groups of trials that were stopped early: without it a
     # search can hang.
     dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}

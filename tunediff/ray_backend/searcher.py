@@ -101,9 +101,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder))
             is not None
         ):
-            raise OSError(
-                why
-            )  # no fault of the trial: it stays without an end, and a resumed search takes it up
+            # no fault of the trial: it stays without an end, and a resumed search takes it up
+            raise OSError(why)
         end = End("error", "its driver died", process_died=True)
         if not error:
             end = ended_early(self.proposer.space, trial_record, read_trials(experiment))
@@ -127,6 +126,5 @@ class Driver(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> Reported:
-        return next(
-            self._points, {"done": True, RESULT_DUPLICATE: True}
-        )  # the end brings no numbers of its own
+        # the end brings no numbers of its own
+        return next(self._points, {"done": True, RESULT_DUPLICATE: True})

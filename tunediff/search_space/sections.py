@@ -104,12 +104,10 @@ class Confirm:
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = (
         12  # at most: runs of each and of the baseline, on seeds new to it
     )
-    budgets: tuple[Times, ...] = (
-        "1x",
-    )  # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
-    final: Values = dataclasses.field(
-        default_factory=dict
-    )  # as in `RunOptions`, of every finished run
+    # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
+    budgets: tuple[Times, ...] = ("1x",)
+    # as in `RunOptions`, of every finished run
+    final: Values = dataclasses.field(default_factory=dict)
     parallel: Bool | None = None
     # whether all equal devices of this machine have a run at a time; absent: if they are GPUs
 
@@ -242,9 +240,8 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if kind in ("unexpected_keyword_argument", "invalid_key"):
         if gone := removed.reason(str(path[0])):
             return f"{where}: {path[0]}: no such key: {gone}"
-        names = sorted(
-            keys, key=RunOptions.__dataclass_fields__.__contains__
-        )  # last, as files begin with other keys
+        # last, as files begin with other keys
+        names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)
         return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), names)}"
     if kind in ("dict_type", "dataclass_type"):
         return f"{place}: needs `key: value` lines, found {value!r}"

@@ -101,9 +101,8 @@ class OwnStep:
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             while stepping:
                 innermost, began = stepping.pop()
-                if (
-                    innermost is optimizer
-                ):  # those within it that are still listed raised an error, which it caught
+                # those within it that are still listed raised an error, which it caught
+                if innermost is optimizer:
                     if began:
                         phases.switch("forward")
                     return
@@ -118,9 +117,8 @@ class OwnStep:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         backward, scale = Tensor.backward, torch.amp.GradScaler.scale
-        unscaled = (
-            self._unscaled
-        )  # by the id of a scaled loss, which is held: no other tensor gets its id
+        # by the id of a scaled loss, which is held: no other tensor gets its id
+        unscaled = self._unscaled
 
         def note_backward(tensor: Tensor, *args: Any, **options: Any) -> None:
             loss = self._detach(unscaled.pop(id(tensor), (tensor, tensor))[1])

@@ -178,9 +178,8 @@ def warnings(
     """
     if world.any(extra_s > MOST_S):
         return [f"{UNCHECKED} takes about {extra_s:.0f} s"]
-    config = cfg.override(
-        config, {"loader.workers": 0}, check=False
-    )  # the first run has shown that processes work
+    # the first run has shown that processes work
+    config = cfg.override(config, {"loader.workers": 0}, check=False)
     try:
         random_keys, seeds, counters = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)

@@ -71,9 +71,8 @@ def run_trial(
         if disk_fault and (folder is None or _names_disk_of(folder, error)):
             return TrialResult(None, error=error)  # no end could be written either
         if folder is not None and _is_passing_fault(error, folder):
-            return TrialResult(
-                None, error=error
-            )  # an end would remove the checkpoint, which may be intact
+            # an end would remove the checkpoint, which may be intact
+            return TrialResult(None, error=error)
         # Not everything that fails to write a file says so by its class.
         if folder is not None and (why := environment.unwritable(folder)) is not None:
             full = OSError(why)

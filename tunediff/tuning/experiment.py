@@ -77,9 +77,8 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         in_baseline = ("workload", "base", "fixed", "baseline")
         settings = {key: value for key, value in content.items() if key not in in_baseline}
         settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
-        baseline = cfg.take_along(
-            space.baseline, new
-        )  # edits of the original do not reach the trials
+        # edits of the original do not reach the trials
+        baseline = cfg.take_along(space.baseline, new)
         write_text(
             new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new)
         )

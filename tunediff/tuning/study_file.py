@@ -61,9 +61,8 @@ def open_file(path: Path) -> optuna.storages.RDBStorage:
     if path.exists() and (damage := _damage(path)):
         number = len(list(path.parent.glob(f"{path.name}.damaged*")))
         aside = path.rename(path.with_name(f"{path.name}.damaged{number or ''}"))
-        path.with_name(f"{path.name}-journal").unlink(
-            missing_ok=True
-        )  # SQLite's, of the transaction cut short
+        # SQLite's, of the transaction cut short
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
         log.warning(
             "%s is damaged (%s): rebuilt from the journals; the old one is %s",
             path,

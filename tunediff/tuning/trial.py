@@ -150,9 +150,8 @@ def _until_ended(
                 if missing_s >= PATIENCE_S and not waiting_noted:
                     _note_waiting(slot, spec.folder, place, missing_s)
                     waiting_noted = True
-                deadline = (
-                    time.monotonic() + spec.deadline_s
-                )  # counts from the start of the workers
+                # counts from the start of the workers
+                deadline = time.monotonic() + spec.deadline_s
 
         # ---- give up a trial that is past its deadline
         late_s = time.monotonic() - deadline
@@ -215,9 +214,8 @@ def _unreachable(slot: Slot, place: Placement, missing_s: float) -> str:
     """Return why workers starting for `missing_s` (0: started) will not work, or ''."""
     if gone := slot.gone(place.nodes):
         return f"node {', '.join(gone)} is gone"
-    if missing_s > 0 and (
-        leaving := slot.draining(place.nodes)
-    ):  # workers that have started watch this themselves
+    # workers that have started watch this themselves
+    if missing_s > 0 and (leaving := slot.draining(place.nodes)):
         return f"node {', '.join(leaving)} is draining"
     late = missing_s > START_S and not place.nodes
     return f"its workers did not start within {START_S:.0f} s" if late else ""
