@@ -88,10 +88,8 @@ def write(
     values = cfg.nest({**trial.config, **passes})
     config = cfg.from_dict(values, f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
-    weights, beside = (
-        search.folder / "trials" / trial.name / models.WEIGHTS,
-        out.with_suffix(".safetensors"),
-    )
+    weights = search.folder / "trials" / trial.name / models.WEIGHTS
+    beside = out.with_suffix(".safetensors")
     adapter = out.with_name(f"{out.stem}-adapter")
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with writing("--out", out):
@@ -100,8 +98,7 @@ def write(
             models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
         )
         config = model.config if model is not None else config
-        # Refuses a folder with the files of another workload, before anything of an earlier export
-        # is replaced.
+        # Refuses a folder with another workload's files before an earlier export is replaced.
         copied = cfg.with_relative_paths(cfg.take_along(config, out.parent))
         if model is not None:
             from tunediff.training.weights import about, save

@@ -68,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
     _check(args)
 
-    # ---- the model. Weights may come from somebody else: their program runs only if the user says
-    # so
+    # ---- the model. Somebody else's program runs only if the user says so
     own = ", or with --trust-code the model's own file, if it has sample_images"
     model = models.find_with_hook(
         "sample_images", "sample", args.run, args.storage, hint=own, run_code=args.trust_code

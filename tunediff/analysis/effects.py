@@ -103,10 +103,8 @@ def effects(results: Results) -> list[Effect]:
 def _groups(dimension: Dimension, outcomes: list[Outcome]) -> list[tuple[str, list[Outcome]]]:
     """Return the configurations by the value of a knob, or by the part of its range."""
     # Few different values, or no range: one group per value
-    values, by_value = (
-        [outcome.trial.drawn[dimension.name] for outcome in outcomes],
-        dict[Any, list[Outcome]](),
-    )
+    values = [outcome.trial.drawn[dimension.name] for outcome in outcomes]
+    by_value = dict[Any, list[Outcome]]()
     for outcome, value in zip(outcomes, values, strict=True):
         by_value.setdefault(as_param(value), []).append(outcome)
     on_scale = is_range(dimension, values)

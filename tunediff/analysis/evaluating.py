@@ -84,8 +84,7 @@ class Cost:
         total_s = self.space.budget.total_s
         if total_s is None or START_S + rounds * self.trial_s + confirming_s <= total_s:
             return rounds, confirming_s
-        # As proposers share it out: trials leave confirming runs their reserve, and take at least
-        # half of the limit.
+        # Trials leave confirming runs their reserve, and take at least half of the limit.
         reserve_s = min(self.space.confirming_reserve * self.trial_s, total_s / 2)
         after_all_s, after_one_s = (total_s - START_S - many * self.trial_s for many in (rounds, 1))
         confirming_s = max(0.0, min(confirming_s, after_one_s, max(after_all_s, reserve_s)))

@@ -38,10 +38,8 @@ class Following:
     def read(self) -> list[TrialRecord]:
         """Read again and return the trials that have ended since the last call."""
         names = os.listdir(self._place) if self._place.is_dir() else []
-        new, ended = (
-            (name for name in names if name.startswith("t") and name not in self.records),
-            list[TrialRecord](),
-        )
+        new = (name for name in names if name.startswith("t") and name not in self.records)
+        ended = list[TrialRecord]()
         for name in sorted({*new, *self._running}, key=trial_record.by_number):
             if (trial := trial_record.read_trial(self._place / name)) is None:
                 continue

@@ -85,8 +85,7 @@ def importance(
     varied = [d for d in dimensions if len(values[d.name]) > 1]
     if len(rows) < ENOUGH or not varied or len({value for _, value in rows}) < 2:
         return None
-    # A conditional knob is judged among the trials to which it applies, with all knobs that apply
-    # to these.
+    # A conditional knob is judged among the trials to which it applies.
     where: dict[tuple[int, ...], list[str]] = {tuple(range(len(rows))): []}
     for d in varied:
         applies = tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn)

@@ -61,8 +61,7 @@ def why(
     curves = [_curve(trial, metric, ratios) for trial in (baseline, winner)]
     if not all(map(len, curves)):
         return None
-    # Trainings exceed their budget by a part of a step: ends that are this close count as the same
-    # second.
+    # Trainings exceed their budget by a part of a step: such ends count as the same second.
     ends = [float(curve[-1, 0]) for curve in curves]
     seconds = min(ends)
     if max(ends) > 1.02 * seconds:

@@ -199,10 +199,8 @@ def _add_imports(sources: dict[str, str], node: ast.Import | ast.ImportFrom) -> 
             public = [name for name in content if not name.startswith("_")]
             aliases = [ast.alias(name) for name in content.get("__all__", public)]
     for alias in aliases:
-        name, line = (
-            alias.asname or alias.name.partition(".")[0],
-            f"{start}import {ast.unparse(alias)}",
-        )
+        name = alias.asname or alias.name.partition(".")[0]
+        line = f"{start}import {ast.unparse(alias)}"
         lines = sources.get(name, "").splitlines()
         # `import a.b` and `import a.c` both bind `a`.
         dotted = [one for one in (*lines, line) if one.startswith("import ") and " as " not in one]

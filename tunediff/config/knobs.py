@@ -315,10 +315,8 @@ def fields_of(cls: type, where: str) -> dict[str, Any]:
         content["__annotations__"][name] = Annotated[hint, Field(description=words.get(name))]
         content[name] = default
         if dataclasses.is_dataclass(default) and not is_pydantic_dataclass(type(default)):
-            make, plain = (
-                TypeAdapter(hint).validate_python,
-                dataclasses.asdict(typing.cast(Any, default)),
-            )
+            make = TypeAdapter(hint).validate_python
+            plain = dataclasses.asdict(typing.cast(Any, default))
             content[name] = dataclasses.field(default_factory=functools.partial(make, plain))
     return content
 

@@ -77,9 +77,7 @@ def _declaring(folder: Path) -> list[tuple[Path, list[Path]]]:
     """Return the result folders that a journal may belong to, with their configurations."""
     places = [(folder, [folder / CONFIG])]
     if folder.parent.name == "trials":
-        search, names = (
-            folder.parent.parent,
-            (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES)),
-        )
+        search = folder.parent.parent
+        names = (SEARCH, BASELINE, *(f"{side}/{CONFIG}" for side in SIDES))
         places.insert(0, (search, [search / name for name in names]))
     return [(root, [config for config in configs if config.is_file()]) for root, configs in places]

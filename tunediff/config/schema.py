@@ -224,8 +224,7 @@ class Schema:
     def _explain(self, detail: Any, where: str) -> str:
         """Return one line for one pydantic error: place, key, value, allowed values."""
         path = [str(part) for part in detail["loc"]]
-        # A union adds its tag to the location: timesteps.loss_second_moment.history →
-        # timesteps.history.
+        # A union adds its tag to the location: timesteps.NAME.history → timesteps.history.
         if len(path) > 2 and path[1] in self.members.get(f"{path[0]}.name", {}):
             path.pop(1)
         key, value = ".".join(path), detail.get("input")

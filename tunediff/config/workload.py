@@ -365,8 +365,7 @@ def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
     Of a file `mine.py`, `mine.py:NAME` selects one of its `PRESETS`. The configuration is not yet
     checked as a whole. Raises `ConfigError`.
     """
-    # `images` needs a path, which the caller adds: rules that join knobs are applied when all of
-    # them are known.
+    # The caller adds the path of `images`: rules that join knobs apply when all are known.
     for workload in map(find, SHIPPED):
         if name in workload.presets:
             return _baseline(workload, workload.presets[name], f"workload {name}")

@@ -328,8 +328,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.passes, record.end, record.ended = event["passes"], None, 0.0
         elif kind == "loaded":
             record.fingerprint = event["fingerprint"]
-        # Evaluations: a resumed trial may measure a point again, and training continued from the
-        # later line.
+        # A resumed trial may measure a point again, and training continued from the later line.
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)

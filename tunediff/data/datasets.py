@@ -24,8 +24,7 @@ def dataset_options(
     if length(source) is None:
         stream = Stream(cast(Any, source), order, start, collate)
         return {"dataset": stream, "batch_size": None, "collate_fn": _unchanged}
-    # The iteration is endless; it ends with a pass over the set only where loader processes must
-    # not persist.
+    # Endless; it ends with a pass over the set only where loader processes must not persist.
     per_pass = max(1, order.count // (order.micro * order.world))
     limit = None if loader.persistent_workers else per_pass
     as_float = loader.transfer == "float32"

@@ -123,8 +123,7 @@ class _WaitInit:
             def held_fetch(index: Any) -> Any:
                 while self._closed.item() and _exists(self._owner):
                     time.sleep(POLL_S)
-                # What it works while the clock stands still, whenever that begins or ends
-                # meanwhile.
+                # The work while the clock stands still, whenever that begins or ends.
                 still_s = _still_s(self._still)
                 try:
                     return fetch(index)

@@ -174,8 +174,7 @@ class _LoaderBatches:
     def __next__(self) -> Any:
         try:
             batch = next(self._batches, None)
-            # A first pass without a batch is too short: later ones would give some only as long as
-            # rests add up
+            # A first pass without a batch is too short: later ones would only give some from rests
             if batch is None and self._had_batch:
                 self._passes += 1
                 if isinstance(self._loader.dataset, Stream):

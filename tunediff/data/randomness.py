@@ -13,8 +13,7 @@ import torch
 
 def seed(value: int) -> None:
     """Seed all three. Generators of GPUs are not changed."""
-    # torch.manual_seed visits every kind of device: a hundred times as long, too long for each item
-    # of a data set.
+    # torch.manual_seed visits every kind of device: too long for each item of a data set.
     torch.default_generator.manual_seed(value)
     seed_libraries(value)
 

@@ -84,10 +84,8 @@ def captured() -> dict[str, Any]:
         def about(self, facts: Mapping[str, Any]) -> None:
             outcome.update(facts)
 
-    world, eager = (
-        alone(),
-        cfg.override(cfg.baseline("digits"), {"optimizer.implementation": "fused"}),
-    )
+    world = alone()
+    eager = cfg.override(cfg.baseline("digits"), {"optimizer.implementation": "fused"})
     config = cfg.override(eager, {"compile.capture": "step"})
     run(Engine(config, Budget(steps=6), world, CaptureObserver(), evaluates=False))
     point = run(Engine(eager, Budget(steps=30), world, evaluates=False)).points[-1]

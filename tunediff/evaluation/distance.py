@@ -29,8 +29,7 @@ class FeatureStatistics:
     """Count, mean and covariance of features added in batches, by one process or several."""
 
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
-        # One tensor, so that one collective merges it: the count, the sums [d], the sums of outer
-        # products [d, d].
+        # One tensor, merged by one collective: count, sums [d], sums of outer products [d, d].
         self._sums = torch.zeros(1 + dim + dim * dim, dtype=torch.float64, device=device)
         self._dim = dim
 

@@ -70,8 +70,7 @@ class ImageNoise:
         noise = torch.cat(blocks)[start - offset : stop - offset]
         if self._device.type != "cuda":
             return noise.to(self._device)
-        # From page-locked memory the host goes on to the next step, and draws its noise, while the
-        # GPU computes.
+        # From page-locked memory the host draws the next step's noise while the GPU computes.
         return noise.pin_memory().to(self._device, non_blocking=True)
 
 

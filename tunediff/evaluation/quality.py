@@ -118,8 +118,7 @@ class Quality:
                     distances.append(frechet(seen, real.reference))
                 names = ("frechet_quarter", "frechet_half", "frechet")
                 metrics |= zip(names, map(Value, distances, self._stops), strict=True)
-                # With fewer images per feature the bias follows another law than 1/N: see
-                # `extrapolated`.
+                # With fewer images per feature the bias is not about 1/N: see `extrapolated`.
                 straight = self._stops[0] >= STRAIGHT * self._extractor.dim
                 limit = extrapolated(self._stops, distances) if straight else None
                 metrics["frechet_infinite"] = Value(limit, None)

@@ -240,8 +240,7 @@ class _Clock:
         """Return after which epochs, or steps of an epoch, Lightning calls a scheduler."""
         if interval != "step" or frequency == 1:
             return [number % frequency == 0 for number in range(1, frequency + 1)]
-        # Lightning counts the batches of an epoch, and looks at their number after each optimizer
-        # step.
+        # Lightning looks at the number of an epoch's batches after each optimizer step.
         self.trainer.fit_loop.setup_data()
         batches = self.trainer.num_training_batches
         accumulation = self._trial.config.loader.accumulation

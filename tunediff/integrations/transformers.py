@@ -184,8 +184,7 @@ class _UnderClock:
     ) -> Any:
         # what the number of samples covers, for samples per second
         self.state.max_steps = self.schedule_steps
-        # After a resume the Trainer divides all steps of the training by the time since
-        # `start_time`.
+        # After a resume the Trainer divides all steps by the time since `start_time`.
         return super()._finalize_training(trial, num_train_samples, self._began_s)  # type: ignore[misc]
 
 

@@ -203,8 +203,7 @@ class Nodes:
             )
             self._fit[node] = None
         machines = nodes()
-        # In threads: a check takes seconds to minutes, in which the trials of other nodes would
-        # stand still.
+        # In threads: during a check of minutes the trials of other nodes would stand still.
         for machine in machines:
             if machine.id not in self._fit:
                 self._fit[machine.id] = None  # until its check has ended

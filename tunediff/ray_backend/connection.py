@@ -136,8 +136,7 @@ def _ray_options(address: str | None) -> dict[str, Any]:
         return {"runtime_env": there.runtime_env()}
     # Ray's own count knows nothing of affinity, and ours is what the plan was made for
     here = resources.local()
-    # The dashboard also frees the placement groups of trials that were stopped early: without it a
-    # search can hang.
+    # The dashboard frees the placement groups of stopped trials: else a search can hang.
     dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
     return {"num_cpus": here.cores, "num_gpus": here.gpus, **dashboard}
 

@@ -46,8 +46,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
 
     def __getstate__(self) -> dict[str, object]:
-        # Tune keeps a pickled copy of all it was given; nobody reads it, and all that matters is on
-        # disk
+        # Tune keeps a pickled copy of all it was given, which nobody reads: all is on disk
         return {}
 
     def save(self, checkpoint_path: str) -> None:

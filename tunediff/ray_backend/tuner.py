@@ -118,8 +118,7 @@ def driver_resources() -> tune.PlacementGroupFactory:
     """Return a trial's driver's resources, on the search's node: lost nodes have none."""
     here = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == here)
-    # A head that trains nothing has no CPUs; Ray gives every node one unit of a resource named
-    # after its address.
+    # A head may have no CPUs; every node has one unit of a resource named after its address.
     resources = (
         {"CPU": 0.01}
         if node["Resources"].get("CPU")

@@ -133,8 +133,7 @@ class LiveTable(Console):
             return self.terminal.width - sum(widths) - 2 * len(headings)
 
         needed = min(CHANGES_WIDTH, max(len(row[CHANGES]) for row in rows))
-        # Drop columns, the least important first, then shorten the objective's heading, until the
-        # changes have room.
+        # Drop columns, the least important first, then shorten the heading until changes fit.
         for name in ("MiB", f"{self.results.unit}/s", self.results.versus_heading, "curve"):
             if room() < needed:
                 headings.pop(name, None)

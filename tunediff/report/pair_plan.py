@@ -68,11 +68,9 @@ def _objective(config: Any) -> list[str]:
 
 def lines(plan: Mapping[str, Any]) -> list[str]:
     """Return the plan in words, with a warning of other load on the machine."""
-    least, most, total_s = (
-        plan["pairs_at_least"],
-        plan["pairs_at_most"],
-        plan["evaluation_s_at_most"],
-    )
+    least = plan["pairs_at_least"]
+    most = plan["pairs_at_most"]
+    total_s = plan["evaluation_s_at_most"]
     if not plan["budget_s"]:
         runs = f"runs: at most {most} pairs × 2 of equally many samples, as long as they take"
         return [runs, *load_warning(plan), *plan["data"]]

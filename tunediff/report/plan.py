@@ -166,8 +166,7 @@ def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> 
 
     workers: of the largest trial. slots: trials at once.
     """
-    # A budget in device-seconds is shared by the devices of a trial, any other budget holds for
-    # each of them.
+    # Devices share a budget in device-seconds; any other budget holds for each of them.
     budget = space.budget
     devices = 1 if budget.unit == "device" else workers
     confirming_s = sum(runs * each_s for runs, each_s in space.again)

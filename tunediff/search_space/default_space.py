@@ -28,8 +28,7 @@ def infer_search_space(
     set, which are not searched; `emulated`: values of `precision.amp` that would be slower here.
     Raises `ConfigError` for a `SEARCH` that is no dictionary.
     """
-    # Knobs of the workload; those of a union's member only if the baseline has that member or
-    # searches the union
+    # Knobs of the workload, and of a union's member that the baseline has or the search draws
     searched: Lines = {}
     values = cfg.flat(baseline)
     for knob in baseline.schema.knobs.values():

@@ -175,8 +175,7 @@ def count(dimensions: Sequence[Dimension]) -> float:
         conditions = {condition for dimension in later for condition in dimension.conditions}
         if not met.issuperset(head.conditions):
             return points(i + 1, met & conditions)
-        # Values that meet the same conditions count alike, as do all those of a range that no
-        # condition names
+        # Values that meet the same conditions count alike, as does a range without conditions
         own = [condition for condition in conditions if condition[0] == head.name]
         named = {value for _, allowed in own for value in allowed}
         values = named if head.choices is None else {as_param(choice) for choice in head.choices}

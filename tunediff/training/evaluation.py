@@ -35,8 +35,7 @@ def evaluate(run: TrainingRun) -> Mapping[str, Any]:
     assert run.evaluation is not None
     assert run.model is not None
     models = [model for model in (run.model, run.result) if model is not None]
-    # Buffers, such as batch statistics, may differ between ranks: all judge the model that rank 0
-    # saves.
+    # Buffers may differ between ranks: all judge the model that rank 0 saves.
     if run.strategy.replicas.size > 1:
         for buffer in dict.fromkeys(buffer for model in models for buffer in model.buffers()):
             run.world.first(buffer)

@@ -59,8 +59,7 @@ def backward(losses: Losses, scaled: Callable[[Tensor], Tensor]) -> None:
     """
     for number, (optimizer, loss) in enumerate(losses.items(), 1):
         optimized = parameters(optimizer)
-        # Not `loss.backward(inputs=own)`: its hooks would make DistributedDataParallel average at
-        # the first loss.
+        # With `inputs=own`, DistributedDataParallel's hooks would average at the first loss.
         gradients = torch.autograd.grad(
             scaled(loss), optimized, retain_graph=number < len(losses), allow_unused=True
         )

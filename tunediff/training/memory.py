@@ -78,8 +78,7 @@ def _recomputed(block: nn.Module, forward: Any, *inputs: Any, **named: Any) -> A
 
 def _run(block: nn.Module, forward: Any, *inputs: Any, **named: Any) -> Any:
     """Run a block; within a backward pass it is the repetition."""
-    # A compiled graph updates statistics once by itself, and torch.compile takes no `context_fn`
-    # that says so.
+    # A compiled graph updates statistics once; torch.compile takes no `context_fn` for it.
     again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
     with _frozen_statistics(block) if again else contextlib.nullcontext():
         return forward(*inputs, **named)

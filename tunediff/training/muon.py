@@ -33,8 +33,7 @@ class MuonAdamW(torch.optim.AdamW):
         super().__init__(
             [{"matrices": 0, "momentum": momentum, **group} for group in groups], **options
         )
-        # The fused AdamW would let GradScaler call a step of infinite gradients and pass over it by
-        # itself.
+        # With the fused AdamW, GradScaler would leave steps of infinite gradients to it.
         self._step_supports_amp_scaling = False
 
     @torch.no_grad()
@@ -155,8 +154,7 @@ def matrix_count(name: str, parameter: Tensor) -> int:
     """Return the number of matrices in a parameter that Muon updates; 0: AdamW does."""
     if parameter.ndim < 2 or 1 in parameter.shape[:2]:
         return 0
-    # Tables of biases and positions are parameters of their own, not the `weight` of a layer, as in
-    # Swin transformers.
+    # Tables of biases and positions are parameters, not the `weight` of a layer (Swin).
     if any(word in name.rpartition(".")[2] for word in ("bias", "pos", "embed")):
         return 0
     rows, columns = len(parameter), parameter.numel() // len(parameter)

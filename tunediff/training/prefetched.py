@@ -192,8 +192,7 @@ def _speed(takes: collections.deque[Take | None], across: bool) -> tuple[LoaderS
     totals = list(itertools.accumulate(waits))
     if not waits or not totals[-1]:
         return None
-    # The wait that half of the waiting belongs to: neither many short ones nor a single long one
-    # changes it
+    # The wait of the middle: neither many short ones nor a single long one changes it
     stall_s = waits[bisect.bisect_left(totals, 0.5 * totals[-1])]
     batches, stalls, interval_s, wait_s = 0, 0, 0.0, 0.0
     last, count, waited_s = None, 0, 0.0

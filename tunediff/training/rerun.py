@@ -248,8 +248,7 @@ def _evaluated(
         " weights"
     )
     learned, judged = program.loaded - program.fresh, set(program.record.called)
-    # Weights that an evaluation swaps in are those of an untrained model here, and may be so in the
-    # first run too.
+    # Weights that an evaluation swaps in are untrained here, and perhaps in the first run.
     if learned and not judged & learned and judged & (program.fresh - program.loaded):
         raise engine.mistake(
             f"evaluate_with: judges other weights than those that are saved; {saved}"

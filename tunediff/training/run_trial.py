@@ -26,8 +26,7 @@ LOST_PEER_SIGNS = (
     # gloo
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe",
     "no route to host",
-    # NCCL: what ncclGetErrorString says of a lost peer, its log in torch's message, and torch's
-    # watchdog
+    # NCCL: ncclGetErrorString of a lost peer, its log in torch's message, torch's watchdog
     "ncclremoteerror", "remote process exit", "connection closed by remote peer", "ncclsystemerror",
     "nccl communicator was aborted", "collective operation timeout",
 )  # fmt: skip

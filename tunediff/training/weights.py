@@ -97,8 +97,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Mapped, not read: of a checkpoint only the weights are wanted. weights_only: never runs
-        # code from a file.
+        # Mapped: of a checkpoint only the weights are read. weights_only: runs no code.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -87,10 +87,8 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     if (same := confirming_runs.of_finalists(results.folder, content["trials"])) is not None:
         return same, spaces.load(spaces.of_search(same))
     number = 1 + len(confirming_runs.folders(results.folder))
-    folder, seed = (
-        results.folder / confirming_runs.folder_name(number),
-        results.space.baseline.seed + number * SEED_OFFSET,
-    )
+    folder = results.folder / confirming_runs.folder_name(number)
+    seed = results.space.baseline.seed + number * SEED_OFFSET
     content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}
     if (count := of_finalists(results, is_here)[0]) > 1:
         content["at_once"] = count

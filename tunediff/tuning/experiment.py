@@ -141,8 +141,7 @@ def time_is_up(
     if (total_s := space.budget.total_s) is None:
         return False
     expected_s = max([*durations_s, space.longest_s])
-    # Without a second trial there is nothing to confirm; and trials get at least half of the
-    # limit.
+    # A single trial confirms nothing; trials get at least half of the limit.
     runs = repeats_left + (space.confirming_reserve if len(durations_s) > 1 else 0)
     return spent_s + expected_s > total_s - min(runs * expected_s, total_s / 2)
 

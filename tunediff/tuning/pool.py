@@ -116,10 +116,8 @@ class Pool:
 
         Takes the machine that the trial fills best, so that larger trials find room later.
         """
-        units, free = (
-            self._share.units,
-            {machine: self._free(machine) for machine in self._machines},
-        )
+        units = self._share.units
+        free = {machine: self._free(machine) for machine in self._machines}
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
             if not fitting:

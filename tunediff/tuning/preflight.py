@@ -58,10 +58,8 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
     Raises `ConfigError` where nothing else is searched.
     """
     searched = {dimension.name for dimension in space.dimensions} - {"seed"}
-    title, own = (
-        space.workload.title,
-        {field.name for field in dataclasses.fields(space.schema.own)},
-    )
+    title = space.workload.title
+    own = {field.name for field in dataclasses.fields(space.schema.own)}
     if doubtful := {
         knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in own
     }:

@@ -106,8 +106,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     # ---- a trial that has ended meanwhile is only reported
     trial = record.read_trial(job.folder)
     if world.agree(float(trial is not None and trial.finished)):
-        # Workers whose slot was killed live on for seconds, and may end a trial that was handed out
-        # again meanwhile.
+        # Workers outlive their slot by seconds, and may end a trial that was handed out again.
         if world.main and trial is not None:
             connection.send(trial.end)
         return

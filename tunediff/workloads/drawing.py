@@ -82,8 +82,7 @@ def sampler_knobs(
         values |= {name: default for name, default in defaults.items() if values[name] is None}
     if "steps" in SAMPLERS[sampler][1] and args.steps is None:
         values["steps"] = min(values["steps"] or config.evaluation.steps, chain)
-    # The sampler comes last: the training's may not follow these steps, and then they may be too
-    # many for it.
+    # The sampler comes last: the training's may not follow these steps, or allow fewer.
     return {**values, "sampler": sampler}
 
 

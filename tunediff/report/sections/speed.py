@@ -77,8 +77,7 @@ def _fronts(results: Results, frame: pd.DataFrame, highlights: Highlights) -> Fi
             zorder=1,
             label="other trials",
         )
-        # The front has no line: between its points lie trials that were not run, and differences
-        # are often noise.
+        # No line: between the points lie trials that were not run, and noise.
         best = measured[measured[f"on_front_{name}"]]
         look: dict[str, Any] = {"markerfacecolor": "none", "markersize": 11, "markeredgewidth": 1.1}
         look |= {"color": style.INK, "zorder": 4, "label": "Pareto-optimal"}

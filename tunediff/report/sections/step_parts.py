@@ -31,8 +31,7 @@ def step_parts(
     rows = [[part, theirs.get(part), mine.get(part)] for part in names]
     columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
     files.csv("step", pd.DataFrame(rows, columns=columns))
-    # The part that saves or costs most is named only if the difference in speed is beyond the
-    # noise of one run.
+    # The largest part is named only if the difference in speed is beyond the noise.
     before, after = sum(theirs.values()), sum(mine.values())
     sentence = f"1,000 {unit} take {secs(after)} of training instead of {secs(before)}"
     speed, of_base, scatter = rate(winner), rate(base), noise_of_run(context, RATE)

@@ -216,8 +216,7 @@ def _quantities(
         rows.append((f"{label} at equal {unit} ({parts.equal_samples:,})", *at_samples))
         rows.append((f"{unit} seen by then", *parts.samples))
     rows.append(at_end(f"{unit}/s, last interval", RATE))
-    # A trial of `open_study` that reports no samples reports no steps either: its points are
-    # counted instead.
+    # A trial of `open_study` without samples has no steps either: its points are counted.
     if any(last(trial, "samples") for trial in (base, winner)):
         rows.append(at_end("optimizer steps", "steps"))
         rows.append((f"{unit} per step", samples_per_step(base), samples_per_step(winner)))

@@ -33,8 +33,7 @@ class Ddp(Single):
             static_graph=options.static_graph,
         )
         if options.gradients == "bf16":
-            # A lambda: DistributedDataParallel refuses the hook without a GPU, by its name, though
-            # gloo can do it.
+            # A lambda: without a GPU the hook is refused by its name, though gloo can do it.
             wrapped.register_comm_hook(
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
             )

@@ -46,8 +46,7 @@ class Copies(nn.DataParallel[nn.Module]):
     def parallel_apply(
         self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
-        # torch tells its threads that autocast is on, and not of which type: bf16 would become
-        # float16.
+        # torch's threads learn that autocast is on, not its type: bf16 would become float16.
         kind = self.src_device_obj.type
         dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         autocast = functools.partial(torch.autocast, kind, dtype, enabled=enabled)

@@ -45,8 +45,7 @@ class HeldOutEvaluator:
         # Batch statistics differ between ranks: those of rank 0 are saved.
         for buffer in model.buffers():
             world.first(buffer)
-        # Every rank fills in some rows, in as many batches as every other rank; the sum over ranks
-        # is complete.
+        # Every rank fills some rows, in equally many batches; the sum over ranks is complete.
         work = Progress("held-out images", count)
         for start in range(0, count, world.size * size):
             work.more(world.size * size * (start > 0))

@@ -58,8 +58,7 @@ class Diffusion:
         self.posterior_variance = self.betas * (1 - ab_prev) / (1 - ab)
         self.posterior_coef_x0 = self.betas * ab_prev.sqrt() / (1 - ab)
         self.posterior_coef_xt = alphas.sqrt() * (1 - ab_prev) / (1 - ab)
-        # The posterior variance is 0 at t = 0; both variances take its value at t = 1 there, to
-        # have a logarithm.
+        # The posterior variance is 0 at t = 0; for a logarithm both take their value at t = 1.
         later = self.betas[1:] if process.variance == "fixed_large" else self.posterior_variance[1:]
         self.log_variance = torch.cat((self.posterior_variance[1:2], later)).log()
 

@@ -102,8 +102,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         h, time = self.norm1(x), self.time(embedding)
-        # In place: nothing else uses the output of a convolution, and its backward pass does not
-        # need it.
+        # In place: nothing else, and no backward pass, needs the output of a convolution.
         if fused_norm(h) is None:
             h = self.dropout(self.norm2(self.conv1(h).add_(time[:, :, None, None])))
         else:  # adds the bias as well, whose gradient is then no pass over memory

@@ -105,16 +105,14 @@ class LossSecondMomentSampler(Adaptive):
         self, knobs: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World
     ) -> None:
         super().__init__(knobs, diffusion, channels, world)
-        # Row t holds its last H losses, as a ring; one spare element takes what is not to be
-        # remembered.
+        # Row t is a ring of its last H losses; a spare element takes what is forgotten.
         self._memory = self._zeros(self.steps * knobs.history + 1)
         self._history = self._memory[:-1].view(self.steps, knobs.history)
         self._counts = self._zeros(self.steps).long()  # losses seen so far
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
         losses, limit = weights * errors, self.knobs.history
-        # A t that occurs several times takes consecutive entries of its ring, in the order of the
-        # batch.
+        # A t that occurs several times takes consecutive entries, in the order of the batch.
         t, order = t.sort(stable=True)
         first, end = torch.searchsorted(t, t), torch.searchsorted(t, t, right=True)
         index = torch.arange(len(t), device=self.device)

@@ -171,10 +171,8 @@ class WienerSampler(Adaptive):
             super()._collect(t, errors, weights)
 
     def _learn(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        ratio, share = (
-            errors * self.to_epsilon[t] / self.filter_error[t],
-            self._narrow[t] / self._p[t],
-        )
+        ratio = errors * self.to_epsilon[t] / self.filter_error[t]
+        share = self._narrow[t] / self._p[t]
         finite = ratio.isfinite()  # loss scaling skips steps that overflow
         weighted = (torch.where(finite, share * ratio, 0.0), torch.where(finite, share, 0.0))
         added = torch.stack(weighted).sum(1)
