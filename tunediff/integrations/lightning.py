@@ -21,7 +21,7 @@ import torch
 
 from tunediff.integrations import require
 from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed, fixed, neutral
-from tunediff.integrations.lightning_state import Loops, Saved
+from tunediff.integrations.lightning_state import CallbackStates, Loops
 from tunediff.integrations.seam import (
     BudgetScheduler,
     check_finished,
@@ -227,7 +227,7 @@ class _Clock:
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
         checkpoint = self._framework.callbacks.Checkpoint
-        trial.keep(callbacks=Saved(trainer, pl_module, checkpoint))
+        trial.keep(callbacks=CallbackStates(trainer, pl_module, checkpoint))
         if trial.evaluator is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 

@@ -36,7 +36,7 @@ class Loops:
             fetcher.fetched = self._epoch.batch_progress.current.ready
 
 
-class Saved:
+class CallbackStates:
     """What callbacks, data module and module put into a checkpoint of Lightning."""
 
     def __init__(self, trainer: Any, module: Any, checkpoint: type) -> None:

@@ -71,8 +71,8 @@ class Pipeline(Single):
             self._cut(inputs, autocast)
         refuse(  # the stages receive one shape
             len(inputs[0]) != self._count,
-            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items: the"
-            f" first has {self._count}; allowed: a loader with drop_last=True",
+            f"parallel.strategy: pipeline is not allowed with a batch of {len(inputs[0])} items:"
+            f" the first has {self._count}; allowed: a loader with drop_last=True",
         )
         # The last rank's own targets may belong to other inputs: its loader, or the loop, may draw
         # from the rank's generators.

@@ -54,8 +54,8 @@ def chain(model: nn.Module) -> list[nn.Module]:
         links = list(make())
     refuse(
         not links,
-        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential and"
-        " has no chain(); allowed: ddp, fsdp, single",
+        f"parallel.strategy: pipeline is not allowed: {type(model).__name__} is no nn.Sequential"
+        " and has no chain(); allowed: ddp, fsdp, single",
     )
     return links
 
