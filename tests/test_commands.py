@@ -243,18 +243,6 @@ def found(tmp_path):
     return finished(tmp_path / "results" / "night", search_space.parse(FILE, "space.yaml"))
 
 
-def test_results(found):
-    assert (found.leader.name, found.baseline.name, found.label) == ("t0001", "t0000", "FD (classifier)")
-    assert [outcome.trial.name for outcome in found.ranked] == ["t0001", "t0000"]
-    assert found.versus_baseline(found.leader) == 0.5
-    assert found.time_to_target_speedup(found.leader) == 2.0  # the baseline's 6.0 is reached after 10 of 20 seconds
-    assert found.seconds()["train"] == 50.0
-    table = found.table().set_index("trial")
-    assert list(table["status"]) == ["ok", "ok", "oom", "running"]
-    assert table.loc["t0001", "loader.batch_size"] == 64
-    assert len(found.curves()) == 5
-
-
 @pytest.mark.parametrize(("status", "said"), [("pruned", True), ("ok", False)])
 def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monkeypatch, capsys, status, said):
     folder = tmp_path / "night"

@@ -350,14 +350,6 @@ def test_a_run_that_fails_ends_it(backend, capsys):
     assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
 
 
-def test_a_run_whose_workers_died_runs_again_on_resume(backend, capsys):
-    backend.ends = {"t0003": End("error", "the workers died 2 times: killed", process_died=True)}
-    assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 12
-    backend.ends = {}
-    assert compare.main(["--resume", "x"]) == 0
-    assert "verdict: better\n" in capsys.readouterr().out
-
-
 # --------------------------------------------------------------------------------------------------- cost and progress
 @pytest.fixture
 def measured(probe_says):
@@ -408,18 +400,6 @@ def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, check_
     out = capsys.readouterr().out
     assert "] WARNING: A, mine.py: train(trial) never reads loader.batch_size, width\n" in out
     assert "] WARNING: other processes use 63% of the cores: " in out
-
-
-def test_compare_json_tells_progress_and_cost_on_stderr(backend, measured, capsys):
-    assert (
-        compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--seed", "500", "--json"])
-        == 0
-    )
-    out, error = capsys.readouterr()
-    assert json.loads(out)["verdict"] == "better"
-    assert re.search(r"^\[ +\d+s\] cost: at most 8m00s of training", error, re.M)
-    assert re.search(r"^\[ +\d+s\] A seed 500  FD \(classifier\) [\d.]+ at 20.0 s", error, re.M)
-    assert "after 3 pairs: " in error
 
 
 def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(backend, measured, capsys):

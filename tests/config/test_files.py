@@ -23,17 +23,6 @@ def test_import_is_light():
     )
 
 
-def test_dump_and_load_give_the_same(tmp_path):
-    config = cfg.override(
-        cfg.baseline("digits"),
-        {"timesteps.name": "loss_second_moment", "timesteps.uniform_share": 0.013, "model.multipliers": [1, 2, 4]},
-    )
-    (tmp_path / "c.yaml").write_text(cfg.dump(config, ["a comment", "another: one"]))
-    again = cfg.load(tmp_path / "c.yaml")
-    assert again == config
-    assert cfg.fingerprint(again) == cfg.fingerprint(config) != cfg.fingerprint(DEFAULT)
-
-
 def test_files_say_their_format_and_one_of_a_newer_format_is_refused(tmp_path):
     path, config = tmp_path / "c.yaml", cfg.baseline("digits")
     path.write_text(cfg.dump(config, ["a comment"]))
@@ -60,11 +49,6 @@ def test_configurations_travel_to_other_processes():
     again = pickle.loads(pickle.dumps(config))
     assert again == config == copy.deepcopy(config)
     assert type(again) is type(config)
-
-
-def test_flat_and_nest_are_inverse():
-    config = cfg.baseline("digits")
-    assert cfg.from_dict(cfg.nest(cfg.flat(config)), "here") == config
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,6 @@ def test_class_folders_become_labels(tmp_path: Path, place: Any) -> None:
     assert found.pixels[:, 0, 0, 0].tolist() == [1, 11, 21, 0, 10, 20], "files in sorted order"
 
 
-def test_folder_and_zip_give_the_same_set(tmp_path: Path) -> None:
-    plain = images.load(data(folder(tmp_path / "set", CLASSES)))
-    packed = images.load(data(archive(tmp_path / "set.zip", {f"wrapped/twice/{n}": c for n, c in CLASSES.items()})))
-    assert plain.digest == packed.digest
-    assert plain.class_names == packed.class_names
-
-
 def test_splits_below_a_top_folder(tmp_path: Path) -> None:
     path = archive(tmp_path / "set.zip", SPLITS | {"set/test/notes.txt": b"x", "set/cover.png": colour(1)})
     train = images.load(data(path, split="train"))

@@ -224,9 +224,3 @@ def test_damaged_folders_are_refused_in_a_line(night, tmp_path, capsys, break_it
     assert message in error
     assert error.startswith("error: ")
     assert not (night / "report.html").exists()
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones(night, tmp_path, capsys):
-    assert command.main(["nihgt", "--storage", str(tmp_path)]) == 2
-    assert "nihgt: no such search" in (error := capsys.readouterr().err)
-    assert "there are: night" in error

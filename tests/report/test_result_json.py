@@ -13,7 +13,6 @@ from tunediff import cli, search
 from tunediff.api import search_run
 from tunediff.core import text
 from tunediff.report import result_json, summary
-from tunediff.report.headline import headline
 
 
 @pytest.mark.parametrize("command", MODELS)
@@ -37,13 +36,6 @@ def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path):
     assert block["best_trial"] == "t0000"
     assert block["best_values"] == block["baseline_values"] == [2.0, 2.2]
     assert block["best_value"] == block["baseline_value"] == pytest.approx(2.1)
-
-
-def test_a_trial_ahead_of_the_baselines_mean_alone_is_compared_with_that(tmp_path):
-    known = search_run.read(noisy(tmp_path / "night", repeats=(6.5,), others=(4.5, 7, 8), baseline=4.0))
-    assert "FD (classifier) is 4.5; the baseline (t0000) has 5.25, the mean of 2 runs: no significant" in headline(
-        known
-    )
 
 
 def test_small_numbers_of_tables_keep_their_digits():

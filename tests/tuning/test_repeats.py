@@ -186,15 +186,6 @@ def test_the_run_by_which_a_configuration_was_chosen_is_not_part_of_the_noise(ma
     assert (told.runs, told.configurations, told.freedom) == (4, 2, 2), "5.0 and 5.5, 3.0 and 3.3"
 
 
-def test_the_headline_says_that_the_value_is_a_mean(make):
-    from tunediff.report.headline import headline
-
-    searcher = make(**SEARCH)
-    for number, value in enumerate((5.0, 3.0, 4.0, 9.0, 3.2, 3.4, 4.0, 4.0)):
-        ended(searcher, value, number)
-    assert "is 3.2, the mean of 3 runs" in headline(evidence.Evidence(read(searcher)))
-
-
 def test_the_headline_compares_with_the_mean_of_the_baselines_runs(make):
     from tunediff.report.headline import headline
 

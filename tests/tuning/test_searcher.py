@@ -10,7 +10,6 @@ import pytest
 from tests.helpers import point
 from tests.tuning.asked import BIG, EARLIER, FILE, AskedBackend, end, pool, study
 from tunediff import search_space
-from tunediff.config import workload
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
@@ -30,13 +29,6 @@ def test_first_points_come_first_and_every_configuration_once(make):
         end(searcher, suggestion, f"tune{i}", value=float(i))
     assert drawn[:2] == [(128, False), (64, False)]
     assert len(set(drawn)) == 6  # the whole space
-    assert searcher.suggest("tune6") == "FINISHED"
-
-
-def test_a_small_space_ends_the_search(make):
-    searcher = make(budget={"per_trial": "3s", "trials": 50})
-    for i in range(6):
-        end(searcher, searcher.suggest(f"tune{i}"), f"tune{i}")
     assert searcher.suggest("tune6") == "FINISHED"
 
 
@@ -496,24 +488,6 @@ def test_the_baseline_runs_again_on_another_seed(make):
     assert told == [(baseline, 5.0), (baseline, 6.0)], "Optuna learns both values of one point"
 
 
-def test_a_resumed_search_knows_which_run_repeats_the_baseline(make, tmp_path):
-    first = make(in_file=True, noise=2)
-    end(first, first.suggest("a"), "a")
-    running = first.suggest("b")
-    end(first, running, None, status=None)  # killed while it trained
-    assert running["seed"] == 1
-    (tmp_path / "study.db").unlink()  # and the study with it
-    second = make(in_file=True, noise=2)
-    again = second.suggest("x")
-    assert (again["trial"], again["spec"].drawn) == (running["trial"], running["spec"].drawn)
-    end(second, again, "x", begin=False)
-    assert (made := make(in_file=True, noise=2).suggest("y"))["spec"].drawn == {
-        "loader.batch_size": 64,
-        "loader.resident": False,
-    }
-    assert made["trial"] == "t0002"
-
-
 def test_a_raised_limit_brings_the_second_run_of_the_baseline(make):
     """Five trials are too few for it, eight are not; and no point runs twice because there are others before it now."""
     budget = {"per_trial": "3s", "trials": 3}
@@ -709,22 +683,6 @@ def test_no_failure_makes_the_next_one_worse(make):
         else:
             end(searcher, suggestion, name, status=status)
     assert [t.value for t in study(searcher) if t.value is not None] == [7.0] + [14.0] * 5
-
-
-def test_failures_of_a_search_for_the_highest_are_told_as_low(make, monkeypatch):
-    monkeypatch.setitem(workload.SHIPPED, "ranker", "tests.ranker")
-    searcher = make(workload="ranker")
-    for name, value in (("a", -5.0), ("b", -2.0)):
-        suggestion = searcher.suggest(name)
-        config = searcher.proposer.space.config(suggestion["spec"].drawn)
-        journal = Journal(searcher.proposer.experiment / "trials" / suggestion["trial"])
-        journal.start(config, {}, 3.0, int(suggestion["trial"][1:]))
-        journal.point(point(1, 3.0, accuracy=value))
-        journal.end(End("ok"))
-        searcher.on_trial_complete(name, {})
-    for name in ("c", "d"):
-        end(searcher, searcher.suggest(name), name, status="nan")
-    assert [t.value for t in study(searcher) if t.state.name == "COMPLETE"] == [-5.0, -2.0, -10.0, -10.0]
 
 
 def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
