@@ -146,26 +146,6 @@ def test_cached_classifier_is_of_the_labels(digits: Images, quick: Path, caplog:
     assert len(set(found)) == trainings(caplog) == 3
 
 
-@pytest.mark.parametrize("damage", [lambda good: b"", lambda good: b"rubbish" * 100, lambda good: good[:-40]])
-def test_damaged_cache_is_trained_again(
-    digits: Images, quick: Path, damage: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = features.Classifier(digits, "cpu")
-    (file,) = quick.glob("*.safetensors")
-    good = file.read_bytes()
-    file.write_bytes(damage(good))
-    assert features.Classifier(digits, "cpu").digest == first.digest
-    assert file.read_bytes() == good
-    assert "made again" in caplog.text
-
-
-def test_unusable_cache_folder_is_no_failure(digits: Images, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = features.Classifier(digits, "cpu")
-    (quick.parent / "file").write_text("in the way")
-    monkeypatch.setenv("TUNEDIFF_CACHE", str(quick.parent / "file" / "cache"))
-    assert features.Classifier(digits, "cpu").digest == first.digest
-
-
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (28, 1), (32, 3), (64, 3)])
 def test_networks_made_from_images_take_any_size(quick: Path, size: int, channels: int) -> None:
     pixels = torch.arange(20 * channels * size**2).view(20, channels, size, size).to(torch.uint8)

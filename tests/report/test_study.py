@@ -1,6 +1,5 @@
 """Studies: every quantity as worked out by hand, tables and figures from a folder alone, whatever became of the trials."""
 
-import csv
 import math
 
 import pytest
@@ -40,7 +39,7 @@ def by_grid(config):
     }  # fmt: skip
 
 
-def finished(folder, text, measure, ends=None, operations=None, number=None):
+def finished(folder, text, measure, ends=None, number=None):
     """A search folder of which every trial was measured by `measure(config)`; a set of 1,000 images.
 
     `ends[i]`: how trial i ended, (status, reason) or None for one that still runs; None in place of a point: none yet.
@@ -61,10 +60,6 @@ def finished(folder, text, measure, ends=None, operations=None, number=None):
         seconds = {"train": 4.5, "data_wait": 0.5, "compile": point.pop("compile", 0.0), "setup": 1.0} if point else {}
         if point is not None:
             journal.write("point", index=1, train_s=5.0, samples=500, steps=10, seconds=seconds, **point)
-        if operations is not None:
-            (trial / "operations.csv").write_text(
-                "operation,calls,self_s,total_s,share\n" + "\n".join(operations) + "\n"
-            )
         end = (ends or {}).get(i, ("ok", ""))
         if end is not None:
             journal.write("end", status=end[0], reason=end[1], seconds=seconds)
@@ -178,18 +173,6 @@ def by_rung(config):
     return {"samples_per_s": rate, "peak_memory_mib": 10.0}
 
 
-def test_a_ladder_shows_every_rung_on_top_of_the_others_and_alone(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
-    assert column(table, "configuration") == [
-        "base", "+ bf16", "+ batch of 256", "+ pinned", "bf16 alone", "batch of 256 alone", "pinned alone",
-    ]  # fmt: skip
-    assert column(table, "samples_per_s") == [100, 150, 300, 300, 150, 200, 100]
-    assert column(table, "percent_of_base") == pytest.approx([100, 150, 300, 300, 150, 200, 100])
-    assert column(table, "versus_previous") == [None, 1.5, 2.0, 1.0, None, None, None]
-    assert column(table, "trial") == ["t0000", "t0001", "t0002", "t0003", "t0001", "t0004", "t0005"]
-    assert column(table, "place") == ["base", *["together"] * 3, *["alone"] * 3]
-
-
 def test_runs_with_several_seeds_are_averaged(tmp_path):
     text = GRID.replace("objective:", "seeds: 2\nobjective:").replace("versus_baseline,", "versus_baseline, runs,")
 
@@ -219,17 +202,6 @@ def test_what_not_every_seed_measured_has_no_mean(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------- marks
-def test_a_knob_without_effect_is_marked_where_it_is_tried(tmp_path):
-    table = study_table.table(finished(tmp_path / "night", LADDER, by_rung))
-    marked = [row.label for row in table.rows if table.marks(row)]
-    assert marked == ["+ pinned", "pinned alone"]
-    assert "† loader.pin_memory changes nothing here: nothing is copied to a GPU" in table.notes()
-    assert len(table.notes()) == 2, "each reason once"
-    assert "| + pinned †" in table.markdown()
-    assert column(table, "not_effective")[1] == ""
-    assert "loader.non_blocking: nothing is copied" in column(table, "not_effective")[3]
-
-
 def test_disturbed_and_failed_trials_are_named(tmp_path):
     def measure(config):
         point = by_grid(config) | {"disturbed": config.loader.batch_size == 64}
@@ -267,37 +239,6 @@ def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
 
 
-# ----------------------------------------------------------------------------------------------------------- operations
-OPERATIONS = """
-workload: digits
-objective: samples_per_s
-operations: 4
-budget: {per_trial: 5s}
-trials:
-  - {precision.amp: bf16}
-study:
-  columns: [configuration, precision.amp, operation, calls, calls_per_step, self_s_per_step, total_s, share]
-"""
-LINES = [
-    f'"aten::op<{i}, float>",{8 * i},{0.1 * i:.1f},{99.0 if i == 1 else 0.2 * i:.1f},{i / 78}' for i in range(1, 13)
-]
-
-
-def test_the_ten_longest_operations_of_each_configuration(tmp_path):
-    table = study_table.table(
-        finished(tmp_path / "night", OPERATIONS, lambda _: {"samples_per_s": 10.0}, operations=LINES)
-    )
-    lines = table.records()
-    assert [line["configuration"] for line in lines] == ["baseline"] * 10 + ["precision.amp=bf16"] * 10
-    first = lines[0]
-    assert (first["operation"], first["calls"], first["calls_per_step"]) == ("aten::op<12, float>", 96, 24)
-    assert (first["self_s_per_step"], first["total_s"]) == pytest.approx((1.2 / 4, 2.4))
-    assert first["share"] == pytest.approx(12 / 78)
-    assert [line["operation"] for line in lines[:10]] == [f"aten::op<{i}, float>" for i in range(12, 2, -1)]
-    assert "self/step (ms)" in table.text()
-    assert " 300 " in table.text().splitlines()[1]
-
-
 # -------------------------------------------------------------------------------------------------------------- figures
 def with_axes(text, x, *y):
     content = yaml.safe_load(text)
@@ -314,7 +255,6 @@ FIGURES = {
     "bars": with_axes(GRID, None, "epoch_s", "peak_memory_mib"),
     "stacked": with_axes(GRID, None, "epoch_data_wait_s", "epoch_s"),
     "ladder": LADDER,
-    "operations": OPERATIONS,
 }
 
 
@@ -322,23 +262,11 @@ FIGURES = {
 @pytest.mark.parametrize("fate", ["failed", "running", "nothing"])
 def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, kind, fate):
     ends = {"failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
-    measure = by_rung if kind == "ladder" else by_grid if kind != "operations" else lambda _: {"samples_per_s": 1.0}
-    lines = LINES if kind == "operations" else None
-    found = finished(tmp_path / "night", FIGURES[kind], measure, ends, lines, number=0 if fate == "nothing" else None)
+    measure = by_rung if kind == "ladder" else by_grid
+    found = finished(tmp_path / "night", FIGURES[kind], measure, ends, number=0 if fate == "nothing" else None)
     written = outputs.study(found, study_table.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
-
-
-def test_files_are_made_from_the_folder_alone(tmp_path):
-    finished(tmp_path / "night", GRID, by_grid)
-    written = outputs.write_all(analysis.read(tmp_path / "night"))
-    rows = list(csv.DictReader(written["study.csv"].open()))
-    assert [float(row["epoch_s"]) for row in rows] == [10.0, 8.0, 6.25, 4.0]
-    assert list(rows[0])[-5:] == ["trial", "status", "reason", "not_effective", "disturbed"]
-    text = written["study.md"].read_text()
-    assert text.startswith("# Time per epoch\n\nabacus, 2 CPU cores, torch 9, 5s training each.\n\n| parallel.workers")
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
 def test_a_search_without_a_study_has_no_table(tmp_path):

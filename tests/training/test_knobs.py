@@ -327,17 +327,6 @@ def test_gradients_are_averaged_in_the_last_pass_only(recorded):
 
 
 # ------------------------------------------------------------------------------------------------------- none is missed
-def test_every_systems_knob_is_named_in_a_test():
-    from pathlib import Path
-
-    prefixes = ("loader.", "precision.", "compile.", "parallel.")
-    systems = [name for name in cfg.find("diffusion").schema.knobs if name.startswith(prefixes)]
-    systems += ["memory.channels_last", "model.checkpoint_levels", "optimizer.implementation", "optimizer.lr_scaling"]
-    own = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    missing = [name for name in systems if name.replace(".", "__") not in own and name.partition(".")[0] != "compile"]
-    assert missing == []
-
-
 def test_stages_are_cut_where_the_dearest_costs_least():
     assert cuts([1, 1, 1, 1], 2) == [0, 2, 4]
     assert cuts([5, 1, 1, 1, 1], 2) == [0, 1, 5]

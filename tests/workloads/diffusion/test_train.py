@@ -23,7 +23,6 @@ from tests.helpers import (
 from tunediff import config as cfg
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
-from tunediff.training import state
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
 from tunediff.workloads.diffusion import train as diffusion
@@ -169,9 +168,6 @@ SHARED = [
 SHORT = {"process__steps": 10, "evaluation__steps": 5}
 
 
-MOVED = {"timesteps__name": "info_noise", "parallel__strategy": "fsdp", **SHORT}
-
-
 def shared(world, number):
     knobs, told = SHARED[number], Told()
     outcome = train(tiny(**knobs, **SHORT, parallel__workers=2), samples=16 * 12, world=world, observer=told)
@@ -192,22 +188,6 @@ def test_two_ranks_learn_what_one_rank_learns(tmp_path, number):
     assert [len(rank["told"]) for rank in both] == [2, 0]
     assert_equal(both[0]["weights"], both[1]["weights"])
     assert_equal(one, both[0]["weights"], rtol=1e-3, atol=2e-5)
-
-
-def moved(world, folder):
-    train(tiny(**MOVED, parallel__workers=2), world=world, folder=folder)
-    return state.load(folder)
-
-
-@pytest.mark.nightly
-def test_two_ranks_go_on_from_what_one_rank_left(tmp_path):
-    """The average, the optimizer and the sampler, in the middle of what it has seen, are as if it had gone on alone."""
-    train(tiny(**MOVED), folder=tmp_path / "moved", observer=Told(stop=lambda told: told.steps >= 13))
-    train(tiny(**MOVED), folder=tmp_path / "alone")
-    alone, both = state.load(tmp_path / "alone"), ranks(moved, tmp_path, tmp_path / "moved")[0]
-    assert both["pace"]["steps"] == alone["pace"]["steps"] == 20
-    del both["kept"]["objective"]["sampler"]["pending"], alone["kept"]["objective"]["sampler"]["pending"]
-    assert_equal(alone["kept"], both["kept"], rtol=1e-3, atol=2e-5)
 
 
 # ---------------------------------------------------------------------------------------------- knobs that change speed
