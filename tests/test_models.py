@@ -182,6 +182,9 @@ def test_damaged_and_foreign_weights_are_refused(tmp_path):
     with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is damaged"):
         models.find("run", tmp_path).network("cpu")
     assert (folder / "checkpoint.pt").exists(), "only a training may put a damaged checkpoint aside"
+    torch.save([1], folder / "checkpoint.pt")
+    with pytest.raises(cfg.ConfigError, match="checkpoint.pt: holds no weights by name, but list"):
+        models.find("run", tmp_path).network("cpu")
     torch.save({"result": 3}, folder / "checkpoint.pt")
     with pytest.raises(cfg.ConfigError, match="checkpoint.pt: is no checkpoint of a training; it has no result"):
         models.find("run", tmp_path).network("cpu")

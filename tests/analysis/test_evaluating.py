@@ -141,7 +141,7 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     text = (Path(plain.__file__)).read_text()
     (tmp_path / "hangs.py").write_text(text.replace("judge(net))\n", "__import__('time').sleep(600))\n"))
     monkeypatch.setattr(probe, "PROBE_S", 0.2)
-    found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True, prepare=False)
+    found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True)
     assert found == {"data": [], "too_long": True}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
 

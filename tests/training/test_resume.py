@@ -623,11 +623,12 @@ def test_resume_with_another_number_of_ranks_restores_every_generator():
     one = resumed.take()
     of_two = one | {"rng": one["rng"] * 2, "library_rng": one["library_rng"] * 2}
 
-    def drawn():
-        resumed.put(of_two)
+    def drawn(state):
+        resumed.put(state)
         return torch.rand(1).item(), np.random.rand(), random.random()
 
-    assert drawn() == drawn()
+    assert drawn(of_two) == drawn(of_two)
+    assert not {*drawn(of_two)} & {*drawn(one)}, "rank 0 goes on with its own where their number is the same"
 
 
 # ------------------------------------------------------------------------------------------------ schedules and counts

@@ -201,6 +201,8 @@ def test_what_is_found_and_described_is_in_every_point():
     assert told.points[-1].weights_digest == digest(outcome.weights)
     assert (told.facts, told.shown) == ({"rows": 44}, {"curve": {"x": [1.0, 2.0]}})
     assert told.steps == STEPS
+    first_s = told.points[0]["first_step_s"]
+    assert 0 < first_s < outcome.seconds["setup"], "the warm-up's, which is a part of the setup"
     assert outcome.peak == {name: told.points[-1][name] for name in ("peak_memory_mib", "peak_host_memory_mib")}
     # For measurements: nothing is judged, and what costs nothing is described.
     unjudged = train(toy(), samples=IMAGES, body=body).points[-1]

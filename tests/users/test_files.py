@@ -351,6 +351,21 @@ def checked_space(tmp_path, text, **search):
     return created, found, said
 
 
+def test_a_search_of_a_file_is_without_what_its_check_has_not_seen_read(mine, tmp_path, check_says):
+    check_says({"warnings": ["an odd loader"], "unread": ["loader.workers", "loader.batch_size"], "value": 0.5})
+    search = {
+        "loader.batch_size": [16, 32],
+        "lr": [0.01, 0.1],
+        "width": {"choice": [4, 8], "when": {"loader.batch_size": 32}},
+    }
+    created, _, said = checked_space(tmp_path, PLAIN, **search)
+    assert [dimension.name for dimension in created.dimensions] == ["lr"]
+    assert said == [
+        "mine.py: passed; accuracy 0.5 after 2 steps", "WARNING: mine.py: an odd loader",
+        "WARNING: mine.py: train(trial) never reads loader.batch_size: not searched",
+    ]  # fmt: skip
+
+
 OWN_LOADER = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
 
 

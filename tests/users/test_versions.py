@@ -151,6 +151,7 @@ def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, 
 def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited, in_this_process):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
     assert train_command.main(words) == 0
+    assert not [one for one in sys.meta_path if getattr(one, "counts", False)], "no import after it joins its copy"
     assert train_command.main(words) == 0, "what it has imported is known, and unchanged"
     versions = [record.read_trial(tmp_path / "out").fingerprint]
     (mine.parent / edited).write_text(MODULES[edited].replace("1", "2"))

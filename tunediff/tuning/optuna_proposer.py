@@ -6,7 +6,7 @@ The study holds nothing that cannot be rebuilt from the journals (`_read_study`)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,13 @@ class OptunaProposer:
         space: SearchSpace,
         experiment: Path,
         spent_s: float = 0.0,
-        sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
         storage: optuna.storages.BaseStorage | None = None,
         device: str = "cpu",
         here: Mapping[str, Any] | None = None,
     ) -> None:
-        """`spent_s`: wall-clock of the sessions before this one; `sampler` makes Optuna's sampler
-        from a seed, by default what the space names; `storage` keeps the study, by default
-        likewise; `device`: "cpu" or "cuda", what trials train on; `here`: on what machine, see
-        `environment.differences`."""
+        """`spent_s`: wall-clock of the sessions before this one; `storage` keeps the study, by
+        default what the space names; `device`: "cpu" or "cuda", what trials train on; `here`: on
+        what machine, see `environment.differences`."""
         self.space, self.experiment = space, experiment
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
         self._running: dict[str, Trial] = {}
@@ -73,8 +71,8 @@ class OptunaProposer:
         self._tried = Tried(space, device, drawn)
         name, storage = study_in(space.storage, experiment) if storage is None else (STUDY, storage)
         # The seed moves on: a resumed search must not draw its first points again.
-        seed, sampler = space.seed + self._next, sampler or sampling.named(space.sampler)
-        self.study = SearchStudy(space, storage, sampler, seed, name)
+        seed = space.seed + self._next
+        self.study = SearchStudy(space, storage, sampling.named(space.sampler), seed, name)
 
         # A kill may end any of these steps: each adds only what the study does not hold yet.
         self._add_from_journals()
