@@ -65,6 +65,10 @@ def test_a_command_that_ends_before_its_budget_is_told_of_the_final_value(progra
     assert compare.main([*words, "--name", "final", "--outcome", "final"]) == 11
     assert "by itself" not in (out := capsys.readouterr().out)
     assert "by themselves" not in out
+    Path("train.py").write_text(f"import time\ntime.sleep(1)\n{NOISY}")
+    assert compare.main([word for word in words if word != "--no-check"] + ["--budget", "0.5s"]) == 2
+    says = r"A: command: budget: 0.5 s is not allowed: the first value comes after [\d.]+ s; allowed: more, or --outcome final"
+    assert re.search(says, capsys.readouterr().err)
 
 
 TIMED = """

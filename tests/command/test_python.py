@@ -30,6 +30,7 @@ def test_a_comparison_from_python_has_the_result_of_the_command(program):
     assert (found.verdict.verdict, found.verdict.clock, found.verdict.changed) == ("worse", "process", {"lr": 2.0})
     assert 0 < found.verdict.start_up_share <= 1
     assert len(found.pairs()) == 3
+    assert not [name for name in found.pairs() if "setup" in name], "nothing measures it"
     assert found.resume(progress=False).json() == found.json()
     words = (RUN, [*RUN.split()[:-1], "9{seed}"])
     two = tunediff.run_comparison({"lr": 1.0}, name="commands", pairs=3, **call | {"command": words})

@@ -15,6 +15,7 @@ from tunediff.command import calibration
 from tunediff.command.process import LOG
 from tunediff.command.run import Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
+from tunediff.core.clock import OUTCOME_FINAL, PROCESS
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
@@ -57,7 +58,7 @@ class Checked:
     def warnings(self) -> Iterator[str]:
         """Yield a sentence for whatever the user ought to know."""
         budget_s = self.budget_s or math.inf
-        if self.clock == "process" and self.first_value_s > MOST_START_UP * budget_s:
+        if self.clock == PROCESS and self.first_value_s > MOST_START_UP * budget_s:
             yield (
                 f"the first value comes after {self.first_value_s:.1f} s of a budget of"
                 f" {budget_s:g} s: start-up counts unless the command prints TUNEDIFF start"
@@ -76,7 +77,7 @@ def check(
     """Run the baseline to its first value, once more, and on another seed; then the ends.
 
     `ends`: for each parameter that is varied, values that it may take. Raises `ConfigError` for a
-    command that fails, prints no value, or whose seed has no effect.
+    command that fails, prints no value within its budget, or whose seed has no effect.
     """
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
         attempt = _Attempts(run, Path(scratch))
@@ -85,6 +86,9 @@ def check(
         first = attempt(run)
         written = _written(before, begun, Path(run.definition.folder))
         again = attempt(run)
+        clock = PROCESS if first.clock is None else first.clock.kind
+        budget_s = None if run.definition.outcome == "final" else run.budget_s
+        _check_budget(clock, budget_s, min(first.first_s, again.first_s))
         deterministic = first.value == again.value
         if deterministic and "seed" in run.definition.template.names:
             _check_seed(attempt, run, first)
@@ -93,10 +97,17 @@ def check(
             for name, values in ends.items()
             if _has_no_effect(attempt, run, name, values, first)
         ]
-    clock = "process" if first.clock is None else first.clock.kind
     idle = idle if deterministic else []
-    budget_s = None if run.definition.outcome == "final" else run.budget_s
     return Checked(first.first_s, deterministic, idle, attempt.failures, written, clock, budget_s)
+
+
+def _check_budget(clock: str, budget_s: float | None, first_s: float) -> None:
+    """Raise `ConfigError` if a run is over before its first value."""
+    if clock == PROCESS and budget_s is not None and first_s > budget_s:
+        raise ConfigError(
+            f"command: budget: {budget_s:g} s is not allowed: the first value comes after"
+            f" {first_s:.1f} s; allowed: more, or {OUTCOME_FINAL}"
+        )
 
 
 def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
