@@ -57,9 +57,7 @@ class CompareKeywords(VerdictOptions, ProofOptions, JobOptions):
         None, "training samples of a run in the place of a budget: equal steps", metavar="N"
     )
     compile: str | None = option(
-        None,
-        "whether compiling counts as training (default: charged)",
-        choices=("charged", "free"),
+        None, "whether compiling counts as training (default: charged)", choices=("charged", "free")
     )
     setup: str | None = option(
         None,
@@ -199,10 +197,7 @@ def _budget_s(options: CompareOptions) -> float:
 
 
 def _check_sides(
-    sides: Sequence[Systems],
-    side_words: Sequence[Sequence[str]],
-    options: CompareOptions,
-    say: Say,
+    sides: Sequence[Systems], side_words: Sequence[Sequence[str]], options: CompareOptions, say: Say
 ) -> dict[str, Any]:
     """Check files and room of both sides and try users' workloads; return what was measured of
     A."""

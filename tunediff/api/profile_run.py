@@ -35,8 +35,7 @@ class ProfileKeywords(StorageOptions):
     """Options of the command `profile` that are keywords of `tunediff.run_profile`."""
 
     out: str | Path | None = option(
-        None,
-        "new folder for the results (default: profile-CONFIG in the folder of all searches)",
+        None, "new folder for the results (default: profile-CONFIG in the folder of all searches)"
     )
     steps: int | None = option(
         None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)"
