@@ -72,15 +72,10 @@ class Server:
         return self._json("knobs", f"--workload={workload}", words=[prefix] if prefix else [])
 
     def dry_run_search(
-        self,
-        search: str = "digits",
-        knobs: Sequence[str] = (),
-        trials: int | None = None,
-        budget: str | None = None,
-        total: str | None = None,
-        confirm: int | None = None,
+        self, search: str = "digits", knobs: Sequence[str] = (), trials: int | None = None,
+        budget: str | None = None, total: str | None = None, confirm: int | None = None,
         seed: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Return what a search would run and cost, and the token that starts it. Starts nothing.
 
         search: a search file, a shipped one's name, or a workload's file. knobs: fixed ones,
@@ -92,14 +87,9 @@ class Server:
         return self._plan("search", [search, *knobs], options | {"seed": seed})
 
     def dry_run_comparison(
-        self,
-        a: str,
-        b: str | None = None,
-        a_knobs: Sequence[str] = (),
-        b_knobs: Sequence[str] = (),
-        budget: str | None = None,
-        pairs: int | None = None,
-    ) -> dict[str, Any]:
+        self, a: str, b: str | None = None, a_knobs: Sequence[str] = (),
+        b_knobs: Sequence[str] = (), budget: str | None = None, pairs: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return what a comparison of B with A would run and cost, and the token that starts it.
         Starts nothing.
 
@@ -113,17 +103,10 @@ class Server:
         return self._plan("compare", words, {"budget": budget, "pairs": pairs})
 
     def dry_run_command_comparison(
-        self,
-        commands: Sequence[str],
-        objective: str,
-        values: Sequence[str] = (),
-        revisions: Sequence[str] = (),
-        mode: str | None = None,
-        outcome: str = "budget",
-        pattern: str | None = None,
-        budget: str | None = None,
-        pairs: int | None = None,
-    ) -> dict[str, Any]:
+        self, commands: Sequence[str], objective: str, values: Sequence[str] = (),
+        revisions: Sequence[str] = (), mode: str | None = None, outcome: str = "budget",
+        pattern: str | None = None, budget: str | None = None, pairs: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return what a comparison of commands would run, and the token that starts it. Starts
         nothing.
 
@@ -134,30 +117,16 @@ class Server:
         value when the budget is spent) or final. pattern: a regular expression for the metric.
         """
         options: dict[str, Any] = {"run": commands, "at": revisions, "objective": objective}
-        options |= {
-            "mode": mode,
-            "outcome": outcome,
-            "pattern": pattern,
-            "budget": budget,
-            "pairs": pairs,
-        }
+        options |= {"mode": mode, "outcome": outcome, "pattern": pattern}
+        options |= {"budget": budget, "pairs": pairs}
         return self._plan("compare", values, options)
 
     def dry_run_command_search(
-        self,
-        command: str,
-        objective: str,
-        baseline: dict[str, Any],
-        search: dict[str, Any],
-        mode: str | None = None,
-        outcome: str = "budget",
-        pattern: str | None = None,
-        budget: str | None = None,
-        trials: int | None = None,
-        total: str | None = None,
-        confirm: int | None = None,
-        seed: int | None = None,
-    ) -> dict[str, Any]:
+        self, command: str, objective: str, baseline: dict[str, Any], search: dict[str, Any],
+        mode: str | None = None, outcome: str = "budget", pattern: str | None = None,
+        budget: str | None = None, trials: int | None = None, total: str | None = None,
+        confirm: int | None = None, seed: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return what a search over the parameters of a command would run and cost, and the token
         that starts it. Starts nothing.
 
@@ -170,17 +139,9 @@ class Server:
         from tunediff.api.search import SearchCall
 
         call = SearchCall(
-            command=command,
-            objective=objective,
-            baseline=baseline,
-            search=search,
-            mode=mode,
-            outcome=outcome,
-            pattern=pattern,
-            budget=budget,
-            trials=trials,
-            storage=self._storage,
-        )
+            command=command, objective=objective, baseline=baseline, search=search, mode=mode,
+            outcome=outcome, pattern=pattern, budget=budget, trials=trials, storage=self._storage,
+        )  # fmt: skip
         options = {"total": total, "confirm": confirm, "seed": seed}
         return self._plan("search", [str(command_calls.search_file(call))], options)
 
@@ -201,12 +162,9 @@ class Server:
         self._storage.mkdir(parents=True, exist_ok=True)
         line = [*_module(command), *options, f"--name={name}", self._option, "--json", "--", *words]
         with open(self._file(name, ".log"), "wb") as log:
+            nothing = subprocess.DEVNULL  # its JSON goes there, which `result` returns
             process = self._started[name] = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # its JSON, which `result` returns
-                stderr=log,
-                start_new_session=True,
+                line, stdin=nothing, stdout=nothing, stderr=log, start_new_session=True
             )
         with contextlib.suppress(psutil.NoSuchProcess):
             self._file(name, PROCESS).write_text(lock.identity(process.pid))
@@ -275,13 +233,9 @@ class Server:
         """Run a command and return the JSON that it prints. Raises `ConfigError` with what it says
         instead."""
         line = [*_module(command), *options, "--json", *(["--", *words] if words else [])]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            line, stdin=nothing, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         ) as process:
             try:
                 answer, log = process.communicate(timeout=ANSWER_S)

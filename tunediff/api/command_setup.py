@@ -7,7 +7,6 @@ import dataclasses
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,18 @@ from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_folder import freeze
-from tunediff.api.compare_setup import Say
-from tunediff.api.options import VerdictOptions
+from tunediff.api.compare_setup import Say, check_days, new_folder
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.words import honesty
 from tunediff.command.workload import CommandSystems, common_type, make
 from tunediff.config import ConfigError, Metric, Values
-from tunediff.core import listeners, machine_options, remote, text
-from tunediff.core import trial_record as record
+from tunediff.core import text
 from tunediff.core.files import write_text
-from tunediff.core.refusals import allow, check_name, check_new, writing
+from tunediff.core.refusals import allow, writing
 from tunediff.judge.frozen_code import SideCode
 from tunediff.report import pair_plan
-from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 
 WHERE = "command line"
@@ -82,31 +78,9 @@ class CommandCompareRequest:
         return int(self.rules.get("at_once", 1))
 
 
-def resume(options: CommandCompareOptions) -> Path:
-    """Return the folder of an earlier comparison. Raises `ConfigError`."""
-    machine_options.check(options)
-    listeners.check(options.track)
-    new = CommandCompareOptions()
-    keys = ("words", "run", "at", "objective", "budget", "name", "reproduce")
-    given = any(getattr(options, key) for key in keys)
-    rules = ["seed", *(field.name for field in dataclasses.fields(VerdictOptions))]
-    if given or any(getattr(options, name) != getattr(new, name) for name in rules):
-        raise ConfigError("--resume: takes both sides and what is measured from the folder")
-    folder = Path(options.storage).resolve() / str(options.resume)
-    remote.check(Path(options.storage))
-    for one in record.read_trials(folder):
-        if not one.finished:
-            remote.pull(folder / "trials" / one.name, heavy=True)
-    pairs.read(folder)
-    return folder
-
-
 def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     """Check what is asked for. Raises `ConfigError`."""
-    machine_options.check(options)
-    listeners.check(options.track)
-    options.check_proof()
-    both = sides(options)
+    folder, both = new_folder(options), sides(options)
     budget_s = options.budget_s
     for side in both:
         template = side.definition.template
@@ -117,15 +91,7 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
     metric = Metric(definition.objective, definition.mode)
     rules = options.verdict_content(metric, options.counted)
-    most = rules["pairs"]
-    fits = budget_s is None or 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
-    allow(fits, "--budget", str(budget_s), f"at most {MOST_DAYS} days for {most} pairs, or --force")
-    name = options.name or f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
-    remote.check(Path(options.storage))
-    folder = Path(options.storage).resolve() / name
-    remote.pull(folder / pairs.FILE)
-    check_name(name)
-    check_new(folder)
+    check_days(budget_s or 0.0, rules["pairs"], options.force)
     return CommandCompareRequest(folder, both, budget_s, rules, options.seed)
 
 

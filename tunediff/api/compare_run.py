@@ -46,14 +46,16 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
     new = options.resume is None
     if options.out is not None:
         proof.check(options.out)
-    folder = _create(options, lines) if new else _resume(options)
+    folder = _create(options, lines) if new else compare_setup.resume(options)
     if new:
         options.lock_judges(folder)
         ledger.begin(folder, options)
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        remote_lock.held(folder, options.force, lambda: new or _resume(options)) as lock,
+        remote_lock.held(
+            folder, options.force, lambda: new or compare_setup.resume(options)
+        ) as lock,
     ):
         command_time, listeners = sessions.CommandTime(folder, lines.begun), Listeners(lock)
         try:
@@ -70,12 +72,6 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
             with writing("--out", options.out):
                 proof.write(folder, options.out)
     return folder
-
-
-def _resume(options: AnyOptions) -> Path:
-    if isinstance(options, CommandCompareOptions):
-        return command_setup.resume(options)
-    return compare_setup.resume(options)
 
 
 def _activity(folder: Path, options: AnyOptions) -> Activity:
@@ -109,12 +105,9 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
         command_setup.create(asked)
         return asked.folder
     with compare_setup.prepare(options, lines.say) as request:
-        for line in (
-            pair_plan.lines(compare_setup.planned(request, options, lines.say))
-            if not lines.quiet
-            else ()
-        ):
-            lines.say(line)
+        if not lines.quiet:
+            for line in pair_plan.lines(compare_setup.planned(request, options, lines.say)):
+                lines.say(line)
         compare_folder.create(request)
     return request.folder
 

@@ -15,7 +15,14 @@ from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.targets import Counted
 from tunediff.api import compare_sides
-from tunediff.api.options import JobOptions, ProofOptions, VerdictOptions, check_files
+from tunediff.api.command_options import CommandCompareOptions
+from tunediff.api.options import (
+    JobOptions,
+    ProofOptions,
+    VerdictOptions,
+    check_files,
+    settings_given,
+)  # fmt: skip
 from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
@@ -30,18 +37,6 @@ from tunediff.training import probe
 from tunediff.tuning import local, resources
 from tunediff.tuning.templates import kept
 
-NOT_RESUMED = (
-    "budget",
-    "samples",
-    "compile",
-    "setup",
-    "unit",
-    "name",
-    "dry_run",
-    "seed",
-    "reproduce",
-)
-"""Options of a new comparison besides its rules."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
@@ -97,14 +92,12 @@ class CompareRequest:
     """Whether the first seed follows from the code of both sides: the user has named none."""
 
 
-def resume(options: CompareOptions) -> Path:
+def resume(options: CompareOptions | CommandCompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    new = CompareOptions()
-    names = [field.name for field in dataclasses.fields(VerdictOptions)]
-    names += NOT_RESUMED
-    if options.words or any(getattr(options, name) != getattr(new, name) for name in names):
+    new = (options.name, options.unit, options.reproduce, options.dry_run)
+    if settings_given(options) or any(new):
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
             f"--resume: takes both sides, budget, pairs and rules from the folder: {untrue}"
@@ -119,20 +112,31 @@ def resume(options: CompareOptions) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
-    """Check what is asked for; yield it while other revisions of its files exist. Raises
-    `ConfigError`."""
+def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
+    """Return the folder that a new comparison will have. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
     options.check_proof()
-    budget_s = _budget_s(options)
     name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)
     check_name(name)
     check_new(folder)
+    return folder
+
+
+def check_days(budget_s: float, pairs: int, force: bool) -> None:
+    """Refuse a comparison that takes weeks. Raises `ConfigError`."""
+    allowed = f"at most {MOST_DAYS} days for {pairs} pairs; --force starts it all the same"
+    allow(2 * pairs * budget_s <= MOST_DAYS * 86400 or force, "--budget", str(budget_s), allowed)
+
+
+@contextlib.contextmanager
+def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
+    """Check what is asked for; yield it while other revisions of its files exist. Raises
+    `ConfigError`."""
+    folder, budget_s = new_folder(options), _budget_s(options)
     side_words = compare_sides.words_of(options.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
@@ -149,9 +153,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         _check_parallel(options, sides)
         rules = options.verdict_content(cfg.of(sides[0]).objective, counted)
         most = rules["pairs"]
-        allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
-        fits = 2 * most * budget_s <= MOST_DAYS * 86400 or options.force
-        allow(fits, "--budget", str(budget_s), allowed)
+        check_days(budget_s, most, options.force)
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         compare_sides.refuse_pointless(side_words, sides, most)

@@ -199,15 +199,20 @@ class ProofOptions(Options):
             proof.check(self.out)
 
 
+def settings_given(options: ProofOptions) -> list[str]:
+    """Return which options are given that a comparison in a folder has settled."""
+    new, rules = type(options)(), [field.name for field in dataclasses.fields(VerdictOptions)]
+    sides = ("words", "run", "at", "objective", "budget", "samples", "seed", "compile", "setup")
+    values = {name: getattr(options, name, None) for name in (*sides, *rules)}
+    return [name for name, value in values.items() if value not in ([], getattr(new, name, None))]
+
+
 def check_only_reproduces(options: ProofOptions) -> None:
     """Refuse options that would make another comparison than that of the folder. Raises
     `ConfigError`."""
-    new = type(options)()
-    rules = [field.name for field in dataclasses.fields(VerdictOptions)]
-    for name in ("words", "run", "at", "budget", "samples", "seed", "compile", "setup", *rules):
-        value = getattr(options, name, None)
-        fits = value in ([], getattr(new, name, None))
-        allow(fits, f"--{name.replace('_', '-')}", value, "what --reproduce finds in its folder")
+    for name in settings_given(options):
+        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        allow(False, flag, value, "what --reproduce finds in its folder")
 
 
 def check_files(config: Systems, evaluates: bool) -> None:

@@ -205,30 +205,18 @@ class Search:
             self.wait(timeout)
 
     def resume(
-        self,
-        trials: int | None = None,
-        total: str | float | None = None,
-        *,
-        track: str | None = None,
-        address: str | None = None,
-        cpus: int | None = None,
-        gpus: int | None = None,
-        background: bool = False,
-        progress: bool = True,
-    ) -> Search:
+        self, trials: int | None = None, total: str | float | None = None, *,
+        track: str | None = None, address: str | None = None,
+        cpus: int | None = None, gpus: int | None = None,
+        background: bool = False, progress: bool = True,
+    ) -> Search:  # fmt: skip
         """Go on with a search that was interrupted, or with more trials than before; see
         `run_search`."""
         with called():
             options = SearchOptions(
-                resume=self._begun().name,
-                storage=self.folder.parent,
-                trials=trials,
-                total=total,
-                track=track,
-                address=address,
-                cpus=cpus,
-                gpus=gpus,
-            )
+                resume=self._begun().name, storage=self.folder.parent, trials=trials, total=total,
+                track=track, address=address, cpus=cpus, gpus=gpus,
+            )  # fmt: skip
         started = _run(options, background, progress)
         self._process = started._process
         return self

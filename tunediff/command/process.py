@@ -72,11 +72,6 @@ class CommandProcess:
             raise
         guard.watch(self.mark, self.process.pid)
 
-    @property
-    def log_fault(self) -> OSError | None:
-        """Return why the output could not be written, if it could not."""
-        return self._log_fault
-
     def lines(self) -> Iterator[tuple[float, str | None]]:
         """Yield (monotonic seconds, line) until the program and its output have ended.
 
