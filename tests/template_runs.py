@@ -30,6 +30,20 @@ def prepare(options):
             importlib.import_module("loaded")
 
 
+BASE = {}
+
+
+def prepare_base(options):
+    BASE.update(pid=os.getpid(), path=list(sys.path))
+
+
+def origin(connection, content):
+    """Send what this process has of its base, its template and its parent."""
+    facts = {"base": BASE.get("pid", ""), "path of base": BASE.get("path", []), "loaded": "loaded" in sys.modules}
+    facts |= {"folder": os.getcwd(), "cores": len(os.sched_getaffinity(0)), "environment": dict(os.environ)}
+    connection.send(facts)
+
+
 def memory(connection, content):
     """Send, in MiB, the share of this process in the memory that it uses, once it is asked for."""
     connection.recv()
@@ -78,8 +92,12 @@ def spawn(connection, content):
 PARENT = """
 import os, sys, time
 from tunediff.core.template import Template
-template = Template("tests.template_runs:prepare", [], shared=sys.argv[1])
+from tunediff.core.template_base import base
+forks = base(sys.argv[2]) if sys.argv[2] else None
+template = Template("tests.template_runs:prepare", [], shared=sys.argv[1], base=forks)
 run = template.start("tests.template_runs:spawn", "waits")
+if not os.fork():  # holds the connections open when its parent is gone
+    time.sleep(600)
 print(*run.receive(), flush=True)
 try:
     run.receive()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,27 +12,35 @@ import psutil
 import pytest
 
 from tests import template_runs
+from tunediff.core import template_base
 from tunediff.core.template import Template, TemplateError
 
 RUNS = "tests.template_runs"
 
 
 @contextlib.contextmanager
-def template(*acts):
-    with Template(f"{RUNS}:prepare", acts) as made:
+def template(*acts, base=None):
+    with Template(f"{RUNS}:prepare", acts, base=base and template_base.base(base)) as made:
         yield made
 
 
-@pytest.fixture(scope="module", params=[[], ["thread"]], ids=["forked", "afresh"])
+BASES = {"": None, "of a base": f"{RUNS}:prepare_base"}
+of_bases = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+
+
+@pytest.fixture(
+    scope="module", params=[([], ""), (["thread"], ""), ([], "of a base"), (["thread"], "of a base")], ids=str
+)
 def reused(request):
-    """A template whose runs are forked, and one whose file has started a thread."""
-    with template(*request.param) as made:
+    """Templates whose runs are forked, and those whose file has started a thread."""
+    acts, base = request.param
+    with template(*acts, base=BASES[base]) as made:
         yield made
 
 
 def gone(*pids):
     """Whether these processes end soon."""
-    until = time.monotonic() + 600.0
+    until = time.monotonic() + 120.0
     while time.monotonic() < until:
         alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
         if not alive:
@@ -80,21 +89,24 @@ def test_a_run_that_fails_says_why_and_harms_no_other(reused, function, content,
     ("act", "reason"),
     [("fails", "^ValueError: no such file$"), ("dies", "^the template of the run was killed by SIGKILL$")],
 )
-def test_a_template_that_cannot_be_prepared_says_why(act, reason):
-    with template(act) as made, pytest.raises(TemplateError, match=reason):
+@of_bases
+def test_a_template_that_cannot_be_prepared_says_why(act, reason, base):
+    with template(act, base=base) as made, pytest.raises(TemplateError, match=reason):
         made.start(f"{RUNS}:echo", "a")
 
 
-def test_a_template_that_hangs_while_it_prepares_can_be_ended():
-    made = Template(f"{RUNS}:prepare", ["hangs"])
+@of_bases
+def test_a_template_that_hangs_while_it_prepares_can_be_ended(base):
+    made = Template(f"{RUNS}:prepare", ["hangs"], base=base and template_base.base(base))
     threading.Timer(0.5, made._process.kill).start()
     with pytest.raises(TemplateError, match="was killed by SIGKILL"):
         made.ready()
     made.close()
 
 
-def test_a_template_killed_between_two_runs_is_noticed():
-    with template() as made:
+@of_bases
+def test_a_template_killed_between_two_runs_is_noticed(base):
+    with template(base=base) as made:
         made.ready()
         psutil.Process(made._process.pid).kill()
         with pytest.raises(TemplateError, match="template of the run was killed"):
@@ -109,8 +121,9 @@ def test_what_a_run_started_ends_with_it(reused):
     assert gone(*pids[1:])
 
 
-def test_closing_a_template_ends_its_run():
-    with template() as made:
+@of_bases
+def test_closing_a_template_ends_its_run(base):
+    with template(base=base) as made:
         pids = made.start(f"{RUNS}:spawn", "waits").receive()
     assert gone(*pids)
 
@@ -171,6 +184,7 @@ def test_replies_that_arrive_together_are_both_seen(tmp_path, monkeypatch):
 
 HANGS = """
 import sys
+from tunediff.core import template_base
 from tunediff.core.template import Template
 template = Template("tests.template_runs:prepare", [sys.argv[1], "hangs"], shared=sys.argv[1])
 template.ready()
@@ -200,19 +214,43 @@ def test_parents_that_agree_on_them_share_a_template_whatever_their_path_and_env
     assert "OF_TEMPLATE" not in templates[0][1]
 
 
-@pytest.mark.parametrize("shared", ["", "shared"])
+def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_parent(tmp_path, monkeypatch):
+    """The file is imported after the fork, in each template; the path of the user's files is not that of the base."""
+    (tmp_path / "loaded.py").write_text("import os; os.environ['LOADED'] = '1'")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    base, cores = BASES["of a base"], os.sched_getaffinity(0)
+    with template(str(tmp_path / "loaded.py"), base=base) as one:
+        first = one.start(f"{RUNS}:origin", None).receive()
+        monkeypatch.setenv("TUNEDIFF_OTHER", "2")
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            with template(base=base) as other:
+                second = other.start(f"{RUNS}:origin", None).receive()
+        finally:
+            os.sched_setaffinity(0, cores)
+    assert first["base"] == second["base"] != ""
+    assert (first["loaded"], second["loaded"]) == (True, False)
+    assert (first["folder"], second["cores"], second["environment"].get("TUNEDIFF_OTHER")) == (str(tmp_path), 1, "2")
+    assert "LOADED" in first["environment"]
+    assert str(tmp_path) not in first["path of base"]
+
+
+@pytest.mark.parametrize("shared", ["", "shared", "of a base"])
 @pytest.mark.parametrize("killed", ["parent", "template"])
 def test_nothing_outlives_its_parent(killed, shared, tmp_path):
+    name = str(tmp_path) if shared == "shared" else ""
     process = subprocess.Popen(
-        [sys.executable, "-c", template_runs.PARENT, shared and str(tmp_path)],
+        [sys.executable, "-c", template_runs.PARENT, name, BASES.get(shared) or ""],
         stdout=subprocess.PIPE,
         text=True,
         cwd=os.getcwd(),
+        start_new_session=True,
     )
     above, *below = map(int, process.stdout.readline().split())
     psutil.Process(process.pid if killed == "parent" else above).kill()
     try:
         assert gone(above, *below), "the run, or what it has started"
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -32,25 +32,47 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from tunediff.core.template_server import Failure, is_same_user, json_line
+from tunediff.core.template_run import Failure
+from tunediff.core.template_server import is_same_user, json_line
 
 
 class TemplateError(RuntimeError):
     """A template could not be prepared or has died, or a run has died or raised an error."""
 
 
+class TemplateProcess(Protocol):
+    """The process of a template: a `subprocess.Popen`, or one that was forked from a base."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Base = Callable[[IO[bytes] | None, Mapping[str, str]], tuple[TemplateProcess, socket.socket] | None]
+"""Forks a template, for its output and environment; also returns the connection to it."""
+
+
 # ---- the parent's side
 class TemplateRun:
     """A run of a template, as the parent sees it."""
 
-    def __init__(self, template: Template, connection: Connection) -> None:
-        self._template, self._connection = template, connection
+    def __init__(self, template: Template, connection: Connection, pid: int) -> None:
+        self._template, self._connection, self.pid = template, connection, pid
         self._sending = threading.Lock()
+
+    def control(self) -> socket.socket:
+        """Return its connection as a socket: that of a run which is a template itself."""
+        return socket.socket(fileno=os.dup(self._connection.fileno()))
 
     def send(self, message: Any) -> None:
         """Send a message, from any thread; dropped if the run has ended."""
@@ -90,16 +112,18 @@ class Template:
     def __init__(
         self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None,
         shared: str = "", path: Sequence[str] | None = None,
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None, base: Base | None = None,
     ) -> None:  # fmt: skip
         """`prepare`: `package.module:function`, called with `options` (of JSON) before the first
         fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
         without it, both are this process's stderr. `shared`: name under which processes of
         this machine share it, if they prepare alike. `path`: its `sys.path`; None: that of this
-        process. `variables`: of the environment that it is started with."""
+        process. `variables`: of the environment that it is started with. `base`: forks
+        it from a process that has imported what it needs, unless it is shared."""
         self._prepare, self._options, self._output = prepare, options, output
         self._path, self._variables = path, dict(variables or {})
         self._shared = shared if sys.platform == "linux" else ""
+        self._base = base if sys.platform == "linux" and not shared else None
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
         self.prepared_s = 0.0
@@ -108,7 +132,7 @@ class Template:
 
     def _launch(self) -> None:
         self._ready, self._run_pid = False, 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: TemplateProcess | None = None
         hello = {"prepare": self._prepare, "options": self._options}
         hello["path"] = list(sys.path if self._path is None else self._path)
         address = _address(self._shared, hello) if self._shared else ""
@@ -117,7 +141,7 @@ class Template:
             # Another process may have been first to start the shared one
             if not (address and self._reply().get("taken")):
                 break
-            self._hang_up()
+            self.hang_up()
 
     def _connect(self, address: str) -> bool:
         """Connect to a shared template, if there is one."""
@@ -126,17 +150,33 @@ class Template:
         try:
             self.control.connect(address)
         except OSError:
-            self._hang_up()
+            self.hang_up()
             return False
         if not is_same_user(self.control):
             raise TemplateError("another user has the address of the template")
         return True
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """End the connection to its process, and so one that is not shared, and its run."""
         self._replies.close()
         self.control.close()
 
     def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
+        environment = self._variables | _environment()
+        made = self._base(self._output, environment) if self._base is not None else None
+        if made is not None:
+            self._process, self.control = made
+            self._replies = self.control.makefile("rb", 0)
+        else:
+            self._spawn(address, environment)
+        if address:  # it has forked itself, so that it is nobody's child
+            assert self._process is not None
+            self._process.wait()
+            self._process = None
+        with contextlib.suppress(OSError):  # it has died, as the first reply says
+            self.control.sendall(json_line(hello))
+
+    def _spawn(self, address: str, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair()
         self._replies = self.control.makefile("rb", 0)
         with theirs:
@@ -146,14 +186,9 @@ class Template:
                  address.removeprefix("\0")],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=self._output or 2, stderr=self._output or 2,
-                env=self._variables | _environment(),
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for the parent
             )  # fmt: skip
-        if address:  # it has forked itself, so that it is nobody's child
-            self._process.wait()
-            self._process = None
-        with contextlib.suppress(OSError):  # it has died, as the first reply says
-            self.control.sendall(json_line(hello))
 
     def ready(self, within_s: float | None = None) -> None:
         """Wait until the template is prepared. Raises `TemplateError` if it fails or dies, and
@@ -168,7 +203,7 @@ class Template:
             raise TemplateError(reply["failed"])
         self.unsafe, self.prepared_s, self._ready = reply["unsafe"], reply["seconds"], True
         if self.unsafe and self._shared:  # each run prepares anew
-            self._hang_up()
+            self.hang_up()
             self._shared = ""
             self._launch()
             self.ready(within_s)
@@ -198,7 +233,7 @@ class Template:
             socket.send_fds(self.control, [request], [theirs.fileno(), *streams])
         if not self.unsafe:
             self._run_pid = self._reply()["pid"]
-        run = TemplateRun(self, Connection(ours.detach()))
+        run = TemplateRun(self, Connection(ours.detach()), self._run_pid)
         folder = ""
         with contextlib.suppress(OSError):  # it may be gone
             folder = os.getcwd()
@@ -254,7 +289,7 @@ class Template:
             self._process.kill()
             self._process.wait()
         self._kill_groups()
-        self._hang_up()
+        self.hang_up()
 
     def __enter__(self) -> Template:
         return self
@@ -298,7 +333,7 @@ def rank_variables(ranks: int) -> list[dict[str, str]]:
 
 def ask(
     function: str, content: Any, *, within_s: float, ranks: int = 1, prepare: str = "",
-    options: Any = None, output: IO[bytes] | None = None,
+    options: Any = None, output: IO[bytes] | None = None, base: Base | None = None,
 ) -> Any:  # fmt: skip
     """Return the first message of `function(connection, content)`, called in a process for each
     rank, and end the processes.
@@ -307,7 +342,7 @@ def ask(
     """
     until = time.monotonic() + within_s
     with contextlib.ExitStack() as stack:
-        made = [Template(prepare, options, output) for _ in range(ranks)]
+        made = [Template(prepare, options, output, base=base) for _ in range(ranks)]
         for template in made:
             stack.enter_context(template)
         runs = [

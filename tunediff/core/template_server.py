@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import fcntl
 import gc
-import importlib
 import json
 import multiprocessing.connection
 import os
@@ -19,9 +17,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
+
+from tunediff.core import template_run
+from tunediff.core.template_run import function_named, reason_of
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_REQUEST = 65536
@@ -29,14 +30,8 @@ GRACE_S = 5.0
 """How long a shared template waits for another parent when it has none."""
 _PARENT_ENDED = signal.SIGUSR2
 """What the kernel sends to a template when its parent ends."""
-_STARTED_WITH = dict(os.environ)
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """The last message of a run whose function raised an error."""
-
-    reason: str
+SERVE_FORKED = "tunediff.core.template_server:serve_forked"
+"""The function of a base's runs."""
 
 
 def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
@@ -51,20 +46,18 @@ def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
             os._exit(1)
 
 
-def _function(name: str) -> Callable[..., Any]:
-    """Return the function that `package.module:function` names."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user of the process at the other end."""
+    size = struct.calcsize("3i")
+    pid, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return pid, user
 
 
 def is_same_user(connection: socket.socket) -> bool:
     """Return whether the process at the other end is of this user: anybody can use the address."""
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return bool(user == os.getuid())
+    return _peer(connection)[1] == os.getuid()
 
 
 def json_line(content: Any) -> bytes:
@@ -88,6 +81,21 @@ def main(descriptor: int, parent: int, address: str) -> None:
         control.sendall(json_line({"taken": False}))
     else:
         end_with_parent(parent)
+    _serve(control, listener, parent)
+
+
+def serve_forked(connection: Connection, affinity: Sequence[int]) -> None:
+    """Be a template that was forked from a base, with which it ends; the function of a base's run.
+    `affinity`: cores of its parent."""
+    template_run.STARTED_WITH.clear()
+    template_run.STARTED_WITH.update(os.environ)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, affinity)
+    _serve(socket.socket(fileno=os.dup(connection.fileno())), None, os.getppid())
+
+
+def _serve(control: socket.socket, listener: socket.socket | None, parent: int) -> None:
+    """Prepare as the parent at `control` asks for, then fork runs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with control.makefile("rb") as lines:
         hello = json.loads(lines.readline())
@@ -97,7 +105,7 @@ def main(descriptor: int, parent: int, address: str) -> None:
     gc.collect()
     gc.freeze()  # a collection in a run does not copy the template's pages
     server = _Server(control, listener, facts)
-    if not address and not facts["unsafe"]:  # what its run has started ends with it, too
+    if listener is None and not facts["unsafe"]:  # what its run has started ends with it, too
         server.take_signals()
         end_with_parent(parent, by=_PARENT_ENDED)
     server.serve()
@@ -113,9 +121,10 @@ def _ending_when_alone(control: socket.socket, listener: socket.socket | None) -
         return
 
     def look(*_: object) -> None:
-        is_gone, others = bool(select.select([control], [], [], 0)[0]), [listener]
-        if is_gone and not select.select(others, [], [], 0)[0]:
-            os._exit(1)
+        with contextlib.suppress(BlockingIOError):
+            is_gone = not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if is_gone and not select.select([listener], [], [], 0)[0]:
+                os._exit(1)
 
     before = signal.signal(signal.SIGIO, look)
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
@@ -140,6 +149,10 @@ class _Server:
         """Each parent, and the pid of its run; 0: none."""
         self._ends = dict[int, tuple[int, socket.socket]]()
         """Of each run: a descriptor that is readable when it has ended; its pid and parent."""
+        self._parents = dict[int, socket.socket]()
+        """The same of each parent: what it has forked may hold its connection open."""
+        self._templates = set[int]()
+        """Runs that fork runs themselves."""
         self._of_user = dict[signal.Signals, Any]()
         """Handlers that the user's file has set, for its runs."""
         self._welcome(first)
@@ -162,45 +175,60 @@ class _Server:
 
     def serve(self) -> None:
         while True:
-            sources: list[Any] = [*self._runs, *self._ends]
+            sources: list[Any] = [*self._runs, *self._ends, *self._parents]
             if self._listener is not None:
                 sources.append(self._listener)
             has_any = bool(self._runs or self._ends)
+            if not has_any and self._listener is None:
+                return
             ready = multiprocessing.connection.wait(sources, None if has_any else GRACE_S)
             if not ready:
                 return
-            for source in ready:
-                if isinstance(source, int):
-                    self._reap(source)
-                elif source is self._listener:
-                    parent, _ = source.accept()
-                    if is_same_user(parent):
-                        self._welcome(parent)
-                elif not self._answer(cast(socket.socket, source)):
-                    return
+            source: Any = ready[0]  # one at a time: what it closes may be ready as well
+            if source in self._ends:
+                self._reap(source)
+            elif source in self._parents:
+                self._gone(self._parents[source])
+            elif self._listener is not None and source is self._listener:
+                parent, _ = self._listener.accept()
+                if is_same_user(parent):
+                    self._welcome(parent)
+            else:
+                self._answer(source)
 
     def _welcome(self, parent: socket.socket) -> None:
         self._runs[parent] = 0
         with contextlib.suppress(OSError):
+            self._parents[os.pidfd_open(_peer(parent)[0])] = parent
             parent.sendall(json_line(self._facts))
 
-    def _answer(self, parent: socket.socket) -> bool:
-        """Do what a parent asks for; False when the last one is gone."""
+    def _gone(self, parent: socket.socket) -> None:
+        """End the run of a parent that is gone; one that is a template ends its own run first."""
+        parent.close()
+        for end in [end for end, other in self._parents.items() if other is parent]:
+            del self._parents[end]
+            os.close(end)
+        run = self._runs.pop(parent)
+        if run in self._templates:
+            os.kill(run, _PARENT_ENDED)
+        elif run:
+            _end_group(run)
+
+    def _answer(self, parent: socket.socket) -> None:
+        """Do what a parent asks for."""
         line, descriptors = b"", list[int]()
         with contextlib.suppress(OSError):
             line, descriptors, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 3)
         if not line:
-            parent.close()
-            if pid := self._runs.pop(parent):
-                _end_group(pid)
-            return self._listener is not None
+            self._gone(parent)
+            return
         request = json.loads(line)
         if request["before"] is not None:
             function, argument = request["before"]
             with contextlib.suppress(Exception):  # the run will raise it as well
-                _function(function)(argument)
+                function_named(function)(argument)
         if self._facts["unsafe"]:
-            _run(descriptors, request["function"])
+            template_run.call(descriptors, request["function"])
         template = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -211,21 +239,23 @@ class _Server:
             os.setsid()
             for other in (*self._runs, *filter(None, [self._listener])):
                 other.close()
-            for end in self._ends:
+            for end in (*self._ends, *self._parents):
                 os.close(end)
-            _run(descriptors, request["function"])
+            template_run.call(descriptors, request["function"])
         for descriptor in descriptors:
             os.close(descriptor)
         self._runs[parent] = pid
+        if request["function"] == SERVE_FORKED:
+            self._templates.add(pid)
         self._ends[os.pidfd_open(pid)] = (pid, parent)
         with contextlib.suppress(OSError):
             parent.sendall(json_line({"pid": pid}))
-        return True
 
     def _reap(self, end: int) -> None:
         """Tell a parent that its run has ended, after what is left of its process group."""
         pid, parent = self._ends.pop(end)
         os.close(end)
+        self._templates.discard(pid)
         _end_group(pid)  # the pid is not given to another process yet
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if parent in self._runs:
@@ -243,54 +273,16 @@ def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
     """Prepare as the parent asks for; return why a fork is not safe, or ''."""
     sys.path[:] = hello["path"]
     try:
-        prepare = _function(hello["prepare"]) if hello["prepare"] else lambda options: ""
+        prepare = function_named(hello["prepare"]) if hello["prepare"] else lambda options: ""
         unsafe = prepare(hello["options"]) or ""
     except BaseException as error:
         traceback.print_exc()
-        control.sendall(json_line({"failed": _reason(error)}))
+        control.sendall(json_line({"failed": reason_of(error)}))
         os._exit(1)
     if not unsafe and threading.active_count() > 1:
         names = [thread.name for thread in threading.enumerate()[1:]]
         unsafe = f"it has started threads ({', '.join(names)})"
     return unsafe if sys.platform == "linux" else unsafe or "runs are forked on Linux only"
-
-
-def _run(descriptors: Sequence[int], function: str) -> NoReturn:
-    """Call the function of a run in this process, then end it at once: a user's threads may hold
-    up an orderly exit."""
-    connection, status = Connection(descriptors[0]), 1
-    try:
-        for stream, descriptor in enumerate(descriptors[1:], 1):  # of its parent
-            os.dup2(descriptor, stream)
-            os.close(descriptor)
-        environment, folder, content = connection.recv()
-        _take_over(environment)
-        os.chdir(folder or ".")
-        _function(function)(connection, content)
-        status = 0
-    except BaseException as error:
-        traceback.print_exc()
-        with contextlib.suppress(Exception):
-            connection.send(Failure(_reason(error)))
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _take_over(environment: Mapping[str, str]) -> None:
-    """Set what the parent's environment has otherwise than this process was started with: what the
-    user's file has set stays."""
-    for name in environment.keys() | _STARTED_WITH.keys():
-        if environment.get(name) != _STARTED_WITH.get(name):
-            os.environ.pop(name, None)
-            if name in environment:
-                os.environ[name] = environment[name]
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 if __name__ == "__main__":

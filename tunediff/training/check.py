@@ -285,6 +285,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
             report = template.ask(
                 "tunediff.training.check:answer", (content, folder), within_s=LONGEST_S,
                 ranks=ranks, prepare=prepared.PREPARE, options=options, output=output,
+                base=prepared.BASE,
             )  # fmt: skip
         except TimeoutError:
             raise ConfigError(

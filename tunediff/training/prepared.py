@@ -19,11 +19,12 @@ import torch
 
 from tunediff import config as cfg
 from tunediff.config import copies
-from tunediff.core import machine
+from tunediff.core import machine, template_base
 from tunediff.data import images, loader
 from tunediff.data.knobs import Data
 
 PREPARE = "tunediff.training.prepared:prepare"
+BASE = template_base.base("tunediff.training.prepared:prepare_base")
 
 
 class _Threads:
@@ -56,6 +57,15 @@ class _Threads:
 
 
 _threads: _Threads | None = None
+
+
+def prepare_base(options: object) -> str:
+    """Import what templates import of the environment; return why a fork is not safe, or ''."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for module in ("torch._dynamo", "torchvision", "tunediff.training.engine"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    return "it has started CUDA" if _has_started_cuda() else ""
 
 
 def prepare(options: Mapping[str, Any]) -> str:

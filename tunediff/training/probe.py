@@ -14,6 +14,7 @@ from typing import Any, TypedDict, cast
 from tunediff.config import ConfigError, Values
 from tunediff.config.systems import Systems
 from tunediff.core.template import Template, TemplateError
+from tunediff.core.template_base import base
 
 PROBE_S = 60.0
 """What takes longer to be timed is not known."""
@@ -61,7 +62,8 @@ def before_search(
         if prepared is not None:
             template = prepared()
         else:
-            new = Template("tunediff.training.prepared:prepare", options)
+            module = "tunediff.training.prepared"
+            new = Template(f"{module}:prepare", options, base=base(f"{module}:prepare_base"))
             template = stack.enter_context(new)
         asked = (evaluates, prepare, dict(finals or {}), prepared is not None)
         content = (pickle.dumps(config), *asked)

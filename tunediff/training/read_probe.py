@@ -28,7 +28,7 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
     options = {"workload": configs[0].schema.workload, "trains": False}
     with (
         tempfile.TemporaryFile() as output,
-        Template(prepared.PREPARE, options, output) as template,
+        Template(prepared.PREPARE, options, output, base=prepared.BASE) as template,
         contextlib.suppress(TimeoutError, TemplateError),
     ):
         content = [pickle.dumps(config) for config in configs]

@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
+from tunediff.core import template_base
 from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.backend import Event
 from tunediff.tuning.trial_spec import TrialSpec
@@ -63,7 +64,8 @@ class Templates:
             name, path, variables = self.shared or SharedTemplates("")
             name = name and f"{name} {key}"
             prepare = f"{_PREPARED}:prepare"
-            template = Template(prepare, options, self.output, name, path, variables)
+            base = template_base.base(f"{_PREPARED}:prepare_base")
+            template = Template(prepare, options, self.output, name, path, variables, base)
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
