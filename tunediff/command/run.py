@@ -166,7 +166,8 @@ class RunReader:
 
     def _add(self, value: float, now: float) -> None:
         seconds, limit_s = self.clock.elapsed_s(now), self.run.limit_s
-        if self.target_met or (limit_s is not None and seconds > limit_s):
+        enough = self.target_met or (self.run.ends_at_first and self.values > 0)
+        if enough or (limit_s is not None and seconds > limit_s):
             return
         self.values += 1
         self.first_at = self.first_at or now
