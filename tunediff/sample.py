@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
 
     # ---- the model. Somebody else's program runs only if the user says so
-    own = ", or with --trust-code the model's own file, if it has sample_images"
+    hint = ", or with --trust-code the model's own file, if it has sample_images"
     model = models.find_with_hook(
-        "sample_images", "sample", args.run, args.storage, hint=own, run_code=args.trust_code
+        "sample_images", "sample", args.run, args.storage, hint=hint, run_code=args.trust_code
     ).averaged(args.ema)  # fmt: skip
     config, args.seed, args.batch_size = _configure(model.config, args)
     check_writable("--out", args.out or model.folder / "samples.png")

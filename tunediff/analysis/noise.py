@@ -116,11 +116,11 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
 def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:
     """Return whether the variance of any sample differs significantly from the rest (F tests)."""
     squares, freedom = float(np.dot(variances, freedoms)), sum(freedoms)
-    for variance, own in zip(variances, freedoms, strict=True):
-        others = freedom - own
-        rest = (squares - own * variance) / max(1, others)
+    for variance, of_sample in zip(variances, freedoms, strict=True):
+        others = freedom - of_sample
+        rest = (squares - of_sample * variance) / max(1, others)
         if others and rest > 0 and variance > 0:
-            tail = float(special.fdtrc(own, others, variance / rest))
+            tail = float(special.fdtrc(of_sample, others, variance / rest))
             if 2 * min(tail, 1 - tail) * len(variances) < LEVEL:
                 return True
     return False

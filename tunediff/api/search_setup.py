@@ -157,7 +157,7 @@ def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
     assert content is not None
     if not request.inferred:
         return space, content
-    named = {field.name for field in dataclasses.fields(space.schema.own)}
+    named = {field.name for field in dataclasses.fields(space.schema.knobs_type)}
     named |= {name.partition(".")[0] for name in getattr(space.workload.declared, "SEARCH", {})}
     names = {dimension.name for dimension in space.dimensions}
     if (engine := {name for name in names if name.partition(".")[0] not in named}) == names:

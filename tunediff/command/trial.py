@@ -37,7 +37,7 @@ def run_of(
     """
     workload = cfg.of(config)
     assert isinstance(workload, CommandWorkload)
-    own = dataclasses.fields(config.schema.own)
+    own = dataclasses.fields(config.schema.knobs_type)
     values = cfg.flatten({field.name: _plain(getattr(config, field.name)) for field in own})
     devices = machine.gpus()
     return CommandRun(

@@ -1,5 +1,16 @@
 """Configurations: every knob, declared once. Use as `from tunediff import config as cfg`."""
 
+from tunediff.config.configurations import (
+    differences,
+    effective,
+    fingerprint,
+    flat,
+    neutral,
+    not_effective,
+    override,
+    with_absolute_paths,
+    with_relative_paths,
+)
 from tunediff.config.files import (
     FORMAT,
     FORMAT_KEY,
@@ -17,18 +28,9 @@ from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range,
 from tunediff.config.schema import (
     Configuration,
     Schema,
-    differences,
-    effective,
-    fingerprint,
-    flat,
     flatten,
     nest,
-    neutral,
-    not_effective,
-    override,
     to_dict,
-    with_absolute_paths,
-    with_relative_paths,
 )
 from tunediff.config.systems import Systems
 from tunediff.config.workload import (

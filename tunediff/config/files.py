@@ -13,16 +13,9 @@ from typing import Any
 import yaml
 
 from tunediff.config import workload
+from tunediff.config.configurations import C, override, with_absolute_paths
 from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
-from tunediff.config.schema import (
-    C,
-    Configuration,
-    Schema,
-    flatten,
-    override,
-    to_dict,
-    with_absolute_paths,
-)
+from tunediff.config.schema import Configuration, Schema, flatten, to_dict
 
 FORMAT, FORMAT_KEY = 1, "tunediff_format"
 """Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML

@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import inspect
-import json
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import pydantic
 from pydantic import TypeAdapter
 
 from tunediff.config import removed
+from tunediff.config.checked_fields import fields_of
 from tunediff.config.knobs import (
     ConfigError,
     Knob,
     Lines,
     Refusal,
     Values,
-    fields_of,
     knobs_of,
     made_section,
     nearest,
@@ -49,8 +46,8 @@ class Configuration:
     @functools.cached_property
     def knobs(self) -> Any:
         """Return the workload's own part, an instance of its `Knobs`."""
-        own = self.schema.own
-        return own(**{field.name: getattr(self, field.name) for field in dataclasses.fields(own)})
+        fields = dataclasses.fields(self.schema.knobs_type)
+        return self.schema.knobs_type(**{field.name: getattr(self, field.name) for field in fields})
 
     def __reduce__(self) -> Any:
         """Pickle the knobs instead of the class, which a workload rebuilds in any process."""
@@ -71,7 +68,7 @@ class Schema:
     def __init__(
         self,
         workload: str,
-        own: type,
+        knobs_type: type,
         systems: type,
         version: str = "",
         title: str = "",
@@ -79,28 +76,28 @@ class Schema:
     ) -> None:
         """Build a workload's configuration class from its knobs and the sections of all.
 
-        `workload`: the name under which it is found. `own`: its class `Knobs`; a section there that
-        has the name of a section of `systems` must be a subclass of it and replaces it. `systems`:
-        the sections of all workloads. `version`: of a user's file; two configurations differ if the
+        `workload`: the name under which it is found. `knobs_type`: its class `Knobs`; a section in
+        it with the name of a section of `systems` is a subclass of that one and replaces it.
+        `systems`: the sections of all workloads. `version`: of a user's file; two configurations differ if the
         content of the file differs, not its path. `title`: the name in messages. `rebuild`: the
         function that makes a configuration from what `to_dict` returns; a pickle refers to it (here
         `workload.from_dict`, which this module cannot import). Raises `ConfigError`.
         """
-        self.workload, self.own, self.version = workload, own, version
+        self.workload, self.knobs_type, self.version = workload, knobs_type, version
         self.title, self.rebuild = title or workload, rebuild
-        self.type = self._build(own, systems)
+        self.type = self._build(knobs_type, systems)
         of_systems = {field.name for field in dataclasses.fields(systems)}
         names = (field.name for field in dataclasses.fields(self.type))
         self.order = sorted(names, key=of_systems.__contains__)
         """Names of the sections and of top-level knobs, in the order in which they are shown."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
-        defaults = dataclasses.asdict(own())
+        defaults = dataclasses.asdict(knobs_type())
         self.from_dict(defaults, f"{self.title}: Knobs", check=False)
         self._check_spaces()
 
-    def _build(self, own: type, systems: type) -> Any:
+    def _build(self, knobs_type: type, systems: type) -> Any:
         where = f"{self.title}: Knobs"
-        content = fields_of(own, where) | {"schema": self}
+        content = fields_of(knobs_type, where) | {"schema": self}
         sections = typing.get_type_hints(systems)
         for name, hint in content["__annotations__"].items():
             reserved = name in ("workload", "knobs", "schema", "sections")
@@ -248,48 +245,16 @@ class Schema:
         return f"{refusal}; allowed: {knob.allowed}{knob.hint(value)}"
 
 
-# ---- what is done with one
-C = TypeVar("C", bound=Configuration)
-
-
+# ---- values of all knobs
 def check_rules(config: Configuration, where: str) -> None:
     """Check the rules that join knobs. Raises `ConfigError` with the knobs and values."""
     for part in config.sections():
         try:
             getattr(part, "check", lambda config: None)(config)
         except Refusal as refusal:
-            value = flat(config)[refusal.knob]
+            value = flatten(to_dict(config))[refusal.knob]
             why = f"{refusal.knob}: {value!r} is not allowed: {refusal.why}"
             raise ConfigError(f"{where}: {why}") from None
-
-
-def not_effective(config: Configuration, device: str) -> dict[str, str]:
-    """Return the set knobs without effect on `device` ("cpu", "cuda"), with the reason."""
-    parts = [part for part in config.sections() if hasattr(part, "not_effective")]
-    return dict(pair for part in parts for pair in part.not_effective(config, device))
-
-
-_STANDS_FOR = {"compile.mode": "default"}
-"""The value as which a knob acts where its own value has no effect, if that is not its default."""
-
-
-def neutral(config: C, names: Collection[str]) -> C:
-    """Return the configuration with these knobs fixed: switches off, others at default.
-
-    The result is equal for configurations that differ only in knobs without effect
-    (`not_effective`).
-    """
-    values: Values = {}
-    for name, value in flat(config).items():
-        if name in names:
-            default = False if isinstance(value, bool) else config.schema.knobs[name].default
-            values[name] = _STANDS_FOR.get(name, default)
-    return override(config, values, check=False) if values else config
-
-
-def effective(config: C, device: str) -> C:
-    """Return what `config` amounts to on `device`: equal for two that train alike."""
-    return neutral(config, not_effective(config, device))
 
 
 def nest(values: Mapping[str, Any]) -> Lines:
@@ -304,15 +269,11 @@ def nest(values: Mapping[str, Any]) -> Lines:
     return nested
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
 def flatten(
     nested: Mapping[str, Any],
     where: str = "knobs",
     prefix: str = "",
-    is_section: Callable[[Any], bool] = _is_mapping,
+    is_section: Callable[[Any], bool] = lambda value: isinstance(value, Mapping),
 ) -> Values:
     """Return knobs by dotted name: {"loader": {"workers": 2}} → {"loader.workers": 2}.
 
@@ -335,84 +296,3 @@ def flatten(
 def to_dict(config: Configuration) -> Lines:
     """Return a configuration as a dictionary, workload first, for `from_dict`."""
     return {"workload": config.schema.workload, **config.schema.to_dict(config)}
-
-
-def flat(config: Configuration) -> Values:
-    """Return the workload and every knob of this configuration by dotted name."""
-    return flatten(to_dict(config))
-
-
-def fingerprint(config: Configuration) -> str:
-    """Return 12 hex digits that are equal exactly for equal configurations of equal workloads."""
-    schema = config.schema
-    # A copy of a user's file counts as equal.
-    name = Path(schema.workload).name if schema.version else schema.workload
-    content = json.dumps([schema.version, {**to_dict(config), "workload": name}], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
-    """Return a configuration's knobs, or these values, that differ from `base`.
-
-    `override(base, …)` with the result gives the configuration again. So defaults that come with
-    another union member (`timesteps.name`) are not included.
-    """
-    values, base_values = flat(of) if isinstance(of, Configuration) else of, flat(base)
-    chosen = {
-        name: values[name]
-        for name, members in base.schema.members.items()
-        if values.get(name) in members and values[name] != base_values[name]
-    }
-    with_members = flat(override(base, chosen, check=False)) if chosen else base_values
-    expected = with_members | {name: base_values[name] for name in chosen}
-    changed = {
-        name: value
-        for name, value in values.items()
-        if name not in expected or expected[name] != value
-    }
-    if Path(str(changed.get("workload", ""))).name == Path(base_values["workload"]).name:
-        del changed["workload"]  # the same file in another folder, such as a search's copy
-    return changed
-
-
-def override(
-    config: C, values: Mapping[str, Any], where: str = "override", check: bool = True
-) -> C:
-    """Return a copy with knobs replaced by dotted name.
-
-    Another union member (`timesteps.name`) removes the knobs of the old one, but for those that
-    both have with one default. With `check`, rules that join several knobs are applied to the
-    result. Raises `ConfigError` that names `where`, the knob, the value and the allowed values.
-    """
-    schema = config.schema
-    now = flatten(schema.to_dict(config))
-    for name, value in values.items():
-        if schema.knob(name, where).name in schema.members and now[name] != value:
-            kept, section = schema.kept_knobs(name, now[name], value), name.removesuffix("name")
-            now = {
-                other: old
-                for other, old in now.items()
-                if not other.startswith(section) or other in kept
-            }
-    changed: C = schema.from_dict(nest({**now, **values}), where, check)
-    return changed
-
-
-def with_absolute_paths(config: C) -> C:
-    """Return the configuration with absolute paths; relative ones are of the current folder."""
-    return _with_paths(config, lambda path: path.expanduser().absolute())
-
-
-def with_relative_paths(config: C) -> C:
-    """Return the configuration with files inside the current folder as relative, portable paths."""
-    return _with_paths(
-        config,
-        lambda path: path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path,
-    )
-
-
-def _with_paths(config: C, change: Callable[[Path], Path]) -> C:
-    now, knobs = flat(config), config.schema.knobs.values()
-    paths = {knob.name: now[knob.name] for knob in knobs if knob.file and now.get(knob.name)}
-    changed = {name: str(change(Path(path))) for name, path in paths.items()}
-    return override(config, changed, check=False) if changed else config

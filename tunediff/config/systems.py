@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from tunediff.config.configurations import override
 from tunediff.config.knobs import (
     Bool,
     ConfigError,
@@ -20,7 +21,7 @@ from tunediff.config.knobs import (
     Refusal,
     section,
 )
-from tunediff.config.schema import Configuration, override
+from tunediff.config.schema import Configuration
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""

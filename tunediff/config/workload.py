@@ -42,9 +42,10 @@ from typing import Any, Literal
 from tunediff.config import code as users
 from tunediff.config import copies
 from tunediff.config.code import Code
+from tunediff.config.configurations import override
 from tunediff.config.framework_settings import baseline_of, settings_in
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
-from tunediff.config.schema import Configuration, Schema, override, to_dict
+from tunediff.config.schema import Configuration, Schema, to_dict
 from tunediff.config.systems import Systems
 from tunediff.core.clock import TRAINING
 from tunediff.core.target import Target
@@ -294,17 +295,17 @@ def _users(name: str, version: str) -> Workload:
     """Import a user's workload and check its declarations, once for each content of the file."""
     code = users.read(Path(name))
     workload, place = Workload(name, users.load(code), file=code), shown(code.file)
-    own: Any
-    own, objective, train = (
+    knobs: Any
+    knobs, objective, train = (
         getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train")
     )
-    refuse(not inspect.isclass(own), f"{place}: {NO_KNOBS}")
+    refuse(not inspect.isclass(knobs), f"{place}: {NO_KNOBS}")
     if (
-        not dataclasses.is_dataclass(own)
-        and own.__bases__ == (object,)
-        and inspect.get_annotations(own)
+        not dataclasses.is_dataclass(knobs)
+        and knobs.__bases__ == (object,)
+        and inspect.get_annotations(knobs)
     ):
-        dataclasses.dataclass(frozen=True)(own)  # a plain class of annotated fields
+        dataclasses.dataclass(frozen=True)(knobs)  # a plain class of annotated fields
     metric = 'OBJECTIVE = Metric("accuracy", "max")'
     refuse(
         not isinstance(objective, Metric),
@@ -387,8 +388,8 @@ def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
 def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str) -> Any:
     declared = {**getattr(workload.declared, "BASELINE", {}), **values}
     workers = declared.get("parallel.workers", 1)
-    own = {**baseline_of(workload.framework_settings, workers), **declared}
-    return override(workload.schema.default(), own, where=where, check=False)
+    start = {**baseline_of(workload.framework_settings, workers), **declared}
+    return override(workload.schema.default(), start, where=where, check=False)
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:

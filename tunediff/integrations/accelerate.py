@@ -124,9 +124,9 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         if self.scaler is not None:
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
-        own = self._loader = trial.epoch_loader(loader, samples=samples, group=steps)
-        own.before_step = self._follow_budget
-        yield from own.passes()
+        passes = self._loader = trial.epoch_loader(loader, samples=samples, group=steps)
+        passes.before_step = self._follow_budget
+        yield from passes.passes()
 
     def _follow_budget(self) -> None:
         for scheduler in self._budget_schedulers:

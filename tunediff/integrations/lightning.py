@@ -135,12 +135,12 @@ def _options(
 @contextlib.contextmanager
 def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
     """Put the training's loader under the clock, until the end of this trial."""
-    make, own = owner.train_dataloader, "train_dataloader" in vars(owner)
+    make, replaced = owner.train_dataloader, "train_dataloader" in vars(owner)
     owner.train_dataloader = lambda: wrap(make())
     try:
         yield
     finally:
-        if own:
+        if replaced:
             owner.train_dataloader = make
         else:
             del owner.train_dataloader
@@ -277,5 +277,7 @@ class _Clock:
         values = {name: float(value) for metrics in found for name, value in metrics.items()}
         if not values:
             return values
-        own = torch.tensor(list(values.values()), dtype=torch.float64, device=self._trial.device)
-        return dict(zip(values, self._trial.world.mean(own).tolist(), strict=True))
+        of_rank = torch.tensor(
+            list(values.values()), dtype=torch.float64, device=self._trial.device
+        )
+        return dict(zip(values, self._trial.world.mean(of_rank).tolist(), strict=True))

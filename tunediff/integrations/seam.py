@@ -160,12 +160,12 @@ def begin_accelerate(trial: Trial) -> None:
 
 def in_float32(model: torch.nn.Module, judge: Callable[[], Any]) -> Any:
     """Call `judge` while the model's forward pass is without accelerate's autocast."""
-    own = vars(model)
-    mixed, plain = own.get("forward"), own.get("_original_forward")
+    attributes = vars(model)
+    mixed, plain = attributes.get("forward"), attributes.get("_original_forward")
     if plain is None:
         return judge()
-    own["forward"] = plain
+    attributes["forward"] = plain
     try:
         return judge()
     finally:
-        own["forward"] = mixed
+        attributes["forward"] = mixed

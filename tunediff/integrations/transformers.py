@@ -169,15 +169,15 @@ class _UnderClock:
     def _run_epoch(
         self: Any, *, steps_in_epoch: int, num_update_steps_per_epoch: int, **options: Any
     ) -> None:
-        own = self.own_loader
-        if own.fill():
-            batches, replays = own.left_of_pass(steps_in_epoch)
+        loader = self.own_loader
+        if loader.fill():
+            batches, replays = loader.left_of_pass(steps_in_epoch)
             super()._run_epoch(  # type: ignore[misc]
                 steps_in_epoch=batches,
                 num_update_steps_per_epoch=num_update_steps_per_epoch + replays,
                 **options,
             )
-        self.control.should_training_stop |= own.finished
+        self.control.should_training_stop |= loader.finished
 
     def _finalize_training(
         self: Any, trial: Any, num_train_samples: float, start_time: float
@@ -259,8 +259,8 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
             f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says:"
             ' none; BASELINE = {"precision.amp": "bf16"} is what the script does alone'
         )
-    own = {name: getattr(args, name) for name in _SET_BY if name in defaults}
-    settings = {name: value for name, value in own.items() if value}
+    given = {name: getattr(args, name) for name in _SET_BY if name in defaults}
+    settings = {name: value for name, value in given.items() if value}
     refuse_settings(trial, settings, _SET_BY, values, type(args), defaults=defaults)
     # the user's own object: save_model(args.output_dir)
     args.output_dir = str(in_folder(trial, args.output_dir))

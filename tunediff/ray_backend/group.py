@@ -128,10 +128,10 @@ def _variables(context: Any, serial: str) -> dict[str, str] | None:
     if of_rank_zero != serial:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    own = [visible.index(str(gpu)) for gpu in ray.get_gpu_ids()]
+    indices = [visible.index(str(gpu)) for gpu in ray.get_gpu_ids()]
     return {
         "RANK": str(context.get_world_rank()), "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(own[0] if own else context.get_local_rank()),
+        "LOCAL_RANK": str(indices[0] if indices else context.get_local_rank()),
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
         "MASTER_ADDR": address, "MASTER_PORT": str(port),
     }  # fmt: skip

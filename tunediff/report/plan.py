@@ -27,11 +27,9 @@ def values(
 ) -> dict[str, Any]:
     """Return what a search will run and cost, in JSON types.
 
-    Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes measured on
-    this machine. on_this_machine: whether trials run there too; what is reused on the nodes of a
-    cluster is unknown before it runs.
+    Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes on this
+    machine. on_this_machine: whether trials run on it too; else what is reused is unknown.
     """
-    # Time: what trials cost here, and how many of them fit into the limit of the search.
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
     confirming_at_once, _ = confirming.runs_at_once(space, max(sizes), on_this_machine)

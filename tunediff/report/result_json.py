@@ -69,15 +69,14 @@ def search(
         conclusions=verdicts.conclusions(compared) if compared is not None else [],
         study_rows=records(studied.frame()) if studied is not None else [],
         pareto_rows=[ParetoResult(**row) for row in pareto(results)],
-        longer_budgets=[
-            BudgetResult(
-                budget_s=comparison.results.space.budget.per_trial_s,
-                rows=_configurations(comparison),
-            )
-            for comparison in longer
-        ],
+        longer_budgets=list(map(_of_budget, longer)),
         **costs_and_files,
     )
+
+
+def _of_budget(comparison: Comparison) -> BudgetResult:
+    budget_s = comparison.results.space.budget.per_trial_s
+    return BudgetResult(budget_s=budget_s, rows=_configurations(comparison))
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

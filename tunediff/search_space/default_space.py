@@ -38,10 +38,13 @@ def infer_search_space(
         if knob.space is not None and not absent:
             searched[knob.name] = knob.space
     workload = cfg.of(baseline)
-    own = getattr(workload.declared, "SEARCH", {})
-    refuse(not isinstance(own, dict), f"{workload.title}: SEARCH is {own!r}; it needs a dictionary")
+    search = getattr(workload.declared, "SEARCH", {})
+    refuse(
+        not isinstance(search, dict),
+        f"{workload.title}: SEARCH is {search!r}; it needs a dictionary",
+    )
     searched |= spread(
-        foreign.spaces(own, f"{workload.title}: SEARCH"), f"{workload.title}: SEARCH"
+        foreign.spaces(search, f"{workload.title}: SEARCH"), f"{workload.title}: SEARCH"
     )
     system = _of_system(baseline, cores, gpu, emulated)
     searched |= {name: space for name, space in system.items() if name not in searched}

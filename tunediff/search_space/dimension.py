@@ -176,12 +176,12 @@ def count(dimensions: Sequence[Dimension]) -> float:
         if not met.issuperset(head.conditions):
             return points(i + 1, met & conditions)
         # Values that meet the same conditions count alike, as does a range without conditions
-        own = [condition for condition in conditions if condition[0] == head.name]
-        named = {value for _, allowed in own for value in allowed}
+        matching = [condition for condition in conditions if condition[0] == head.name]
+        named = {value for _, allowed in matching for value in allowed}
         values = named if head.choices is None else {as_param(choice) for choice in head.choices}
         counts: dict[frozenset[Any], float] = {frozenset(): head.size - len(values)}
         for value in values:
-            new = frozenset(condition for condition in own if value in condition[1])
+            new = frozenset(condition for condition in matching if value in condition[1])
             counts[new] = counts.get(new, 0) + 1
         return sum(
             times * points(i + 1, met & conditions | new) for new, times in counts.items() if times

@@ -48,7 +48,6 @@ def listed_runs(
     rung_knobs = _points(ladder, baseline.schema)
     steps = itertools.accumulate(rung_knobs.values(), operator.or_)
     together = dict(zip(rung_knobs, steps, strict=True))
-    # Dimensions
     if kind in ("search", "grid"):
         dimensions = SearchedKnobs(getattr(file, kind), baseline, where, kind == "search").read()
     else:

@@ -210,8 +210,8 @@ def _objective(
     content: Any, workload: Workload, where: str
 ) -> tuple[Metric, str | None, Target | None]:
     """Return objective, second objective, and target of a trial. Raises `ConfigError`."""
-    own = workload.objective
-    metrics = {own.name: own, RATE.name: RATE}
+    evaluated = workload.objective
+    metrics = {evaluated.name: evaluated, RATE.name: RATE}
     names, costs = ", ".join(metrics), ", ".join(COSTS)
     if isinstance(content, list):
         pair = f"one of {names}, or a list of one of these and one of {costs}"
@@ -221,7 +221,7 @@ def _objective(
     if isinstance(content, str):
         content = {"metric": content}
     section = checked(ObjectiveSection, {} if content is None else content, where)
-    name = own.name if section.metric is None else section.metric
+    name = evaluated.name if section.metric is None else section.metric
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode
     refuse(
@@ -233,8 +233,8 @@ def _objective(
     where, value = f"{where}: target", f"{section.target!r} is not allowed"
     beside_name = "for a command; allowed: in its file, beside the name of its objective"
     refuse(cfg.is_command(workload.name), f"{where}: {value} {beside_name}")
-    refuse(name == RATE.name, f"{where}: {value} for {name}; allowed: {own.name}")
-    target = Target.of_objective(section.target, own.name, own.mode, where)
+    refuse(name == RATE.name, f"{where}: {value} for {name}; allowed: {evaluated.name}")
+    target = Target.of_objective(section.target, evaluated.name, evaluated.mode, where)
     return SECONDS, section.cost, target
 
 

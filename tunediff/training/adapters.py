@@ -103,8 +103,8 @@ def about(model: nn.Module | None, state: Mapping[str, Tensor]) -> dict[str, str
     if model is None or model not in _bases:
         return {}
     name = cast(Any, model).active_adapter
-    names = {id(value): own for own, value in state.items()}
-    as_saved = _adapter(model, name, {own: one for own, one in state.items() if own != FROZEN_BASE})
+    names = {id(value): key for key, value in state.items()}
+    as_saved = _adapter(model, name, {key: one for key, one in state.items() if key != FROZEN_BASE})
     if not as_saved.keys() or any(id(value) not in names for value in as_saved.values()):
         return {}  # peft has computed what it would save
     config = copy.copy(cast(Any, model).peft_config[name])
@@ -123,7 +123,7 @@ def write(metadata: Mapping[str, str], state: Mapping[str, Tensor], folder: Path
     adapter = json.loads(metadata[ADAPTER])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(adapter["config"], indent=2) + "\n")
-    tensors = {saved: state[own] for saved, own in adapter["names"].items()}
+    tensors = {saved: state[key] for saved, key in adapter["names"].items()}
     weights.save(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
     return True
 

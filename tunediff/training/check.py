@@ -30,7 +30,7 @@ from tunediff.training.engine import Engine
 from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
 from tunediff.training.outcome import CHANGED
-from tunediff.training.rerun import Record
+from tunediff.training.recorded_runs import Record
 from tunediff.training.run_trial import end_of
 from tunediff.training.training_run import TrainingRun
 from tunediff.training.trial import TrainingOutcome, run
@@ -141,10 +141,10 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
     returns.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="tunediff-check-") as own,
+        tempfile.TemporaryDirectory(prefix="tunediff-check-") as temporary,
         write_watch.watching() as writes,
     ):
-        report = _check(config, world, folder or Path(own))
+        report = _check(config, world, folder or Path(temporary))
     report["warnings"] += writes.clean()
     return report
 
@@ -216,8 +216,8 @@ def _check_model(run: TrainingRun, program: Check) -> None:
         compared += [
             exported[name] for name, _ in run.result.named_parameters() if name in exported
         ]
-    own = [float(one.detach().double().sum()) for one in compared]
-    if any(other != own for other in world.gather(own)):
+    sums = [float(one.detach().double().sum()) for one in compared]
+    if any(other != sums for other in world.gather(sums)):
         raise WorkloadError(
             f"{title}: two ranks have learned different models; is one of them wrapped again, made"
             " anew, or changed by what only one rank does?"

@@ -52,5 +52,5 @@ class LineWatch:
     def _state(self) -> tuple[object, ...]:
         """Return what any write changes; of equal values too, as the best weights may be last."""
         tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
-        own = {name: getattr(one, "to_local", one.detach)() for name, one in tensors}
-        return weights.digest(own), *(one._version for _, one in tensors)
+        local = {name: getattr(one, "to_local", one.detach)() for name, one in tensors}
+        return weights.digest(local), *(one._version for _, one in tensors)

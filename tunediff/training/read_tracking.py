@@ -80,7 +80,7 @@ def unread(
     """
     if not config.schema.version:  # ours read all of theirs
         return ()
-    sections = {field.name for field in dataclasses.fields(config.schema.own)}
+    sections = {field.name for field in dataclasses.fields(config.schema.knobs_type)}
     sections |= {"loader"} if own_loader else set()
     names = [name for name in flatten(to_dict(config)) if name.partition(".")[0] in sections]
     known = {*read, *_read_by_us(config)}

@@ -39,7 +39,7 @@ def create(
     )
     for text in report["warnings"]:
         say(f"WARNING: {title}: {text}")
-    fields = {field.name for field in dataclasses.fields(space.schema.own)}
+    fields = {field.name for field in dataclasses.fields(space.schema.knobs_type)}
     effects = collections.defaultdict[str, list[str]](list)
     for knob in report["unread"]:
         if knob in searched or knob.partition(".")[0] in fields:
@@ -59,16 +59,17 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
     """
     searched = {dimension.name for dimension in space.dimensions} - {"seed"}
     title = space.workload.title
-    own = {field.name for field in dataclasses.fields(space.schema.own)}
+    sections = {field.name for field in dataclasses.fields(space.schema.knobs_type)}
     if doubtful := {
-        knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in own
+        knob for knob in searched & set(report["unread"]) if knob.partition(".")[0] in sections
     }:
         say(
             f"{title}: looking whether {', '.join(sorted(doubtful))} are read in other"
             " configurations"
         )
         others = [
-            cfg.override(one, {"parallel.workers": 1}, check=False) for one in _others(space, own)
+            cfg.override(one, {"parallel.workers": 1}, check=False)
+            for one in _others(space, sections)
         ]
         doubtful &= read_probe.knobs_read(others)
         report["unread"] = [knob for knob in report["unread"] if knob not in doubtful]
@@ -83,14 +84,14 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
     return useless if space.kind in ("search", "grid") else set()
 
 
-def _others(space: SearchSpace, own: set[str]) -> Iterator[Systems]:
-    """Yield configurations in which knobs of sections `own` differ from the baseline's.
+def _others(space: SearchSpace, sections: set[str]) -> Iterator[Systems]:
+    """Yield configurations in which knobs of sections `sections` differ from the baseline's.
 
     Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has
     a certain value.
     """
     baseline = cfg.flat(space.baseline)
-    dimensions = [one for one in space.dimensions if one.name.partition(".")[0] in own]
+    dimensions = [one for one in space.dimensions if one.name.partition(".")[0] in sections]
     count = max(1, min(MOST_OTHERS, max(len(one.choices or ()) for one in dimensions) - 1))
     for index in range(1, count + 1):
         changed: Values = {}

@@ -263,8 +263,12 @@ def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
     if node is None or not killed:
         return {}
     used, total = float(node[1]), float(node[2])
-    own = min(used, workers * sum(map(float, killed)) / len(killed))
-    return {"total_mib": 1024 * total, "demand_mib": 1024 * own, "others_mib": 1024 * (used - own)}
+    demand = min(used, workers * sum(map(float, killed)) / len(killed))
+    return {
+        "total_mib": 1024 * total,
+        "demand_mib": 1024 * demand,
+        "others_mib": 1024 * (used - demand),
+    }
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:

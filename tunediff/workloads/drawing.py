@@ -176,8 +176,7 @@ def draw(
     """Draw `request`'s batches for all `receivers`; return the seconds of sampling.
 
     `work` counts the sampler's steps, or batches where it has none. Raises on all ranks at once:
-    `NonFiniteError`, and `WorkloadError` unless the workload generates as many images as `request`
-    asks for.
+    `NonFiniteError`, and `WorkloadError` for another number of images than `request` asks for.
     """
     from tunediff.evaluation.distance import NonFiniteError, refuse_non_finite
     from tunediff.training.precision import evaluation_precision

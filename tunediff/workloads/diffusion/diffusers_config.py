@@ -168,18 +168,7 @@ def read_unet(path: Path, default: Any) -> Values:
     values, attending = _sizes(options, require)
 
     # ---- options that may be written in several ways
-    widths = options["block_out_channels"]
-    heads = {width for width, attends in zip(widths, attending, strict=True) if attends}
-    heads.add(widths[-1])  # the middle attends too
-    one_head = [None, *heads] if len(heads) == 1 else [None]
-    allowed: dict[str, tuple[list[Any], str]] = {
-        "act_fn": (["silu", "swish"], "'silu'"),
-        "sample_size": ([options["sample_size"]], ""),
-        "out_channels": ([values["data.channels"]], f"in_channels = {values['data.channels']}"),
-        "attention_head_dim": (one_head, "null: one head over all channels"),
-        "time_embedding_dim": ([None, 4 * widths[0]], f"null or {4 * widths[0]}"),
-        "attn_norm_num_groups": ([None, options["norm_num_groups"]], "null or norm_num_groups"),
-    }
+    allowed = _alternatives(options, attending)
     checked = cfg.override(default, values | {"evaluation.extractor": "classifier"}, str(path))
     for name, ours in unet_options(checked).items():
         equal, words = allowed.pop(name, ([ours], repr(ours)))
@@ -219,6 +208,27 @@ def _sizes(
         "model.norm_groups": options["norm_num_groups"],
     }
     return values, attending
+
+
+def _alternatives(
+    options: Mapping[str, Any], attending: list[bool]
+) -> dict[str, tuple[list[Any], str]]:
+    """Return, for options that may be written in several ways, the values, and the ways in words.
+
+    `attending`: which levels have attention.
+    """
+    widths, channels = options["block_out_channels"], options["in_channels"]
+    heads = {width for width, attends in zip(widths, attending, strict=True) if attends}
+    heads.add(widths[-1])  # the middle attends too
+    one_head = [None, *heads] if len(heads) == 1 else [None]
+    return {
+        "act_fn": (["silu", "swish"], "'silu'"),
+        "sample_size": ([options["sample_size"]], ""),
+        "out_channels": ([channels], f"in_channels = {channels}"),
+        "attention_head_dim": (one_head, "null: one head over all channels"),
+        "time_embedding_dim": ([None, 4 * widths[0]], f"null or {4 * widths[0]}"),
+        "attn_norm_num_groups": ([None, options["norm_num_groups"]], "null or norm_num_groups"),
+    }
 
 
 def _are_multiples(widths: Any) -> bool:
