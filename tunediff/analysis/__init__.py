@@ -244,8 +244,7 @@ class Results:
         return self.versus(trial.value(self.metric), of_base)
 
     def time_to_target_speedup(self, trial: TrialRecord) -> float | None:
-        """Return how many times sooner a trial reaches the baseline's final value, or the ratio of
-        throughputs, or of the times to a target."""
+        """Return how many times sooner a trial is as good as the baseline, or a ratio of rates."""
         if self.by_rate:
             return self.versus_baseline(trial)
         if self.by_time:

@@ -114,8 +114,7 @@ class Confirmation:
         return primary if primary in better and not self._beats(best, primary) else best
 
     def _beats(self, rival: Group, primary: Group | None) -> bool:
-        """Return whether a rival is significantly better than the search's leader, tested as a
-        finalist and the baseline are."""
+        """Return whether a rival is significantly better than the search's leader."""
         if primary is None or rival is primary:
             return False
         compared, search = self.compared, self.search

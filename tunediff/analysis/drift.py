@@ -66,8 +66,7 @@ class Drift(NamedTuple):
         return [min(read), max(read)] if read else []
 
     def sentence(self, rounds: str = "pairs") -> str:
-        """Return that the machine drifted, and what follows; '' where it did not. `rounds`: what
-        the readings are between."""
+        """Return that the machine drifted, and what follows, or ''; `rounds`: between readings."""
         if not self.largest:
             return ""
         change = "slower" if self.largest > 0 else "faster"

@@ -31,8 +31,7 @@ class Plan(NamedTuple):
     """How a comparison spends its error, and when it gives up."""
 
     power: int
-    """Of the share of rounds until which the error is spent: higher ones find large differences
-    later, small ones more often."""
+    """Powers of the share of rounds: higher ones find large differences later, but small ones."""
     allowance: float
     """Standard errors that a difference may be too small by now and still become significant."""
 

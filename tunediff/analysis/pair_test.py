@@ -39,8 +39,7 @@ NO_DIFFERENCE = "no significant difference"
 NOT_SHOWN = "quality not shown"
 FAILED = "failed"
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
-"""Files of a comparison: copies of what judges its runs, and of what judges them again when it is
-over; see `judge.locked_judge`."""
+"""Copies of what judges a comparison's runs, and judges them again: `judge.locked_judge`."""
 Mode = Literal["min", "max"]
 Better = Literal["value", "time"]
 Runs = list[tuple[TrialRecord | None, TrialRecord | None]]
@@ -184,8 +183,7 @@ class PairTest:
 
     @property
     def failure(self) -> TrialRecord | None:
-        """Return the first run that ended without a result, which ends the comparison: it failed,
-        or has not met the target."""
+        """Return the first run that failed or missed the target, which ends the comparison."""
         return next((run for run in self.begun if failed(run) or self.missed(run)), None)
 
     def missed(self, run: TrialRecord) -> bool:

@@ -168,8 +168,7 @@ class Pairs:
 
     @property
     def one_run_detects(self) -> float | None:
-        """Return the smallest significant difference of one run each: a ratio − 1, or in units;
-        None while `noise_is_rough`.
+        """Return the smallest significant difference of single runs; None if `noise_is_rough`.
 
         It is Student's bound for the noise of these pairs. That of `resolution` also allows for
         every look: None as long as it is so much wider that several pairs would seem to detect less

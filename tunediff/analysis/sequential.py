@@ -102,8 +102,7 @@ def _within_blocks(z: Values, labels: NDArray[np.int_]) -> tuple[Values, int]:
 
 
 def _with_freedom(limit: float, before: int, freedom: int) -> float:
-    """Return the bound on Student's t of `freedom` that is as rarely exceeded as `limit` is with
-    `before` degrees of freedom."""
+    """Return the bound on t of `freedom` that is as rare as `limit` with `before` degrees."""
     if freedom == before:
         return limit
     return -quantile(float(special.stdtr(before, -limit)), freedom)

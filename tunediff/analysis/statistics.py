@@ -17,8 +17,7 @@ LEVEL = 0.05
 BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
 BASELINE, TOO_FEW, FAILS = "baseline", "too few runs", "fails on some seeds"
 ROUGH_FREEDOM = 8
-"""Degrees of freedom below which a standard deviation is rough: its 95 % interval,
-sd·√(freedom/χ²), reaches beyond twice its value."""
+"""Degrees of freedom below which the 95 % interval of a deviation exceeds twice its value."""
 WIDEST = 10.0
 """Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
 
@@ -101,8 +100,7 @@ class Difference:
     sd: float | None = None
     """Standard deviation of two runs' difference on one seed: ratio − 1, or in units."""
     resolution: float | None = None
-    """The smallest difference that would be significant now, whatever the other configurations do:
-    a ratio − 1 or in units."""
+    """The smallest difference that would be significant now: a ratio − 1 or in units."""
     diverged: Divergence = dataclasses.field(default_factory=Divergence)
     """Runs that diverged to numbers, which decide by their count."""
 

@@ -21,8 +21,7 @@ from tunediff.core.errors import TunediffError
 from tunediff.core.text import shown, truncate
 
 FOLDER = "workload"
-"""Name of the folder with a copy of the workload: inside the folder of a search or a training, and
-beside an exported configuration."""
+"""Folder with a copy of the workload, of a search, a training or an export."""
 _roots: list[Path] = []
 """Folders of the files that were imported."""
 announces = False
@@ -151,8 +150,7 @@ def locate(name: str, where: str, folder: Path) -> Path:
 
 
 def read(file: Path) -> Code:
-    """Return a file with everything of the user's that it loads when it is imported; a copy with
-    everything that its original has loaded.
+    """Return a file with all of the user's that it loads on import, or its original has loaded.
 
     Imports a file that is no copy, unless nothing of it has changed since this process did. Raises
     `ConfigError` that shows the user's line.
@@ -200,8 +198,7 @@ def load(code: Code) -> ModuleType:
 
 
 def _is_import_of(done: Code, code: Code) -> bool:
-    """Return whether what was imported is equal to this code, or is the original of this copy, in
-    which a training has loaded more since."""
+    """Return whether an import equals this code, or is the original of this copy."""
     is_part = done.contents.items() <= code.contents.items()
     is_equal = len(done.contents) == len(code.contents) or str(done.root) in code.origins
     return done.entry == code.entry and is_part and is_equal

@@ -30,8 +30,7 @@ _LOOKS_BESIDE = (b"__file__", b"__path__", b"importlib.resources")
 _NO_DATA = ("__pycache__", "ray_results")
 """Folders that are not data: Python and tunediff itself write them."""
 isolated = False
-"""Whether copies in this process are imported without the folders that they come from: set in
-processes that train, and not in the user's program."""
+"""Whether copies are imported without their original folders: in processes that train."""
 
 
 # ---- what a copy holds

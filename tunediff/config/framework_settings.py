@@ -1,5 +1,4 @@
-"""Find settings of Lightning, Hugging Face's Trainer and trl that a workload's file writes as
-literals: they are its baseline's knobs."""
+"""Find a file's literal settings of Lightning, Trainer and trl: its baseline's knobs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which modules of a process are the user's: those that it has loaded from outside the
-environment, whatever has imported them."""
+"""Which modules of a process are the user's: those loaded from outside the environment."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def _without_bytecode() -> Iterator[dict[str, bytes]]:
 
 
 def relative_paths(name: str, file: Path, root: Path) -> Iterator[Path]:
-    """Yield where the copy of a module needs its file: as in the folder of the workload, and where
-    an import by its name looks for it."""
+    """Yield the places where a module's copy needs its file: by folder, and by import."""
     if file.is_relative_to(root):
         yield file.relative_to(root)
     parts = Path(*name.split("."))

@@ -78,9 +78,9 @@ class Schema:
 
         `workload`: the name under which it is found. `knobs_type`: its class `Knobs`; a section in
         it with the name of a section of `systems` is a subclass of that one and replaces it.
-        `systems`: the sections of all workloads. `version`: of a user's file; two configurations differ if the
-        content of the file differs, not its path. `title`: the name in messages. `rebuild`: the
-        function that makes a configuration from what `to_dict` returns; a pickle refers to it (here
+        `systems`: the sections of all workloads. `version`: of a user's file; two configurations
+        differ if the content of the file differs, not its path. `title`: the name in messages.
+        `rebuild`: makes a configuration from what `to_dict` returns; a pickle refers to it (here
         `workload.from_dict`, which this module cannot import). Raises `ConfigError`.
         """
         self.workload, self.knobs_type, self.version = workload, knobs_type, version

@@ -62,8 +62,7 @@ def local(storage: str | Path) -> Path:
 
 
 def storage_and_run(path: Path) -> tuple[Path, Path] | None:
-    """Return the storage folder with an address that `path` is in, and the folder of the search or
-    other run below it; None for any other path."""
+    """Return the storage with an address that `path` is in, and its search or run, or None."""
     inside = path.absolute()
     for run, storage in zip((inside, *inside.parents), inside.parents, strict=False):
         if (storage / ADDRESS).is_file():
@@ -235,8 +234,7 @@ class _Copied:
         return bool(self._entries.get(self._key(file), [None])[0] == self.state(file))
 
     def is_newer_at_address(self, file: Path, info: dict[str, Any]) -> bool:
-        """Return whether to fetch a file: it is not here, or it has changed at the address; the
-        longer journal is the newer."""
+        """Return whether to fetch a file: missing here, or newer at the address."""
         entry, state = self._entries.get(self._key(file)), self.state(file)
         if not state or (entry is not None and entry[1] == _mark(info)):
             return not state

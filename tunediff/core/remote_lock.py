@@ -34,8 +34,7 @@ REFRESH_S = 60.0
 STALE_S = 300.0
 """Seconds after which a lock that was not written again is no obstacle."""
 SETTLE_S = 3.0
-"""Seconds after which a start reads its lock again: another one that has found no lock either has
-written its own by then."""
+"""Seconds until a start reads its lock again: a rival has written its own by then."""
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")
 """How the file systems of S3, Azure, folders and Google call an object's time of writing."""
 

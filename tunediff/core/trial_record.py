@@ -98,8 +98,7 @@ class End:
 
     @property
     def line(self) -> Line:
-        """Return the values for a journal. Earlier versions cannot read `process_died`, so it is
-        written only where it is true."""
+        """Return the values for a journal; `process_died`, unknown to old versions, if true."""
         values = dict(vars(self))
         if not self.process_died:
             del values["process_died"]
@@ -193,8 +192,7 @@ class TrialRecord:
 
     @property
     def remarks(self) -> str:
-        """Return the reason for which it ended, the reasons of its restarts, and why its step was
-        not captured, as one line."""
+        """Return why it ended, why it restarted and why it was not captured, as one line."""
         restarts = (
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
         )

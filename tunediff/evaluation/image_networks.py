@@ -1,5 +1,4 @@
-"""Extractors that are made from the images which are learned: a small network, trained to tell
-their classes or left with random weights."""
+"""Extractors made from the learned images: a small network, trained on their classes or not."""
 
 from __future__ import annotations
 

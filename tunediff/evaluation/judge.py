@@ -126,7 +126,6 @@ class Judge:
 
 
 def _by_number(of_ranks: list[list[Tensor]]) -> Tensor:
-    """Join the parts of all ranks in the order of image numbers: the first of every rank, then the
-    second of every rank, and so on."""
+    """Join all ranks' parts by image number: the first of every rank, then the second, …"""
     turns = itertools.zip_longest(*of_ranks)
     return torch.cat([part for turn in turns for part in turn if part is not None])

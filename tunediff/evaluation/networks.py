@@ -22,8 +22,7 @@ def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int
 
 
 class Residual(Block):
-    """ReLU(shortcut(x) + body(x)); the shortcut is a 1×1 convolution where the shape changes
-    (option B of He et al. 2015, arXiv 1512.03385)."""
+    """ReLU(shortcut(x) + body(x)); a 1×1 shortcut where shapes change (1512.03385, option B)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -67,8 +66,7 @@ def residual(
 
 
 def resnet18(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Return ResNet-18 for 32×32: four stages of two blocks, of `width` to 8 × `width` channels;
-    11.2 million parameters."""
+    """Return ResNet-18 for 32×32: `width` to 8 × `width` channels; 11.2 million parameters."""
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     blocks = []
     for before, out in itertools.pairwise(widths):
@@ -77,8 +75,7 @@ def resnet18(width: int, channels: int, classes: int) -> nn.Sequential:
 
 
 def resnext29(cardinality: int, width: int, channels: int, classes: int) -> nn.Sequential:
-    """Return ResNeXt-29, cardinality × width d, for 32×32: three stages of three blocks; 8×64d has
-    34.4 million parameters."""
+    """Return ResNeXt-29, cardinality × width d, for 32×32; 8×64d: 34.4 million parameters."""
     blocks, before = [], 64
     for stage in range(3):
         out, inner = 256 * 2**stage, cardinality * width * 2**stage

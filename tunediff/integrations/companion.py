@@ -179,8 +179,7 @@ class Attempts:
 
 
 Sync = Callable[[str, bool], bool]
-"""Sends what is new; takes the last words of the search and whether it is over, and returns whether
-the service has everything."""
+"""Sends what is new; returns whether the service has everything of the search."""
 
 
 def follow(prepare: Callable[[Facts, Say], Sync]) -> NoReturn:

@@ -155,8 +155,7 @@ class Tracker:
         return refusal
 
     def _send_trial(self, search: Path, trial: TrialRecord, kind: str = "trial") -> None:
-        """Send what is new of a trial of the search in the folder `search`. Each restart from the
-        first step is a run of its own."""
+        """Send what is new of a trial of `search`; each restart from the first step is a run."""
         folder = search / "trials" / trial.name if kind == "trial" else search
         prefix = (
             "" if search == self._facts.folder else f"{search.relative_to(self._facts.folder)}/"

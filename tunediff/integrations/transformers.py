@@ -201,8 +201,7 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
 
 
 def _defaults(args: Any) -> dict[str, Any]:
-    """Return the settings that the class of the arguments has by itself: classes derived from
-    `TrainingArguments` make theirs when they are made."""
+    """Return the defaults of the arguments' class, as its instances have them."""
     fields = {field.name: field.default for field in dataclasses.fields(args)}
     with contextlib.suppress(Exception):  # a class of the user's may need more than a folder
         plain = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)

@@ -41,8 +41,7 @@ class SideCode:
     configuration: Mapping[str, Any]
     """Its configuration without the seed; `command`: the command and how it is judged."""
     files: Mapping[str, str]
-    """SHA-256 of each file of it, by its path in the folder of the side: `workload/…` of a
-    training, `source/…` of a command."""
+    """SHA-256 of each file by its path in the side's folder: `workload/…` or `source/…`."""
     commit: str | None = None
     """The commit that was checked out, or on which the working copy is."""
     working_copy: bool = False

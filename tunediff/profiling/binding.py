@@ -17,8 +17,7 @@ WAITING = 0.1
 BUSY = 0.7
 """Share of the step below which a device that has its data waits for the host."""
 ARITHMETIC = 0.35
-"""Share of the fastest product's rate from which arithmetic binds: a well-made small convolutional
-network reaches about as much."""
+"""Share of the peak from which arithmetic binds: what good small networks reach."""
 
 Part = Literal["loader", "host", "arithmetic", "memory", "device"]
 KNOBS: dict[Part, Sequence[Values]] = {
@@ -67,8 +66,7 @@ class StepParts:
 
     @property
     def bandwidth(self) -> float | None:
-        """Return the share of a copy's bandwidth that the step reaches at least; 1.0 as well where
-        caches serve it faster."""
+        """Return the least share of a copy's bandwidth that a step reaches; at most 1.0."""
         share = self._share(self.use.moved_bytes, self.use.copy_bytes_per_s)
         return None if share is None else min(1.0, share)
 

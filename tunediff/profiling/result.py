@@ -1,5 +1,4 @@
-"""What a profile holds, as `profile.json` has it. Names end in their units; keys that only a GPU
-has are missing on a CPU."""
+"""What a profile holds, as in `profile.json`; a CPU lacks the keys that only a GPU has."""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ class CountTraffic(Program):
 
 
 def step_bytes(config: Systems, world: World) -> float | None:
-    """Train two further steps, and return the bytes that the second one moves at least; None for a
-    compiled model, whose operators show nothing."""
+    """Return the bytes that a step moves at least; None for a compiled model."""
     if config.compile.active:
         return None
     # A captured step has the same operators, which replays do not show

@@ -180,8 +180,7 @@ def _free(ids: Sequence[str]) -> str:
 
 
 class Nodes:
-    """The usable nodes of now: without those that drain, and those that came later and lack what
-    trials need, or are being checked."""
+    """The usable nodes of now: none that drains, was refused, or is being checked."""
 
     def __init__(
         self, machines: Iterable[Machine], checks: Sequence[Callable[[list[Machine]], None]],

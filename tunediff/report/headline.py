@@ -106,8 +106,7 @@ def of_confirmation(confirmation: Confirmation) -> str:
 
 
 def _effect(confirmation: Confirmation, group: Group) -> str:
-    """Return how a finalist compares with the baseline, as a clause: `: FD 0.5 (0.4 … 0.6) times
-    the baseline's`; '' if that is not determined."""
+    """Return how a finalist compares, `: FD 0.5 (0.4 … 0.6) times the baseline's`, or ''."""
     compared = confirmation.compared
     effect = interval(group.difference, compared.ratios)
     if effect in ("", OPEN):

@@ -73,8 +73,7 @@ def _verdict(pairs: Pairs, count: str, difference: str, resolution: float) -> li
 
 
 def diverged(pairs: Pairs) -> str:
-    """Return which runs diverged to numbers, where that is why there is no other difference than
-    their count; '' if no run did."""
+    """Return which runs diverged, where their count is the only difference; '' if none did."""
     look = pairs.look
     difference, equal = look.differences[0], 1.0 if look.ratios else 0.0
     low, high = difference.low, difference.high

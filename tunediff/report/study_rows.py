@@ -192,8 +192,7 @@ def derived(row: Row, rows: list[Row], base: Row | None, before: Row | None) -> 
 
 
 def _predicted(one: Mapping[str, float], two: Mapping[str, float]) -> dict[str, float]:
-    """Predict speed-ups on more devices, from the values of one worker and of two ddp workers; {}
-    if parts of a step are unknown."""
+    """Predict speed-ups on more devices from one and two ddp workers; {}: parts unknown."""
     parts = ("step_s", "step_forward_s", "step_backward_s")
     if not all(values.get(part, 0.0) > 0 for values in (one, two) for part in parts):
         return {}

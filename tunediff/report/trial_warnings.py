@@ -10,8 +10,7 @@ from tunediff.core.trial_record import TrialRecord
 
 
 class TrialWarnings:
-    """Warn once of every hardware that differs from that of the first trial, and of the first
-    command that ends before its budget."""
+    """Warn once of other hardware than the first trial's, and of commands that end early."""
 
     def __init__(self, trials: Mapping[str, TrialRecord], say: Callable[[str], None]) -> None:
         """Note the hardware of the trials so far, by display name, without a warning."""

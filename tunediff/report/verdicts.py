@@ -96,8 +96,7 @@ def conclusions(compared: Comparison) -> list[str]:
 
 
 def _detectable(compared: Comparison) -> str:
-    """Return the smallest significant differences: `12 %`, or `12 % to 30 %` where noise differs;
-    '' if they are unknown."""
+    """Return the smallest significant differences, `12 %` or `12 % to 30 %`; '': unknown."""
     if not (sizes := sorted(compared.resolutions)):
         return ""
     ends = dict.fromkeys(size(value, compared.ratios) for value in (sizes[0], sizes[-1]))

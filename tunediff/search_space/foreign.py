@@ -18,8 +18,7 @@ from tunediff.config.knobs import refuse
 TRIALS = ("n_trials", "num_samples", "run_cap")
 TOTAL = ("timeout", "time_budget_s")
 STOPPING = ("scheduler", "pruner", "early_terminate")
-"""Keys of Optuna, Ray Tune and W&B for the number of trials, the wall-clock of all, and the rule
-that stops trials early."""
+"""Keys of Optuna, Ray Tune and W&B for trials, total wall-clock and early stopping."""
 UNUSED = ("name", "description", "project", "entity")
 """Keys of W&B that say where its service shows a sweep."""
 HALVING = ("asha", "asynchyperband", "hyperband", "bohb", "successivehalving", "async_hyperband")
@@ -178,8 +177,7 @@ def spaces(content: Mapping[str, Any], where: str) -> Lines:
 
 
 def space_of(space: Any, where: str) -> Any:
-    """Return a space as a list of choices or `{low: …, high: …}`; what is in our form already, or
-    is none, is returned as it is.
+    """Return a space as choices or `{low: …, high: …}`; anything else as it is.
 
     Example: `{min: 1.0e-5, max: 1.0e-2, distribution: log_uniform_values}`,
     `loguniform(1e-5, 1e-2)` and `optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)` are

@@ -49,8 +49,7 @@ class SearchBudget:
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
-    """Wall-clock after which a trial ends as `timeout`; None: 4 × per_trial_s + 15 minutes, and
-    evaluations do not count."""
+    """Wall-clock until `timeout`; None: 4 × per_trial_s + 15 minutes without evaluations."""
     unit: UnitName = "wall"
     """Unit of `per_trial_s`: training seconds, or training seconds × devices of the trial."""
     price_per_device_hour: float | None = None

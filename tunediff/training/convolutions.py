@@ -17,8 +17,7 @@ from tunediff.training.capture.graph import MakeGraph
 from tunediff.training.hardware import call_seconds
 
 WORTH = 1.05
-"""Least gain for which cuDNN is to time its algorithms: in the first step it does so for every
-shape, which takes seconds."""
+"""Least gain for which cuDNN times its algorithms, seconds for every shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +72,7 @@ def faster_with_benchmark(
     dtype: torch.dtype | None,
     make_graph: MakeGraph | None = None,
 ) -> bool:
-    """Return whether cuDNN is to time its algorithms, as measured here and now; without a GPU there
-    is nothing to measure."""
+    """Return whether cuDNN should time its algorithms, as measured now; False without a GPU."""
     if device.type != "cuda":
         return False
     return benchmark_gain(model, device, nhwc, dtype, make_graph) > WORTH
@@ -97,8 +95,7 @@ def benchmark_gain(
     dtype: torch.dtype | None,
     make_graph: MakeGraph | None = None,
 ) -> float:
-    """Return how many times as fast the model's most frequent convolution is with the algorithm
-    that cuDNN finds by timing; 0 where it has none."""
+    """Return the speed-up of the most frequent convolution if cuDNN times algorithms; 0: none."""
     variants = (Variant(nhwc, benchmark=benchmark) for benchmark in (False, True))
     return _gain(model, device, dtype, make_graph, *variants)
 

@@ -295,8 +295,7 @@ class Engine(TrainingRun):
 
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:
-        """Count the arithmetic of the step that is undone, where the workload asks for that; a
-        compiled model shows torch's counter no operations."""
+        """Count a step's arithmetic if the workload asks; compiled models show no operations."""
         if self.flops_per_sample != "count" or self.config.compile.active:
             yield
             return

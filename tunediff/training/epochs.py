@@ -76,8 +76,7 @@ class EpochLoader:
         return self._feed.position if self._feed is not None else Position()
 
     def fill(self) -> bool:
-        """Have the batches of the next step ready, and account for the step before. Returns whether
-        there is a next step."""
+        """Fetch the next step's batches, account for the last; return whether there is a step."""
         if self._steps is None:
             self._steps = self._engine.batches(self._build, reseed=self._reseed)
         if self._next is None and not self.finished:

@@ -1,5 +1,4 @@
-"""Where a training's batches come from: a batch is fetched early, moved to the device when it is
-trained on, and may be moved again."""
+"""Where batches come from: fetched early, moved to the device when trained, perhaps again."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class FrameworkCalls:
 
     @property
     def framework_settings(self) -> Mapping[str, Any]:
-        """Return the settings of a framework that the workload's file writes as literals: they are
-        knobs of its baseline."""
+        """Return the framework settings in the workload's file: knobs of its baseline."""
         return of(self.engine.config).framework_settings
 
     def adopt(self, model: nn.Module) -> None:
@@ -93,8 +92,7 @@ class FrameworkCalls:
         return self.engine.amp.scaler
 
     def note_judged(self) -> None:
-        """Take the weights as they are now for those that this point judges, where an evaluation
-        swaps weights in. All ranks call it."""
+        """Note the present weights as the judged ones, for evaluations that swap weights."""
         self.engine.note_judged()
 
     @contextlib.contextmanager

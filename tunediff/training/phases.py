@@ -17,8 +17,7 @@ itself, `forward` is all that these two calls do not take."""
 
 
 class Phases:
-    """Adds up the time of each phase of a step. One phase is on at a time: `with phases("forward"):
-    …` interrupts the one around it.
+    """Adds up each phase's time; one runs at a time: `with phases("forward"):` interrupts.
 
     On a GPU it is the device's own time, from events that are read later, when the device has been
     waited for anyway: nothing before makes the host wait. Each stretch of a phase is an NVTX range

@@ -22,8 +22,7 @@ _SCOPES = (
     _backends.mkldnn.conv,
     _backends.mkldnn.rnn,
 )
-"""Where torch takes an `fp32_precision`; while one is `none`, the wider ones before it count.
-Setting that of `mkldnn` itself sets the first."""
+"""Where torch takes an `fp32_precision`; `none`: a wider one before it counts."""
 _CONVOLUTIONS = 3
 
 
@@ -64,8 +63,7 @@ def float32_formats(matmul: str, conv_tf32: bool) -> Iterator[None]:
 
 
 def fastest_matmul(precision: Precision, device: str) -> str:
-    """Return the `matmul` of the fastest units that float32 arithmetic may be given to:
-    convolutions may have faster ones than products have."""
+    """Return the `matmul` format of float32's fastest units; convolutions may have others."""
     tf32 = device == "cuda" and precision.conv_tf32 and precision.matmul == "highest"
     return "high" if tf32 else precision.matmul
 

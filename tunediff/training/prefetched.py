@@ -17,8 +17,7 @@ from tunediff.training.phases import Phases
 WINDOW = 256
 """Batches up to the last one by which a loader's speed is known."""
 SURE = 3
-"""Waits of the loop, and batches of each process, from which on a speed is not that of processes
-which began one after the other."""
+"""Waits, and batches of each process, after which processes no longer run in step."""
 STALL = 0.3
 """Share of a usual wait from which on a batch was waited for, not just handed over."""
 

@@ -88,8 +88,7 @@ def prepare(options: Mapping[str, Any]) -> str:
 
 
 def _has_started_cuda() -> bool:
-    """Return whether this process has started CUDA's driver, also without a context of torch's:
-    it does not work in a fork then."""
+    """Return whether this process has started CUDA's driver, which no fork can use."""
     for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError):  # the one that lists the folder
             if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{descriptor}"):

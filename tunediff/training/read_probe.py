@@ -39,8 +39,7 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
 
 
 def tell(connection: Connection, content: Sequence[bytes]) -> None:
-    """Train each configuration for one step, and send after each which knobs have been read; the
-    function of a template's run."""
+    """Train each configuration for a step, and send which knobs were read; run by a template."""
     prepared.begin()
     with write_watch.watching(after_others=True) as writes:
         for pickled in content:

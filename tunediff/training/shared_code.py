@@ -132,8 +132,7 @@ def _cost(folder: Path) -> float | None:
 
 
 def _locked(path: Path) -> int | None:
-    """Return a descriptor of a file that this process alone has locked, until it is closed; None:
-    another has, or the file system has no locks."""
+    """Return a descriptor of a file locked until it is closed; None: it cannot be."""
     try:
         file = os.open(path, os.O_CREAT | os.O_WRONLY)
     except OSError:  # a full disk is said where something is lost by it

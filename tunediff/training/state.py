@@ -81,8 +81,7 @@ class State:
         }
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Put everything back as it was when `state` was taken. Raises what the parts raise for a
-        state that is not theirs."""
+        """Restore everything as of when `state` was taken; raises for a state of others."""
         for name, stateful in self.stateful.items():
             try:
                 if isinstance(stateful, nn.Module):
@@ -225,8 +224,7 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
 
 
 def _read_through(path: Path) -> None:
-    """Raise `OSError` if a file cannot be read. torch raises that for a damaged one as well, which
-    this reads without an error."""
+    """Raise `OSError` if a file cannot be read; torch raises that for a damaged one too."""
     try:
         with open(path, "rb") as file:
             while file.read(2**24):

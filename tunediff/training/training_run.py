@@ -1,5 +1,4 @@
-"""Everything that one training has: its parts, its model, how far it is; and the `Program`, which
-says what is done with it."""
+"""A training's parts, model and progress, and `Program`: what is done with it."""
 
 from __future__ import annotations
 
@@ -186,8 +185,7 @@ class TrainingRun:
         return WorkloadError(f"{self.config.schema.title}: {message}")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of forward passes, in the number format of `precision.amp`; in an
-        evaluation it changes nothing."""
+        """Return the context of forward passes in `precision.amp`; none in an evaluation."""
         if self.evaluating:
             return contextlib.nullcontext()
         self.read_knobs.add("precision.amp")

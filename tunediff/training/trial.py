@@ -221,8 +221,7 @@ class Trial(FrameworkCalls):
             self.engine.capture.after(call, *tensors)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of forward passes in the number format of `precision.amp`; in an
-        evaluation it changes nothing."""
+        """Return the context of forward passes in `precision.amp`; none in an evaluation."""
         return self.engine.autocast()
 
     def backward(self, loss: Tensor) -> None:

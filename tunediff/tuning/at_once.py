@@ -84,8 +84,7 @@ def equal_devices(
 
 
 def as_it_began(count: int) -> list[RunDevice]:
-    """Return the devices of this machine for `count` runs at the same time; [] for one at a time.
-    Raises `ConfigError` if it has not as many."""
+    """Return devices for `count` runs at once; [] for one. Raises `ConfigError` if too few."""
     if count == 1:
         return []
     found = run_devices()
@@ -96,8 +95,7 @@ def as_it_began(count: int) -> list[RunDevice]:
 def divided_among(
     run_devices: Sequence[RunDevice], share: Callable[..., ResourcePartition]
 ) -> Callable[..., ResourcePartition]:
-    """Return how a machine is divided for runs of one worker on `run_devices` at the same time;
-    without any, as `share` divides it."""
+    """Return the machine divided for single-worker runs on `run_devices`, else as `share`."""
 
     def divided(*machines: Machine) -> ResourcePartition:
         if not run_devices:
@@ -213,8 +211,7 @@ class AtOnce(Generic[K, T]):
         return key, report
 
     def check(self) -> bool:
-        """Return False, as an answer to whether a run is stopped. Raises `Interrupted` in a thread
-        whose run is not wanted any more."""
+        """Return False: not stopped. Raises `Interrupted` in a thread of an unwanted run."""
         if self._over.is_set():
             raise Interrupted
         return False

@@ -31,8 +31,7 @@ def runs_at_once(
     space: SearchSpace, workers: int, is_here: bool,
     find_devices: Callable[[], list[RunDevice]] = at_once.run_devices,
 ) -> tuple[int, str]:  # fmt: skip
-    """Return how many confirming runs of a search there are at the same time, and, if they were
-    asked for and cannot be, why it is one at a time.
+    """Return how many confirming runs are at the same time, or why the wish is not met.
 
     `workers`: the most that a run has; `is_here`: whether they run on this machine, whose devices
     `find_devices` returns.

@@ -105,8 +105,7 @@ def _streams() -> list[int]:
 
 
 def _threads_of_program() -> int | None:
-    """Return the number of torch's threads in this process, if it is fewer than its share of the
-    cores: then the program has set it."""
+    """Return this process's torch threads, if the program has set fewer than its share."""
     if (torch := sys.modules.get("torch")) is None:
         return None
     count: int = torch.get_num_threads()

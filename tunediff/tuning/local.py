@@ -46,8 +46,7 @@ class LocalBackend:
             slot.provide_ranks(1, workloads)
 
     def slot(self, spec: TrialSpec) -> _Slot:
-        """Return the slot of a trial. Of several, all are prepared then: one that still imports
-        would disturb the others."""
+        """Return a trial's slot; all are prepared then: later imports would disturb others."""
         if len(self._slots) == 1:
             return self._slots[0]
         for slot in self._slots:
@@ -180,8 +179,7 @@ def opened(
     folder: Path, partition: ResourcePartition, workloads: Sequence[str],
     run_devices: Sequence[RunDevice] = (),
 ) -> Iterator[LocalBackend]:  # fmt: skip
-    """Yield the backend for what runs in `folder`, on `run_devices` at the same time; prepare
-    the templates of `workloads` meanwhile."""
+    """Yield the backend for runs in `folder` on `run_devices`; prepare `workloads`' templates."""
     backend = LocalBackend(folder, partition, workloads, run_devices)
     try:
         yield backend

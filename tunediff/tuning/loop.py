@@ -40,8 +40,7 @@ class Dispatcher:
         may_start: Callable[[], bool] = lambda: True,
         reconsiders: bool = False,
     ) -> None:
-        """`may_start`: whether a trial may start now; `reconsiders`: what runs now decides whether
-        the proposer has more to propose."""
+        """`may_start`: whether a trial may start; `reconsiders`: runs decide on further ones."""
         self._proposer, self._backend, self._pool = proposer, backend, backend.devices
         self._may_start, self._reconsiders = may_start, reconsiders
         self._waiting: list[TrialSpec] = []
@@ -95,8 +94,7 @@ class Dispatcher:
 
 
 def run(proposer: Proposer, backend: Backend, listeners: Listeners, at_once: bool = False) -> None:
-    """Run all trials of a proposer, one after the other, or as many `at_once` as find room. Raises
-    `OSError` when the disk is full."""
+    """Run a proposer's trials, `at_once` or one by one. Raises `OSError` on a full disk."""
     dispatcher = Dispatcher(proposer, backend, listeners.may_start, reconsiders=at_once)
     announced, specs = set[str](), dict[str, TrialSpec]()
     running: Running[str, trial.Reported] = AtOnce() if at_once else OneByOne()

@@ -87,8 +87,7 @@ class OptunaProposer:
 
     # ---- what is known from the start
     def _add_from_journals(self) -> None:
-        """Add trials to the study that only the journals have: the study file was lost or is of an
-        older run, or they run again."""
+        """Add trials that only the journals have: the study was lost, or they run again."""
         names = {frozen.user_attrs.get("trial") for frozen in self.study.trials()}
         running = self.study.trials(TrialState.RUNNING)
         running_names = {frozen.user_attrs.get("trial") for frozen in running}
@@ -97,8 +96,7 @@ class OptunaProposer:
                 self.study.add(trial.drawn, TrialState.RUNNING, {"trial": trial.name})
 
     def _read_study(self) -> None:
-        """Take note of what the study holds; tell it ends that only the journals have, and find the
-        trials that are to be continued."""
+        """Read the study; tell it ends in the journals, and find trials to continue."""
         records = {trial.name: trial for trial in self._records}
         for frozen in self.study.trials():
             name, running = frozen.user_attrs.get("trial"), frozen.state == TrialState.RUNNING

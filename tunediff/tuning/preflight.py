@@ -23,8 +23,7 @@ MOST_OTHERS = 4
 def create(
     folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
 ) -> tuple[SearchSpace, check.Report]:
-    """Check the workload and call `experiment.create`, which copies what the check has loaded;
-    return the space and the check's report.
+    """Check the workload, then `experiment.create`; return the space and the report.
 
     The space loses the knobs that the training never reads. Raises `ConfigError` with what is wrong
     with the workload, or where nothing is left to search.

@@ -65,8 +65,7 @@ class Halving:
         self._sign, self._values = 1.0 if lower_is_better else -1.0, dict[str, float]()
 
     def worse_than_half(self, trial: str, fraction: float, value: float) -> bool:
-        """Note a trial's value after this fraction of its budget; return whether it is in the worse
-        half. Its first value at the rung counts."""
+        """Note a trial's first value at a rung; return whether it is in the worse half."""
         if fraction < GRACE or trial in self._values:
             return False
         earlier, loss = list(self._values.values()), self._sign * value

@@ -138,8 +138,7 @@ _kept = _Kept()
 
 
 def kept(purpose: str) -> Templates:
-    """Return the templates of this thread for a purpose, which stay prepared between its calls:
-    the next run starts in a fraction of a second."""
+    """Return this thread's templates for a purpose, which stay prepared between calls."""
     key = (os.getpid(), purpose)  # a fork has none
     if key not in _kept.templates:
         _kept.templates[key] = Templates()
@@ -148,8 +147,7 @@ def kept(purpose: str) -> Templates:
 
 
 def _version(workload: str) -> str:
-    """Return the version of a user's files as they are now; '' for a shipped workload, or for
-    files that cannot be read, as each run says."""
+    """Return the present version of a user's files; '' if shipped or unreadable."""
     if is_users(workload):
         with contextlib.suppress(ConfigError):
             return code.signature(Path(workload))

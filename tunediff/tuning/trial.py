@@ -1,5 +1,4 @@
-"""Drive one trial through its slot: hand it over, report its points, notice what goes wrong.
-Imports neither torch nor Ray."""
+"""Drive one trial through its slot and report its points. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ LOSSES = 3
 STALLED_S = 900.0
 """Seconds without progress after which an evaluation postpones no deadline."""
 START_S = 600.0
-"""Seconds after which workers that have not started on this machine are killed and started again;
-on a cluster they may wait for a node."""
+"""Seconds after which workers here that have not started are killed; clusters may wait."""
 
 NOT_YET_S = 1e9
 """Seconds to a target that is not met yet: Ray's log warns of every infinite number."""
@@ -272,8 +270,7 @@ def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
-    """Return a point for Tune: its numbers, and the objective by that name; of a run that has not
-    met its target yet, `NOT_YET_S`."""
+    """Return a point for Tune: numbers and the objective; `NOT_YET_S` before a target is met."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
     return {**numbers, "objective": {TIME_TO_TARGET: NOT_YET_S, **numbers}[objective.metric]}
 

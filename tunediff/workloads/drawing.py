@@ -91,8 +91,7 @@ def _has_sampler(config: Any) -> bool:
 
 
 def describe_sampler(config: Any) -> dict[str, Any]:
-    """Return how a configuration draws, in JSON types: `name`, and of a diffusion model `steps` and
-    what else the sampler follows."""
+    """Return how a configuration draws, in JSON types: `name`, and what its sampler follows."""
     if not _has_sampler(config):
         return {"name": Path(cfg.of(config).title).stem}
     evaluation = config.evaluation
@@ -129,8 +128,7 @@ def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
 
 # ---- drawing
 def announce(network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
-    """Say on stderr how long `n` images of a diffusion model will take, by two passes through the
-    network. All ranks call it."""
+    """Print how long `n` images will take, by two passes of the network. All ranks call it."""
     if not _has_sampler(config):
         return
     import torch

@@ -184,8 +184,7 @@ def _shares(
 
 
 def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:
-    """Return how many times as fast the winner is, from the throughput of both, and how much each
-    has learned from where a target was met."""
+    """Return how much faster the winner is, and what a trial learned before its target."""
     speed, of_base, unit = rate(winner), rate(base), context.unit
     if not speed or not of_base:
         return "Throughput was not measured for both."

@@ -25,8 +25,7 @@ class GroupValues:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._rates = dict[tuple[Optimizer, int], tuple[Tensor, float]]()
-        """By optimizer and index of its group (loading a state makes new ones): the scalar, and the
-        number that the group has outside."""
+        """By optimizer and group index: the scalar, and the number outside of the graph."""
         self._inside = False
         self.set_inside = False
         """Whether the loop's body has set a learning rate, which a replay would not."""

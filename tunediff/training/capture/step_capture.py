@@ -32,8 +32,7 @@ from tunediff.training.training_run import TrainingRun
 FAILED = "capture_failed.txt"
 """In a training's folder: why an earlier process could not capture its step."""
 LEARNING_RATES = (0.5, 1.0, 1.5)
-"""Factors of the learning rate in the steps that are compared: made eagerly, twice, and replayed.
-One that was captured as a constant shows."""
+"""Factors of the learning rate in the compared steps: two eager, one replayed."""
 
 
 class StepCapture:
@@ -187,8 +186,7 @@ class StepCapture:
             self._run.observer.about(self.facts())
 
     def fail(self, error: RuntimeError) -> NoReturn:
-        """Raise `CaptureFailedError`, and leave a note for the next process, which trains eagerly:
-        a GPU may be of no more use to this one."""
+        """Raise `CaptureFailedError`; note for the next process to train eagerly."""
         reason = f"capture failed: {' '.join(str(error).split())[:300]}"
         if self._run.folder is not None:
             write_text(self._run.folder / FAILED, reason)
@@ -267,8 +265,7 @@ class StepCapture:
         return not self.refusal and self._launch(captured, batches) is not None
 
     def _launch(self, captured: CapturedStep, batches: list[Any]) -> Tensor | None:
-        """Make the captured step with these batches, and what belongs to it; return its loss, None
-        where a constant of the step has changed."""
+        """Make the captured step with these batches; return its loss; None: constants changed."""
         for call in captured.before:
             call()
         self._refuse_changed(self._constants)

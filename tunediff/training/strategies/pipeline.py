@@ -129,8 +129,7 @@ class Pipeline(Single):
     def _measured(
         self, inputs: list[Tensor], autocast: Context
     ) -> tuple[list[tuple[Tensor, ...]], list[float]]:
-        """Return the shapes of what is carried into each link and out of the last, and the seconds
-        of each link's forward pass."""
+        """Return the shapes between the links, and the seconds of each link's forward pass."""
         modes = [(module, module.training) for module in self._model.modules()]
         devices = [self._world.device] if self._world.device.type == "cuda" else []
         now, costs = tuple(inputs), list[float]()
@@ -154,8 +153,7 @@ class Pipeline(Single):
         return carried, costs
 
     def _assign(self, link: nn.Module, rank: int) -> None:
-        """Note that a rank learns the parameters and buffers of a link. Raises `ConfigError` where
-        another learns one of them too."""
+        """Note that a rank learns a link's tensors. Raises `ConfigError` if another does."""
         of_link = {id(one) for one in named_tensors(link).values()}
         for name, tensor in named_tensors(self._model).items():
             if id(tensor) in of_link:

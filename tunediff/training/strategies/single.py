@@ -54,8 +54,7 @@ class Single:
         weights: Tensor,
         autocast: Context,
     ) -> Tensor:
-        """Make the forward and backward pass of Σ weights·losses; return the losses [b] =
-        loss_of(output, *targets) on all ranks.
+        """Run forward and backward of Σ weights·losses; return losses [b] on all ranks.
 
         Only where `owns_passes`. Inputs, targets and weights are rank 0's; the tensor `weights` of
         others becomes it.
@@ -70,8 +69,7 @@ class Single:
         return contextlib.nullcontext()
 
     def callable_alone(self, *models: nn.Module) -> contextlib.AbstractContextManager[object]:
-        """Return the context of evaluations, in which each rank may call these as often as it
-        likes. All ranks enter it together."""
+        """Return the context in which each rank may call these freely. All ranks enter it."""
         return contextlib.nullcontext()
 
     def complete(self, *models: nn.Module) -> None:

@@ -108,8 +108,7 @@ class Evaluator:
         protocol: DiffusionEvaluation,
         check: bool,
     ) -> Distances:
-        """Return the distances of generated images; `check`: also by how much its precision shifts
-        them, by some that are drawn in float32."""
+        """Return the distances of generated images; `check`: also the shift by precision."""
         count, world = protocol.images, self._world
         turns, _ = shares(count, world.size, protocol.batch_size)
         steps = turns * protocol.sampling_steps(diffusion.steps)

@@ -77,8 +77,7 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _disagreement(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest difference of results and gradients from those of torch, as a share of the
-    largest value; draws no random numbers."""
+    """Return the largest error relative to torch, of results and gradients; no random draws."""
     n, c, side, groups = 2, 64, 8, 32
     flat = torch.arange(n * c * side * side, device=device, dtype=torch.float64)
     x = (flat * 0.7).sin().view(n, c, side, side).contiguous(memory_format=torch.channels_last)

@@ -97,8 +97,7 @@ class Diffusion:
         return (at.v_image * x + at.image * output) * self.process.sigma_data
 
     def _at(self, t: Tensor | Mix) -> Mix:
-        """Return the mix at timesteps of the chain, shaped to multiply images: [B, 1, 1, 1]; a mix
-        between them as it is."""
+        """Return the mix at timesteps, shaped [B, 1, 1, 1]; a mix between them as it is."""
         return t if isinstance(t, Mix) else Mix(*(_gather(table, t) for table in self._mix))
 
     # ---- sampling

@@ -43,8 +43,7 @@ class UNet(nn.Module):
         image_size: int,
         told_time: tuple[float, float] = (1.0, 0.0),
     ) -> None:
-        """`image_size`, the side in pixels, must be a multiple of 2^(number of multipliers − 1);
-        `told_time`: of the embedding, see `Process`."""
+        """`image_size`: a multiple of 2^(multipliers − 1); `told_time`: as `Process` has it."""
         super().__init__()
         halvings = len(model.multipliers) - 1
         if image_size % 2**halvings:

@@ -189,8 +189,7 @@ def stratified(batch: int, device: torch.device, generator: torch.Generator | No
 
 
 def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
-    """Return the t int64 at which a distribution function [T] or [B, T], not scaled to end at 1,
-    passes u [B] or [B, 1] in [0, 1)."""
+    """Return t int64 at which a distribution [(B,) T], of any sum, passes u [B(, 1)]."""
     t = torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
     return t.clamp_(max=cumulative.shape[-1] - 1)
 

@@ -17,8 +17,7 @@ from tunediff.workloads.diffusion.timesteps.adaptive import Adaptive
 LEARNED_FROM = 2048
 """Images from which the spectrum is learned, the first of the training."""
 COARSEST = 20
-"""Cosine components along each side that say where to draw, the lowest frequencies: all of a digit,
-four tenths of CIFAR-10's."""
+"""Lowest cosine components per side that count: all of a digit, 0.4 of CIFAR-10's."""
 LEVELS = 512
 """Of variance, in its logarithm, at which components are counted."""
 HALF_LIVES = (0.1, 0.3)
