@@ -15,6 +15,7 @@ from tests.toy.train import INPUTS, TARGETS, begin
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
 from tunediff.data import loader
+from tunediff.data.datasets import share_of_stream
 from tunediff.data.items import Order
 from tunediff.training.trial import Trial
 
@@ -212,15 +213,11 @@ def test_blocks_that_keep_no_activations_learn_the_same(share):
 
 
 def test_a_stream_is_shared_out_over_ranks():
-    from tunediff.data.datasets import share_of_stream
-
     parts = [[number for _, _, number in share_of_stream(Stream(10), rank, 3)] for rank in range(3)]
     assert parts == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
 def test_a_stream_that_divides_itself_is_not_divided_twice(monkeypatch):
-    from tunediff.data.datasets import share_of_stream
-
     class DividedStream(Stream):
         """As the example of torch's documentation."""
 

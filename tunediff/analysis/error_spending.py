@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     """How a comparison spends its error, and when it gives up."""
 
     power: int
-    """Powers of the share of rounds: higher ones find large differences later, but small ones."""
+    """Power of the share of rounds: higher ones find large differences later, small ones more."""
     allowance: float
     """Standard errors that a difference may be too small by now and still become significant."""
 
