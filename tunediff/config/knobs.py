@@ -230,10 +230,8 @@ def knobs_of(
     words = [getattr(base, "__pydantic_fields__", {}) for base in bases]
     for field in dataclasses.fields(cls):
         # Marks: the metadata of all declarations, those inside `X | None` included
-        name, declared = (
-            prefix + field.name,
-            [unwrap(hint[field.name]) for hint in hints if field.name in hint],
-        )
+        name = prefix + field.name
+        declared = [unwrap(hint[field.name]) for hint in hints if field.name in hint]
         metadata = [
             marks + [mark for arm in arms(bare) for mark in unwrap(arm)[1]]
             for bare, marks in declared
@@ -243,19 +241,8 @@ def knobs_of(
         }
         searchable = free and Fixed not in marks
         kind, members = declared[0][0], arms(declared[0][0])
-        # A discriminated union: its name, then the knobs of its members
         if members and all(map(dataclasses.is_dataclass, members)):
-            names = tuple(arm().name for arm in members)
-            documents = [
-                f"`{n}`: {' '.join((arm.__doc__ or '').split())}"
-                for n, arm in zip(names, members, strict=True)
-            ]
-            yield Knob(f"{name}.name", "choice", names[0], " · ".join(documents), names,
-            searchable=searchable,
-                       space=_space(metadata[0]))  # fmt: skip
-            for arm, arm_name in zip(members, names, strict=True):
-                arm_knobs = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
-                yield from (knob for knob in arm_knobs if knob.name != f"{name}.name")
+            yield from _union_knobs(name, members, searchable, _space(metadata[0]))
             continue
         # A section, or a single knob, which may be optional
         if members:
@@ -265,12 +252,9 @@ def knobs_of(
             continue
         texts = (fields[field.name].description for fields in words if field.name in fields)
         description = next(filter(None, texts), "")
-        choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else None
-        items = (
-            getattr(unwrap(typing.get_args(kind)[0])[0], "__name__", "")
-            if typing.get_origin(kind) is tuple
-            else ""
-        )
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        choices = args if origin is Literal else None
+        items = getattr(unwrap(args[0])[0], "__name__", "") if origin is tuple else ""
         yield Knob(
             name, "choice" if choices else kind.__name__, field.default,
             " ".join(description.split()), choices,
@@ -279,3 +263,19 @@ def knobs_of(
             file=File in marks, items=items,
             space=_space(metadata[0]), **_bounds(metadata[0]),
         )  # fmt: skip
+
+
+def _union_knobs(
+    name: str, members: list[Any], searchable: bool, space: Lines | None
+) -> Iterator[Knob]:
+    """Yield the knobs of a discriminated union: its name, then those of its members."""
+    names = tuple(arm().name for arm in members)
+    documents = [
+        f"`{n}`: {' '.join((arm.__doc__ or '').split())}"
+        for n, arm in zip(names, members, strict=True)
+    ]
+    words = " · ".join(documents)
+    yield Knob(f"{name}.name", "choice", names[0], words, names, searchable=searchable, space=space)
+    for arm, arm_name in zip(members, names, strict=True):
+        arm_knobs = knobs_of(arm, name + ".", (f"{name}.name", arm_name), searchable)
+        yield from (knob for knob in arm_knobs if knob.name != f"{name}.name")
