@@ -1,2 +1,1 @@
-"""What the commands do, as functions: `tunediff.search` and the other commands parse a command line
-and call them."""
+"""The commands as functions: `tunediff.search` and others parse a command line and call them."""

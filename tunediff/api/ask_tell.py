@@ -1,5 +1,4 @@
-"""Ask a search for trials and tell it their results: `tunediff.open_study`, for those who run
-trials by themselves.
+"""Ask a search for trials and tell it their results: `tunediff.open_study`.
 
 The folder, the journals and the proposals are those of `tunediff.run_search`; only the training is
 the caller's.
@@ -50,8 +49,7 @@ MEASURED = QUANTITIES.keys() - {"train_s", "fraction"}
 
 
 class AskedTrial:
-    """A trial that the caller runs: its knobs and its budget, and where evaluations are
-    reported."""
+    """A trial that the caller runs: its knobs and budget, and where evaluations are reported."""
 
     def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
         """Made by `AskTellStudy.ask`."""
@@ -69,14 +67,12 @@ class AskedTrial:
 
     @property
     def drawn(self) -> Values:
-        """Return the knobs that the search has chosen, by dotted name; of a repeated run also its
-        `seed`."""
+        """Return the search's knobs by dotted name; of a repeated run also its `seed`."""
         return dict(self._spec.drawn)
 
     @property
     def config(self) -> Any:
-        """Return the whole configuration: `config.seed`, `config.loader.batch_size`, `config.knobs`
-        …"""
+        """Return the complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
         return self._spec.config
 
     @property
@@ -113,8 +109,7 @@ class AskedTrial:
 
 
 class AskTellStudy:
-    """A search whose trials the caller runs: ask for one, train it, tell its result; a context
-    manager.
+    """A search whose trials the caller runs: ask, train, tell; a context manager.
 
     Several trials may be under way, also in threads. Only one process at a time has the study.
     """
@@ -214,8 +209,7 @@ class AskTellStudy:
             self._end(trial, status, reason)
 
     def close(self) -> None:
-        """Release the study; a trial that was not told is asked for again when it is opened the
-        next time."""
+        """Release the study; a trial that was not told is asked for again after reopening."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> AskTellStudy:
@@ -248,15 +242,13 @@ class AskTellStudy:
             self._closed = True
 
     def _is_over(self) -> bool:
-        """Return whether nothing is left to run. Raises `ConfigError` or `OSError` for journals
-        that cannot be read."""
+        """Return whether nothing is left to run. Raises `ConfigError`, `OSError` for journals."""
         over = self._exhausted or confirming.complete(self.folder, self.space)
         return over and not self._running
 
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
-        """Keep threads apart; refuse a trial that does not run; raise `TunediffError` where the
-        study is lost."""
+        """Keep threads apart; refuse a trial that does not run, or a study that is lost."""
         # Before the lock: a thread of the parent may have held it at the fork.
         if os.getpid() != self._pid:
             raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
@@ -321,8 +313,7 @@ class AskTellStudy:
         return Point.of(point)
 
     def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
-        """Write the end of a trial and report it to the proposer. Raises `ConfigError` for `ok`
-        without a result."""
+        """Write a trial's end, report it to the proposer. Raises `ConfigError` without a result."""
         spec, last, target = trial._spec, trial._last_point(), self.space.target
         if status == "ok" and target is not None and last and TIME_TO_TARGET not in last:
             status, reason = "error", target.missed
@@ -345,8 +336,7 @@ def open_study(
     total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
     target: str | None = None,
 ) -> AskTellStudy:  # fmt: skip
-    """Begin a search whose trials the caller runs, or go on with one: `open_study(name=…)` of one
-    that exists.
+    """Begin a search whose trials the caller runs, or go on with an existing `name`.
 
     It proposes what `run_search` would propose for the same file and seed. Nothing is trained and
     no Ray is started.

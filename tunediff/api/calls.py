@@ -1,5 +1,4 @@
-"""What every call from Python has in common: its keywords, its errors, and what it leaves of the
-process."""
+"""What calls from Python share: keywords, errors, and what they leave of the process."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Call(Protocol[P, Result]):
 
 
 def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call[P, R]]:
-    """Make the fields of `options`, a dataclass, the keywords of a function that takes
-    `**options`.
+    """Make the fields of the dataclass `options` the keywords of a function of `**options`.
 
     Its signature and its documentation list them.
     """
@@ -166,8 +164,7 @@ def words(knobs: tuple[Knobs, ...]) -> list[str]:
 
 
 def folder(storage: str | Path) -> Path:
-    """Return the folder of all searches, absolute: the working directory may change; the local one
-    for an address."""
+    """Return the absolute folder of all searches, of an address its local one."""
     return remote.local(storage).expanduser().absolute()
 
 

@@ -97,8 +97,7 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
 
 # ---- two sides
 def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
-    """Return A and B of two commands, two revisions, or two groups of values. Raises
-    `ConfigError`."""
+    """Return A and B: of two commands, revisions, or groups of values. Raises `ConfigError`."""
     commands, revisions, groups = options.run, options.at, values_of(options.words, WHERE)
     counts = {"--run": len(commands), "--at": len(revisions), "groups of name=value": len(groups)}
     twice = [name for name, count in counts.items() if count == 2]
@@ -195,8 +194,7 @@ def _named(request: CommandCompareRequest) -> list[tuple[str, Side]]:
 
 
 def try_sides(request: CommandCompareRequest, say: Say) -> None:
-    """Try both commands, each at its revision; warn of what cannot be right. Raises
-    `ConfigError`."""
+    """Try both commands, each at its revision; warn of mistakes. Raises `ConfigError`."""
     tried: list[tuple[CommandDefinition, str | None]] = []
     for (name, side), other in zip(_named(request), reversed(request.sides), strict=True):
         if (side.definition, side.revision) in tried:
@@ -231,8 +229,7 @@ def _try(
 
 # ---- the folder
 def create(request: CommandCompareRequest) -> None:
-    """Make the folder of a comparison: both commands, and worktrees of their revisions. Raises
-    `ConfigError`."""
+    """Make a comparison's folder: commands, worktrees of revisions. Raises `ConfigError`."""
     folder = request.folder
     new, configs, codes = folder.with_name(f".{folder.name}-{os.getpid()}"), [], []
     with writing("--storage", folder), contextlib.ExitStack() as undo:

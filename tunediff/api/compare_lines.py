@@ -30,8 +30,7 @@ def _words(drawn: Mapping[str, Any]) -> str:
 
 
 class RunLines(Listener):
-    """Shows how each run ends, also on Ray's pages, and warns where runs are on different
-    hardware."""
+    """Shows how runs end, also on Ray's pages, and warns of different hardware."""
 
     def __init__(
         self, folder: Path, say: Say, show: Callable[[int, str], object] = lambda slot, words: None

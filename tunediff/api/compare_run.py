@@ -38,8 +38,7 @@ R = TypeVar("R", bound=rounds.Proposed)
 
 
 def run(options: AnyOptions, lines: EventLines) -> Path:
-    """Run a new or an earlier comparison until it is decided, write its report, and return its
-    folder.
+    """Run a comparison, new or resumed, until it is decided; write its report; return its folder.
 
     Raises `ConfigError`, and `StoppedError` or `KeyboardInterrupt` that say how to resume it.
     """
@@ -90,8 +89,7 @@ def _activity(folder: Path, options: AnyOptions) -> Activity:
 
 
 def _create(options: AnyOptions, lines: EventLines) -> Path:
-    """Check a new comparison, print what it costs, make its folder and return that. Raises
-    `ConfigError`."""
+    """Check a new comparison, print its cost, make its folder. Raises `ConfigError`."""
     if options.reproduce is not None:
         check_only_reproduces(options)
         storage, name = Path(options.storage), options.name

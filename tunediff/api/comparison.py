@@ -1,5 +1,4 @@
-"""Comparisons from Python: `tunediff.run_comparison`, and the `PairedComparison` that it
-returns."""
+"""Comparisons from Python: `tunediff.run_comparison`, which returns `PairedComparison`."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Side = Any
-"""What `run_comparison` compares: a configuration file, a baseline or a workload, or a tuple of one
-and knobs."""
+"""A side of `run_comparison`: a file, a baseline, a workload, or a tuple of one and knobs."""
 
 
 class PairedComparison:
@@ -64,8 +62,7 @@ class PairedComparison:
         return as_printed(pair_summary.as_json(self.folder))
 
     def pairs(self) -> pd.DataFrame:
-        """Return one row per pair: seed, value, samples per second and status of both runs; as in
-        pairs.csv."""
+        """Return one row per pair, as pairs.csv: seed, value, samples per second, status."""
         return report.frame(pairs.read(self.folder))
 
     def figure(self) -> Figure:
@@ -107,8 +104,7 @@ class CompareCall(ProgressKeywords, CommandKeywords, CompareKeywords):
 
 @keywords(CompareCall)
 def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComparison:
-    """Run pairs of trainings until it is decided whether B is better than A at equal training
-    seconds.
+    """Run pairs of trainings until it is decided whether B is better than A in equal seconds.
 
     Args:
         a, b: A configuration file, a baseline (`digits`), a workload as `run_search` takes it, or a
@@ -149,8 +145,7 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
 
 
 def _side(a: Side, side: Side, storage: Path) -> list[str]:
-    """Return the words of a command line that name a side; a mapping of knobs changes A, also knobs
-    that A sets."""
+    """Return the words that name a side; a mapping of knobs changes A."""
     if isinstance(side, dict):
         first, *knobs = _parts(a)
         unchanged = [word for word in words(tuple(knobs)) if word.partition("=")[0] not in side]

@@ -28,8 +28,7 @@ def in_notebook() -> bool:
 
 
 def show_figures() -> None:
-    """Let a notebook show figures as pictures: IPython does so only after `%matplotlib` or a figure
-    of pyplot."""
+    """Let a notebook show figures as pictures; IPython does so after `%matplotlib` only."""
     if not in_notebook():
         return
     figure = importlib.import_module("matplotlib.figure").Figure
@@ -41,8 +40,7 @@ def show_figures() -> None:
 
 
 def lines_of(progress: bool) -> EventLines:
-    """Return where events go: nowhere, to the program's own log where that shows them, or to
-    stderr."""
+    """Return where events go: nowhere, to the program's log if it shows them, or to stderr."""
     log = logging.getLogger("tunediff.api")
     is_shown = log.hasHandlers() and log.isEnabledFor(logging.INFO)
     return EventLines(not progress, on_stderr=True, logged=is_shown and not _in_terminal())

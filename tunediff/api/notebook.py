@@ -1,5 +1,4 @@
-"""Workloads that a program hands over as objects: their code is written to a file, which workers
-and resumes read.
+"""Workloads given as objects: their code is written to a file, for workers and resumes.
 
 What `Knobs`, `OBJECTIVE` and `train` of a script or of a notebook's cells use is looked up at the
 top level of that code: definitions and imports are copied as they stand there, plain values as they
@@ -37,8 +36,7 @@ FOLDER, FILE = ".notebook", "notebook.py"
 
 
 def named(workload: Any, storage: Path) -> str:
-    """Return what names a workload on a command line; code that is not in a file of its own is
-    written into `storage`.
+    """Return the name of a workload's file; code without one is written into `storage`.
 
     Raises `ConfigError` for an object that is no workload, and for code that a file cannot hold.
     """
@@ -66,8 +64,7 @@ def named(workload: Any, storage: Path) -> str:
 
 
 def _scope_of(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the global names of the program: of `train`, unless it is imported and other members
-    are of the program."""
+    """Return the program's global names: those of `train`, unless it is imported."""
     train: types.FunctionType = inspect.unwrap(members["train"])
     modules = {getattr(value, "__module__", None) for value in members.values()}
     if train.__module__ != "__main__" and "__main__" in modules:
@@ -91,8 +88,7 @@ class _ModuleText:
         return "\n".join(self._imports) + "\n\n\n" + "\n\n\n".join(self._statements) + "\n"
 
     def add(self, name: str, value: Any, user: str) -> None:
-        """Add what binds `name` to `value`, which `user` uses, and everything that it uses. Raises
-        `ConfigError`."""
+        """Add what binds `name` to `value` for `user`, and its needs. Raises `ConfigError`."""
         if name in self._added:
             return
         self._added.add(name)
@@ -121,8 +117,7 @@ class _ModuleText:
             self._statements.append(statement)
 
     def _define(self, name: str, value: Any) -> None:
-        """Add a class or a function that the program does not bind to this name, or its import from
-        elsewhere."""
+        """Add a class or function that the program has not bound to this name, or its import."""
         defined, top = value.__name__, value.__qualname__.partition(".")[0]
         if value.__module__ != self._scope.get("__name__"):
             self._imports.append(f"from {value.__module__} import {top} as {name}")
@@ -146,8 +141,7 @@ class _ModuleText:
         raise ConfigError(f"{name}: {why}")
 
     def _copy(self, name: str, source: str) -> None:
-        """Add the definition of a class or a function as it stands in the program, after what it
-        uses."""
+        """Add the definition of a class or function from the program, after what it uses."""
         for used in _globals_of(source):
             if used != name and self._is_bound(used):
                 self.add(used, self._scope[used], name)
@@ -166,8 +160,7 @@ class _ModuleText:
 
 # ---- what the program defines
 def _definitions(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return the source of what the program defines and imports at its top level, by name; the last
-    statement counts."""
+    """Return the source of the program's top-level definitions and imports by name."""
     cells = scope.get("In")  # of IPython: the source of every cell that was run
     if not isinstance(cells, list):
         file = Path(scope.get("__file__") or "/")

@@ -136,8 +136,7 @@ def _one_worker(config: Systems) -> tuple[Systems, int]:
 
 
 def _folder(options: ProfileOptions) -> Path:
-    """Return a new or empty folder. Without `out`, `-2`, `-3`, … is added to a name that is
-    taken."""
+    """Return a new or empty folder; without `out`, a free name with `-2`, `-3`, …"""
     out, name = options.out, f"profile-{options.config.stem}"
     folders = [Path(out)] if out is not None else numbered(Path(options.storage), name)
     for folder in folders:

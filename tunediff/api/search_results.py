@@ -29,8 +29,7 @@ class BestTrial:
     """Folder of the search."""
 
     def export(self, path: str | Path) -> Path:
-        """Write its configuration to a YAML file, and its weights beside it; return the file's
-        path."""
+        """Write its configuration to a YAML file, its weights next to it; return the path."""
         with called():
             export.write(analysis.read(self.folder), self.trial, Path(path))
         return Path(path)

@@ -105,8 +105,7 @@ def _run_prepared(
 
 
 def read(folder: Path) -> Evidence:
-    """Return what a search has shown so far, its newest confirming runs included. Raises
-    `ConfigError`."""
+    """Return what a search and its confirming runs have shown so far. Raises `ConfigError`."""
     return evidence.read(analysis.read(folder))
 
 
@@ -195,8 +194,7 @@ def _confirming_backend(
 def _run_again(
     folder: Path, options: SearchOptions, backend: Backend, display: Display, listeners: Listeners
 ) -> None:
-    """Run the finalists and the baseline on new seeds, until it is decided; then with the longer
-    budgets."""
+    """Run finalists and baseline on new seeds until it is decided; then longer budgets."""
     is_here = options.address is None
     prepared = confirming.prepare(results := analysis.read(folder), is_here)
     assert prepared is not None

@@ -1,5 +1,4 @@
-"""Set up a search: read what is asked for, refuse what cannot run, and make the folder of a new
-search."""
+"""Set up a search: read the request, refuse what cannot run, make the folder of a new one."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ from tunediff.tuning.templates import Templates
 log = logging.getLogger(__name__)
 
 NODE_CORES = 9
-"""CPU cores that a cluster's nodes are assumed to have: more than all loader processes that are
-searched."""
+"""CPU cores assumed for a cluster's nodes: more than all searched loader processes."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -136,20 +134,17 @@ def prepare(options: SearchOptions) -> SearchRequest:
 
 
 def requested(options: SearchOptions) -> SearchRequest:
-    """Return the new search that the options ask for, or the earlier one that they name. Raises
-    `ConfigError`."""
+    """Return the new search of the options, or the earlier one. Raises `ConfigError`."""
     return _resumed(options) if options.resume is not None else _new(options)
 
 
 def is_asked(folder: Path) -> bool:
-    """Return whether the trials of a search are run by whoever asks for them, with
-    `tunediff.open_study`."""
+    """Return whether the search belongs to `tunediff.open_study`, whose caller runs trials."""
     return any(session.command.startswith(sessions.ASKED) for session in journals.sessions(folder))
 
 
 def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
-    """Return space and search file of a new search, without knobs of the engine that were inferred,
-    not asked for.
+    """Return space and file of a new search without inferred knobs of the engine.
 
     Raises `ConfigError` where no knob is left.
     """
@@ -170,8 +165,7 @@ def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
 def planned(
     request: SearchRequest, options: SearchOptions, measured: Measured | None = None
 ) -> dict[str, Any]:
-    """Return what would run and what it costs, as `plan.values` does. `measured`: what a dry run
-    has measured."""
+    """Return the plan as `plan.values` does; `measured`: by a dry run."""
     here = options.address is None
     return plan.values(request.space, request.folder, measured or {}, here)
 
@@ -298,15 +292,13 @@ def _resumed(options: SearchOptions) -> SearchRequest:
 
 
 def reread(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Fetch what is new at the address of an earlier search, and return its space. Raises
-    `ConfigError`."""
+    """Fetch what is new at a search's address; return its space. Raises `ConfigError`."""
     remote.pull(folder)
     return _reopened(folder, options)
 
 
 def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Return the space of an earlier search, with checkpoints of unfinished trials fetched. Raises
-    `ConfigError`."""
+    """Return an earlier search's space; fetch its checkpoints. Raises `ConfigError`."""
     for stage in (folder, *sessions.confirming_folders(folder)):
         for trial in record.read_trials(stage):
             if not trial.finished:
@@ -350,8 +342,7 @@ def _new(options: SearchOptions) -> SearchRequest:
 
 
 def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[Lines, bool]:
-    """Return the content of a search file, completed for a workload without one, and whether it was
-    completed."""
+    """Return a search file's content, completed for a workload, and whether it was."""
     machine, sizes = resources.local(), tuple[int, ...]()
     # The machine of the search may train nothing: on a cluster every knob is searched that may
     # help.
@@ -381,8 +372,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
 
 
 def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
-    """Return the content of a search file with what the options change in it. Raises
-    `ConfigError`."""
+    """Return a search file's content with the options' changes. Raises `ConfigError`."""
     changes = {"track": options.track, "early_stopping": options.early_stopping}
     content = {**content, **{key: value for key, value in changes.items() if value is not None}}
     if options.target is not None:
@@ -451,8 +441,7 @@ def _limits(options: SearchOptions) -> Lines:
 
 
 def activity(module: str, folder: Path, space: SearchSpace, resume: str) -> Activity:
-    """Return what listeners need to know of a search; `resume`: the command that goes on with
-    it."""
+    """Return what listeners know of a search; `resume`: the command that goes on with it."""
     settings = {
         "workload": space.workload.name,
         "objective": space.metric,

@@ -32,8 +32,7 @@ CHECKPOINT_EVERY_S = 60.0
 
 
 def train(request: TrainRequest, lines: EventLines) -> str:
-    """Train as one rank, from the checkpoint if there is one; return why it stopped before its end,
-    '' if it did not.
+    """Train as one rank, from a checkpoint if there is one; return why it stopped, or ''.
 
     Raises `ConfigError`, `WorkloadError`, and `TunediffError` for a training that failed.
     """
@@ -91,8 +90,7 @@ def _run(
 def _conclude(
     result: TrialResult, outcome: TrainingOutcome, config: Systems, journal: Journal
 ) -> None:
-    """Write the weights of a training that has ended or was stopped, and the `end` of one that has
-    ended."""
+    """Write the weights of an ended or stopped training, and the `end` of an ended one."""
     metadata = weights.about(config, journal.folder, outcome.steps)
     weights.save(outcome.weights, journal.folder / weights.NAME, {**metadata, **outcome.about})
     if outcome.reason:

@@ -31,8 +31,7 @@ PROCESS = "tunediff.api.train_process"
 
 
 def run(request: TrainRequest, lines: EventLines) -> str:
-    """Train, or go on with a training, as one rank of it; return why it stopped before its end, ''
-    if it did not.
+    """Train as one rank, from a checkpoint if there is one; return why it stopped, or ''.
 
     Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and
     `KeyboardInterrupt`.
@@ -58,8 +57,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Return the lock of a training's folder, and nothing for one that has ended, whose folder may
-    be read-only."""
+    """Return the lock of a training's folder; none for an ended one, perhaps read-only."""
     trial = record.read_trial(folder)
     if trial is not None and trial.status == "ok":
         return contextlib.nullcontext()
@@ -171,8 +169,7 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def _finished(folder: Path) -> tuple[Any, Workload, Metric, Point]:
-    """Return record, workload, metric and last point of a training. Raises `ConfigError` where it
-    is not finished."""
+    """Return record, workload, metric, last point. Raises `ConfigError` if unfinished."""
     trial = record.read_trial(folder)
     if trial is None or trial.end is None or not trial.points:
         raise ConfigError(f"{folder}: the training has not ended")

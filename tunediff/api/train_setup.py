@@ -154,8 +154,7 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
 
 # ---- a folder with a training
 def starts_over(trial: record.TrialRecord, folder: Path) -> bool:
-    """Return whether a training was killed or out of memory, as with a larger batch, before
-    anything was kept."""
+    """Return whether a training was killed or out of memory before anything was kept."""
     empty = not trial.points and not (folder / record.CHECKPOINT).exists()
     return empty and (not trial.finished or trial.status == "oom")
 
@@ -203,8 +202,7 @@ def _budget_of(trial: record.TrialRecord) -> str:
 
 
 def _digest(initial: Path | None) -> str | None:
-    """Return the sha256 of a file of weights, or of all in a folder; None without initial
-    weights."""
+    """Return the sha256 of a file of weights, or of all in a folder; None without any."""
     if initial is None:
         return None
     files = [initial]

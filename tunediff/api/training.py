@@ -1,5 +1,4 @@
-"""Trainings, profiles and saved models from Python: `tunediff.run_training`, `run_profile` and
-`load_model`."""
+"""Trainings, profiles, saved models from Python: `run_training`, `run_profile`, `load_model`."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class ProfileCall(ProgressKeywords, ProfileKeywords):
 
 @keywords(TrainCall)
 def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
-    """Train one configuration in a process of its own, or go on with a training in the same folder;
-    return it, finished.
+    """Train one configuration in a process, or go on in the same folder; return it, finished.
 
     Args:
         config: A configuration file such as an exported best.yaml, a baseline (`digits`), or a
