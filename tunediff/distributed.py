@@ -1,7 +1,6 @@
 """Exchange numbers, tensors and objects between the processes that train one model together.
 
-The only file that calls collectives of torch.distributed. All ranks must call each method equally
-often.
+The only file with torch.distributed's collectives. All ranks call each method equally often.
 """
 
 from __future__ import annotations

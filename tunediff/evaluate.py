@@ -131,8 +131,7 @@ def _parser() -> argparse.ArgumentParser:
 def _has_full_protocol(config: Any) -> bool:
     """Return whether a model's images can be measured at full protocol.
 
-    Its workload generates images (`sample_images`), and its knobs have our sections `data` and
-    `evaluation`.
+    Its workload has `sample_images`, and its knobs our sections `data` and `evaluation`.
     """
     sections = isinstance(getattr(config, "data", None), Data) and isinstance(
         config.evaluation, Evaluation

@@ -172,8 +172,7 @@ def find_with_hook(
     """Find a model for the command `purpose`, which needs this hook of its workload.
 
     `trial`: of the search that `what` names. `hint`: ends the message about a user's workload,
-    whose file is run only if `run_code` is true. Raises `ConfigError` for models of workloads
-    without the hook.
+    whose file is run only if `run_code` is true. Raises `ConfigError` without the hook.
     """
     shipped = ", ".join(cfg.shipped_hooks(hook))
     refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{hint}")
@@ -265,8 +264,7 @@ def _check_trained_with(config: Any, path: Path, weights: Path) -> None:
     """Refuse weights that were trained with other knobs than those of the configuration in `path`.
 
     Files and the sections of all workloads may differ: they are of the machine and of the
-    evaluation. Raises `ConfigError`; a file that does not say what it was trained with fits any
-    configuration.
+    evaluation. Raises `ConfigError`; a file that does not say fits any configuration.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -211,8 +211,7 @@ class Comparison:
         The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
         determined only if the configuration is significantly better than the baseline and the
         interval excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at
-        its first evaluation, its ratio is a lower bound, and so is the mean: then there is no upper
-        end.
+        its first evaluation, its ratio is a lower bound, and so is the mean: without an upper end.
         """
         if not group.changed:
             return ITSELF

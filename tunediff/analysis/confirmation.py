@@ -201,8 +201,7 @@ def _blocks(runs: Results, readings: Drift, rounds: int) -> list[int]:
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
     """Return the finalists' comparisons at longer budgets that have results, shortest first.
 
-    `runs`: the confirming runs, whose folder contains those with longer budgets (4x and the like);
-    `read` reads one.
+    `runs`: the confirming runs, whose folder contains longer ones (4x); `read` reads one.
     """
     paths = [path.parent for path in runs.folder.glob("*x/search.yaml")]
     paths.sort(key=lambda path: int(path.name.removesuffix("x")))

@@ -38,8 +38,7 @@ class Plan(NamedTuple):
 
 EARLY, LATE = Plan(2, 1.0), Plan(4, 1.5)
 """The usual plan, and that of several rivals, each of which has a smaller share of the error, in
-few rounds: it finds a difference of 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`),
-the usual one in 88 %."""
+few rounds: it finds 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`), not in 88 %."""
 FEW = 12
 """Rounds that are few."""
 
@@ -59,8 +58,7 @@ def bounds(
     A rival that equals the baseline exceeds its bound at any look with probability `level`. The
     bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
     error that is due until then. A look whose share is less than a path has no bound. `fixed` ones,
-    and those of a level that is too small to be simulated, have one for the last look only, the
-    quantile of Student's t.
+    and those of too small a level, have one for the last look only, the quantile of Student's t.
     """
     if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
         last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)

@@ -1,7 +1,6 @@
 """Decide what a search shows: the best trial, those better than the baseline, speed-ups.
 
-Terminal, tables, figures, pages and export all use this module for the best trial and for
-speed-ups.
+Terminal, tables, figures, pages and export use this module for best trial and speed-ups.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ class Evidence:
     def speedup(self, trial: TrialRecord) -> Estimate | str:
         """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.
 
-        Over all seeds if there are several, else by one pair of runs; or why it is not determined,
-        as a clause.
+        Over all seeds if there are several, else by one pair of runs; or why not, as a clause.
         """
         if self.is_baseline(trial):
             return ITSELF

@@ -1,7 +1,6 @@
 """Estimate the noise of one run, and which trials are within it of the best.
 
-A search alone shows only what lies within its noise. Whether its winner is better than the baseline
-takes new seeds.
+A search alone shows only what lies within its noise. Whether its winner is better takes new seeds.
 """
 
 from __future__ import annotations

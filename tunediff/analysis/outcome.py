@@ -71,8 +71,7 @@ class Outcome:
     def rank(self) -> tuple[float, int, float]:
         """Return the key that sorts configurations with values, the best first.
 
-        What fails on no seed comes before what does; then what lacks the fewest planned runs; then
-        the better mean.
+        What fails on no seed comes before what does; then fewer missing runs; then the better mean.
         """
         failures, done = len(self.failures), len(self.done)
         missing = max(0, self.seeds - done - failures)

@@ -1,8 +1,7 @@
 """Judge pairs of runs by what their journals say, and by nothing else.
 
 `tunediff compare` reads its verdict here, and `tunediff verify` computes it again from a folder of
-somebody else's: neither the configurations nor the code of the two sides is needed, so that no
-foreign code runs.
+somebody else's: no configuration or code of the sides is needed.
 """
 
 from __future__ import annotations

@@ -171,8 +171,7 @@ class Pairs:
         """Return the smallest significant difference of single runs; None if `noise_is_rough`.
 
         It is Student's bound for the noise of these pairs. That of `resolution` also allows for
-        every look: None as long as it is so much wider that several pairs would seem to detect less
-        than one run each.
+        every look: None while it is so wide that pairs would seem to detect less than single runs.
         """
         test, difference = self.look, self.look.differences[0]
         if difference.sd is None or difference.resolution is None or self.noise_is_rough:

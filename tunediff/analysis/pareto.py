@@ -1,7 +1,6 @@
 """Find the trade-offs of a search: configurations that none beats in two quantities at once.
 
-As in `Results.ranked`, all values are means over the runs of a configuration, so that no lucky run
-is on a front.
+As in `Results.ranked`, values are means over a configuration's runs: no lucky run is on a front.
 """
 
 from __future__ import annotations

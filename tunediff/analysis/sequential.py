@@ -176,8 +176,7 @@ def _test(
 ) -> _Test:
     """Return intervals and verdicts, where |t| has to exceed `limit`.
 
-    A side that diverges more often than the other is worse, and never better, whatever its other
-    runs show.
+    A side that diverges more often is worse, and never better, whatever its other runs show.
     """
     within, freedom = _within_blocks(rounds.z, rounds.labels)
     before = rounds.count - 1

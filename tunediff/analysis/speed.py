@@ -35,8 +35,7 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
     """Return (option, value) of the budget with which `train` repeats a trial.
 
     `train` counts compiling as training. Where the search does not, the samples of the trial are
-    its budget: the same seconds would leave fewer for steps, and longer ones would start schedules
-    late.
+    its budget: equal seconds leave fewer for steps, longer ones delay schedules.
     """
     free = compile_s(trial) and not results.space.budget.compile_charged
     if free and trial.status == "ok" and trial.points:
@@ -144,8 +143,7 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
     """Predict the seconds of a `ddp` step on `devices` devices from one and two, for one batch.
 
     `one` and `two` contain `step_s`, `step_forward_s` and `step_backward_s` of one and two devices.
-    For `devices` = 2 the result is the measured value. The model is step(n) = compute(n) +
-    exposed(n) + rest:
+    Two devices give the measured value. The model is step(n) = compute(n) + exposed(n) + rest:
 
     - compute(n) = (φ + (1 − φ)/n)·(forward(1) + backward(1)). The share φ, 0 to 1, does not get
       shorter with a smaller batch. It follows from the forward passes, in which nothing is sent:

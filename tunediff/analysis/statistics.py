@@ -156,8 +156,7 @@ def differences(
     if `ratios` are allowed and all values are positive.
 
     Configurations may differ in noise, so each is compared by a paired t-test of its own, over the
-    seeds that it shares with the baseline. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979),
-    65–70.
+    common seeds. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
     """
     scale, step = Scale.of(values, ratios), value_step(values)
     y = scale.to_model(values)

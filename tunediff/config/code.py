@@ -292,8 +292,7 @@ def _check_name(code: Code) -> None:
 def described(error: BaseException, *roots: Path) -> str:
     """Describe an error with the user's innermost line: `… (mine.py, line 12: x = read())`.
 
-    The user's code is what lies below one of `roots` or of the folders from which workloads were
-    imported.
+    The user's code is below one of `roots` or of the folders of imported workloads.
     """
     message, inner = _named(error) + missing_beside(error, *roots), error
     while (

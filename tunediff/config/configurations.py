@@ -27,8 +27,7 @@ _STANDS_FOR = {"compile.mode": "default"}
 def neutral(config: C, names: Collection[str]) -> C:
     """Return the configuration with these knobs fixed: switches off, others at default.
 
-    The result is equal for configurations that differ only in knobs without effect
-    (`not_effective`).
+    Equal for configurations that differ only in knobs without effect (`not_effective`).
     """
     values: Values = {}
     for name, value in flat(config).items():

@@ -187,8 +187,7 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
 def _value(text: str, knob: Knob) -> Any:
     """Return the value of a `knob=value` word. Raises `yaml.YAMLError` and `ValueError`.
 
-    A knob that is a string takes the text as it stands: YAML would read `2024` as a number and `a
-    #1` as `a`.
+    A string knob takes the text as it is: YAML would read `2024` as a number and `a #1` as `a`.
     """
     if knob.kind == "str" and text not in NULLS and not text.startswith(QUOTES):
         return text

@@ -28,8 +28,7 @@ _PRECISIONS = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "32-tru
 def settings_in(source: bytes) -> Values:
     """Return the settings that calls in a file give as literals, by name.
 
-    Empty for a file without our integrations, and a setting that two calls give differently is
-    left out.
+    Empty without our integrations; a setting that two calls give differently is left out.
     """
     if b"tunediff.integrations" not in source:
         return {}

@@ -52,8 +52,7 @@ def check_search(folder: Path) -> None:
 def trained_by(name: str, folder: Path) -> str:
     """Return the workload of a journal or checkpoint in `folder`, which may have moved.
 
-    Raises `ConfigError` for a file that is not the one of the search, comparison or training in
-    that folder.
+    Raises `ConfigError` for a file other than that of the folder's search, comparison or training.
     """
     if not is_users(name):
         return name

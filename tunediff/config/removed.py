@@ -1,7 +1,6 @@
 """Keys, values and options that earlier versions had, with what replaces them.
 
-Whoever still writes one of them is told so in one sentence. A search that was recorded with them
-can still be read.
+Each is refused with one sentence. A search that was recorded with them can be read.
 """
 
 from __future__ import annotations

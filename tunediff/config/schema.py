@@ -3,8 +3,7 @@
 A `Schema` combines a workload's `Knobs`, a dataclass, with the sections of all workloads
 (`tunediff.config.systems`). A knob's name is its dotted path (`loader.batch_size`): the same string
 is the YAML key, the command-line override, the Optuna parameter, the CSV column and the plot axis.
-Nothing here imports torch or ray, so that a mistake is reported within milliseconds, before
-anything starts.
+Imports neither torch nor ray: a mistake is reported within milliseconds.
 """
 
 from __future__ import annotations
@@ -195,8 +194,7 @@ class Schema:
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
         """Return the configuration of sections, completed by defaults. Raises `ConfigError`.
 
-        A section that has become a union since it was written is taken for the union's first
-        member.
+        A section that has become a union since then is taken for the union's first member.
         """
         content = dict(nested)
         for union in self.members:
@@ -277,8 +275,7 @@ def flatten(
 ) -> Values:
     """Return knobs by dotted name: {"loader": {"workers": 2}} → {"loader.workers": 2}.
 
-    `is_section`: whether a value contains knobs. Raises `ConfigError` for a knob that is given both
-    nested and dotted.
+    `is_section`: whether a value contains knobs. Raises `ConfigError` for a knob given both ways.
     """
     flat: Values = {}
     for key, value in nested.items():

@@ -185,8 +185,7 @@ class Workload:
     def get_hook(self, name: str) -> Any:
         """Return a function or an object of the workload that not every workload has, or None.
 
-        A user's function that has the same name by chance and takes other arguments is not the
-        hook.
+        A user's function of the same name that takes other arguments is not the hook.
         """
         if name in COMMANDS:
             hook = getattr(self.commands, name, None)

@@ -1,8 +1,7 @@
 """Measure what a training costs in seconds; `training.pace` decides by it when the budget is spent.
 
-The clock runs in the worker process and is monotonic. It waits for the device at the beginning and
-the end of every part. Seconds of evaluations and of writing checkpoints do not count towards the
-budget.
+The clock runs in the worker process and is monotonic. It waits for the device at both ends of every
+part. Seconds of evaluations and of writing checkpoints do not count towards the budget.
 """
 
 from __future__ import annotations

@@ -106,8 +106,7 @@ def describe_machine() -> Environment:
 def hardware(environment: Mapping[str, Any]) -> str:
     """Return what a trial ran on: `NVIDIA H200 (700 W)`, `AMD EPYC (avx512_bf16)`; '' if unknown.
 
-    The power limit of a GPU and the instruction sets of a CPU determine its speed; the name does
-    not include them.
+    The power limit of a GPU and the instruction sets of a CPU determine its speed, not its name.
     """
     device = environment.get("device")
     if device is None:

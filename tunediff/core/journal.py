@@ -72,8 +72,7 @@ class Journal:
     def restarted(self, reason: str = "") -> bool:
         """Write that the training begins again at its first step: earlier points are void.
 
-        `reason`: why its checkpoint cannot be used. Returns False for a first start, for which
-        nothing is written.
+        `reason`: why its checkpoint cannot be used. Returns False for a first start, not written.
         """
         again = bool(reason) or bool(self._written())
         if again:

@@ -98,8 +98,7 @@ def check(storage: Path) -> None:
 def pull(path: Path, heavy: bool = False) -> None:
     """Fetch what a copy of a file or folder has that is missing here, or newer.
 
-    `heavy`: weights and checkpoints as well. Does nothing for a path without an address. Raises
-    `ConfigError`.
+    `heavy`: weights and checkpoints as well. Does nothing without an address. Raises `ConfigError`.
     """
     if (place := storage_and_run(path)) is None:
         return

@@ -1,8 +1,7 @@
 """The lock of a run whose storage has an address: two machines must not run it at once.
 
 It is an object beside the run's files, `.lock.json`, which says who runs it. It is written at the
-start, again about every minute, and removed at the end. One that is older belongs to a machine that
-is gone.
+start, again about every minute, and removed at the end. An older one is a lost machine's.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ def held(
 ) -> Iterator[StorageLock | None]:
     """Hold the lock of what runs in the folder `run`; yield None where its storage has no address.
 
-    `force`: see `StorageLock.take`; `fetch`: called under the lock, to fetch what another machine
-    has written since this one read. Raises `ConfigError` if another machine runs it, and what
-    `fetch` raises.
+    `force`: see `StorageLock.take`; `fetch`: called under the lock, for what another machine has
+    written since. Raises `ConfigError` if another machine runs it, and what `fetch` raises.
     """
     if address_of(run.parent) is None:
         yield None
@@ -99,8 +97,7 @@ class StorageLock:
     def take(self, force: bool | None = None) -> None:
         """Take the lock. Raises `ConfigError` if another process holds it.
 
-        `force`: take it all the same; None: the command has no such option, and the message does
-        not name it.
+        `force`: take it all the same; None: the command has no such option.
         """
         try:
             if (holder := self._other_holder()) is not None:

@@ -1,7 +1,6 @@
 """Handle Ctrl-C while the modules of a command are imported: print a line and exit with code 130.
 
-Imported before all other modules of the package. Later `cli.guarded` replaces this handler.
-`terminable`: for SIGTERM.
+Imported before the package's other modules; `cli.guarded` replaces it. `terminable`: for SIGTERM.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ def knob_value(value: Any) -> str:
     """Format a knob's value exactly: `0.9995` stays, where `number` rounds it to 1.
 
     Up to 12 significant digits are exact, which covers every value that somebody wrote. Longer
-    values were drawn from a range: they get 3 significant digits, or as many as their distance from
-    1 needs to have 3.
+    values were drawn: they get 3 significant digits, or so many in their distance from 1.
     """
     exact = f"{value:.12g}" if isinstance(value, float) else str(value)
     if not isinstance(value, float) or not math.isfinite(value) or float(exact) == value:

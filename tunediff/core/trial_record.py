@@ -109,8 +109,7 @@ class End:
         """Return whether it ran out of memory because of other processes.
 
         That is assumed if they held over a quarter of the memory and over half of what the trial
-        held and asked for. A trial that shares its GPU must also have asked for no more than its
-        share.
+        held and asked for. With a shared GPU, it must also have asked for no more than its share.
         """
         total, demand, others = (
             self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib")
@@ -225,8 +224,7 @@ class TrialRecord:
     def effective(self) -> Values:
         """Return `config` with ineffective knobs at fixed values: equal for equal trainings.
 
-        If the workload does not exist any more or the knobs are not valid, return `config`
-        unchanged.
+        If workload or knobs are not valid any more, return `config` unchanged.
         """
         try:
             return cfg.flat(cfg.neutral(self.configuration, self.not_effective))

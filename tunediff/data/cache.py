@@ -20,8 +20,7 @@ _T = TypeVar("_T")
 def cache_dir() -> Path:
     """Return `$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and it may not exist yet.
 
-    Where the home folder cannot be written, and holds no cache, it is a folder in the temporary
-    folder.
+    Where the home folder cannot be written and has none, it is in the temporary folder.
     """
     if chosen := os.environ.get("TUNEDIFF_CACHE"):
         return Path(chosen).expanduser().absolute()
@@ -35,9 +34,8 @@ def cache_dir() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Let one process of this machine at a time make `path`; the others wait until it exists.
 
-    The lock is a file in the same folder, released when the process that holds it ends. Where no
-    such file can be written (a folder without write permission, a file system without locks), every
-    process works for itself.
+    The lock is a file in the same folder, released when the process that holds it ends. Where it
+    cannot be written or locked, every process works for itself.
     """
     with contextlib.ExitStack() as stack:
         try:

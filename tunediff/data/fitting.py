@@ -65,8 +65,7 @@ def reason(error: Exception) -> str:
 def is_temporary(error: Exception) -> bool:
     """Return whether a file may be readable later: permission, disk fault, lack of memory.
 
-    Pillow's errors about damaged files have no number. The listing changes once a link to nothing
-    leads somewhere.
+    Pillow's errors about damaged files have no number. A link to nothing may lead somewhere later.
     """
     if isinstance(error, OSError):
         return error.errno is not None and not isinstance(error, FileNotFoundError)

@@ -99,8 +99,7 @@ def in_unit_range(flip: bool) -> Prepare:
 def load(data: Data) -> Images:
     """Return the images that `data` describes; the last two sets stay in memory.
 
-    Raises `ConfigError` if the path, the split or the download is not possible, or if fewer than
-    two images remain.
+    Raises `ConfigError` for an impossible path, split or download, or fewer than two images.
     """
     # Mirroring is the loader's: the set is the same.
     return load_source(dataclasses.replace(data, horizontal_flip=False), sources.find(data))

@@ -1,7 +1,6 @@
 """What training data are, and which items make up which batch.
 
-Items and random numbers of a step depend on seed and step alone, not on the number of processes or
-of passes.
+Items and random numbers of a step depend on seed and step alone, not on processes or passes.
 """
 
 from __future__ import annotations

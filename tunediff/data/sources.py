@@ -152,8 +152,7 @@ def _listing(
 ) -> Listing:
     """Return the listing of one split.
 
-    `files`: every file below `path`, in sorted order, with two numbers that change when it is
-    rewritten.
+    `files`: every file below `path`, sorted, with two numbers that a rewrite changes.
     """
     skipped = [(name, reason) for name in files if (reason := _why_not(name))]
     names = [name for name in files if not _why_not(name)]

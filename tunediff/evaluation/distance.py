@@ -119,9 +119,8 @@ def frechet(statistics: FeatureStatistics, reference: Reference) -> float:
     """Return the squared Fréchet distance of two Gaussians: |μ₁−μ₂|² + tr(C₁ + C₂ − 2·(C₁C₂)^½)
     (Dowson & Landau 1982; Heusel et al. 2017, arXiv 1706.08500).
 
-    C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: that makes the trace of
-    the root faster and more exact than through the product itself. Both covariances may be
-    rank-deficient (N < d).
+    C₁C₂ has the eigenvalues of R·C₁·R with R = C₂^½, which is symmetric: the trace of the root is
+    faster and more exact than by the product. Both covariances may be rank-deficient (N < d).
     """
     mean, cov = statistics.mean.to(reference.mean.device), statistics.cov.to(reference.mean.device)
     inner = reference.root @ cov @ reference.root

@@ -1,7 +1,6 @@
 """Networks that turn images into the feature vectors whose distribution is compared.
 
-To add one: a class with the members of `Extractor`, its name in `Evaluation.extractor`, and a line
-in `build`.
+To add one: a class as `Extractor`, its name in `Evaluation.extractor`, a line in `build`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
 class Inception(Extractor):
     """The 2048 pooled features of FID's Inception, as in torch-fidelity (Heusel et al. 2017).
 
-    Its logits are those without the last layer's bias, which the public Inception Scores are
-    computed from.
+    Its logits lack the last layer's bias, as those of public Inception Scores do.
     """
 
     name = "inception-v3-compat"
@@ -125,8 +123,7 @@ class Resnet(Extractor):
 class EfficientNetLite0(Extractor):
     """Mean activations of an EfficientNet-Lite0 after one of its stages, trained on ImageNet.
 
-    It needs no labels. Grey becomes RGB; images of other sides are resized, bicubic and antialiased
-    as the files of a set are.
+    It needs no labels. Grey becomes RGB; other sides are resized, bicubic and antialiased.
     """
 
     name = "efficientnet-lite0"

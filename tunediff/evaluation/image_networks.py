@@ -190,8 +190,7 @@ def _write(file: BinaryIO, trained: _TrainedClassifier) -> None:
 def _train(images: Images) -> _TrainedClassifier:
     """Train the classifier for a fixed number of steps, and measure it on a held-out tenth.
 
-    AdamW with a learning rate that rises for 50 steps and then falls linearly: a few seconds on a
-    CPU for any set.
+    AdamW; the learning rate rises for 50 steps, then falls linearly: a few seconds on a CPU.
     """
     assert images.labels is not None
     started = time.perf_counter()

@@ -41,8 +41,7 @@ class Distances(TypedDict):
     """Name of the Fréchet distance: FID, or FD and the extractor."""
     precision_shift: NotRequired[float]
     """Relative change of the distance if all images were made in float32: the first n of N are
-    exchanged for exact ones, and the change is multiplied by N/n, since small changes of single
-    images add up."""
+    exchanged for exact ones, and the change is multiplied by N/n: small changes add up."""
 
 
 class Judge:

@@ -34,8 +34,7 @@ def name_of(value: str, label: str) -> str:
     """Return a metric's name in a table; `label`: that of the features' Fréchet distance.
 
     FID, KID and IS stand for Inception with its reference weights; everything else names its
-    extractor. Precision and recall always do, for the published ones use yet another network
-    (VGG16).
+    extractor. Precision and recall always do: published ones use another network (VGG16).
     """
     head, _, extractor = label.partition(" ")
     return {

@@ -236,8 +236,7 @@ class Trained:
     def label(self) -> str:
         """Return its Fréchet distance's name: `FD (cifar10-resnet, 88 %)`, rounded down.
 
-        Weights other than this package's add the first digits of their digest: no two trainings end
-        alike.
+        Weights of others add the first digits of their digest: no two trainings end alike.
         """
         digest = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
         return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{digest})"

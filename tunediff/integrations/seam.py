@@ -26,8 +26,7 @@ class BudgetScheduler:
     ) -> None:
         """`steps_at`: at which of so many steps the scheduler steps, repeated.
 
-        Raises `WorkloadError` for a scheduler that does not count its steps, such as
-        ChainedScheduler.
+        Raises `WorkloadError` for one that does not count its steps, such as ChainedScheduler.
         """
         if not hasattr(scheduler, "last_epoch"):
             trial.fail(

@@ -1,8 +1,7 @@
 """Keep the ledger of a repository: which comparisons were made, at which level, and what came out.
 
-`.tunediff/ledger.jsonl` has a line when a comparison begins, which spends from the error budget
-whatever comes of it, and one when it is over. It is to be committed with the changes that it
-judged.
+`.tunediff/ledger.jsonl` has a line when a comparison begins, which spends from the error budget,
+and one when it is over. It is to be committed with the changes that it judged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Write the folder of a result that a stranger can check: `compare --out`.
 
-It holds the files of the comparison from which its verdict follows, so that all that reads a
-comparison reads it too: `compare.yaml`, both sides with their code, the journal and the log of each
-run; and beside them the result as JSON and as Markdown, the environment, and the SHA-256 of each
-file.
+It holds the files of the comparison from which its verdict follows, so that it can be read as one:
+`compare.yaml`, both sides with their code, the journal and the log of each run; and beside them the
+result as JSON and as Markdown, the environment, and the SHA-256 of each file.
 """
 
 from __future__ import annotations

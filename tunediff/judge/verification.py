@@ -1,8 +1,7 @@
 """Check the folder of somebody's result: compute its verdict again from its journals alone.
 
-No code of the folder runs: journals, rules and digests are data. What is compared is each number
-that follows from the journals, the digest of each file, and that the seeds are those that follow
-from the code.
+No code of the folder runs: journals, rules and digests are data. Compared are the numbers that
+follow from the journals, the files' digests, and the seeds that follow from the code.
 """
 
 from __future__ import annotations

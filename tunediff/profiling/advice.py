@@ -28,8 +28,7 @@ def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> l
     """Return what to try next, by the bound; empty when nothing stands out.
 
     `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is
-    advised that is on already, that the configuration does not allow, or that changes nothing on
-    the device.
+    advised that is on, is not allowed, or changes nothing on the device.
     """
 
     def allowed(change: Values) -> bool:

@@ -273,8 +273,7 @@ def device(world: World) -> Device:
 def format_gains(world: World) -> dict[str, float]:
     """Measure how many times as fast as in float32 a matrix product is in other formats.
 
-    `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; only what the device has
-    units for.
+    `bf16`, `fp16` for autocast, `tf32` for `precision.matmul = high`; if the device has units.
     """
     formats: dict[str, tuple[torch.dtype | None, str]] = {}
     if world.device.type == "cuda":

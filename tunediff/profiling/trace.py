@@ -84,8 +84,7 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
 def write_operations(config: Systems, world: World, folder: Path, steps: int) -> None:
     """Train a few steps on all ranks; write the longest of the last `steps`: `operations.csv`.
 
-    Columns: operation, calls, self_s (on the device, over all these steps), total_s, share; the
-    longest first.
+    Columns: operation, calls, self_s (on the device, all steps), total_s, share; the longest first.
     """
     rows: list[ProfilerRow] = []
     short = cfg.override(config, {"evaluation.points": 1})
@@ -162,8 +161,7 @@ def operations(rows: Sequence[ProfilerRow], steps: int, most: int = 10) -> Opera
     """Return the longest operations with their self time per step and their share of all.
 
     A GPU's seconds appear twice, as operations and as the kernels that these have launched.
-    Operations are readable; where they do not account for the kernels (CUDA graphs launch many at
-    once), kernels are listed.
+    Operations are readable; where they miss kernels (of CUDA graphs), kernels are listed.
     """
     kind, counted = "operations", [row for row in rows if not row.kernel]
     kernels = [row for row in rows if row.kernel]

@@ -149,8 +149,7 @@ def _of_cluster(
 ) -> tuple[resources.ResourcePartition, Nodes]:
     """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
 
-    Raises `ConfigError` if it has no room, or a node does not see the folder or lacks packages,
-    data or weights.
+    Raises `ConfigError` without room, or if a node lacks the folder, packages, data or weights.
     """
     from tunediff.ray_backend import cluster as there
     from tunediff.ray_backend import node_checks

@@ -29,8 +29,7 @@ _files: list[Path] = []
 def random_token() -> Iterator[None]:
     """Give the cluster that starts inside a random token, in a file for its user alone.
 
-    Ray's own token is for all clusters of a user, in a file that others may read. A token of the
-    user's stays.
+    Ray's token is for all clusters of a user, in a file that others may read. A user's stays.
     """
     if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
         yield
@@ -90,8 +89,7 @@ def longer_start() -> Iterator[None]:
 def dashboard(url: str, address: str | None = None) -> str:
     """Return the line that says where Ray's pages are, and how to open them.
 
-    `address`: of a cluster that was there before; who reaches its pages, and with which token, is
-    its own matter.
+    `address`: of an existing cluster; who reaches its pages is its own matter.
     """
     if address is not None:
         return f"dashboard http://{url} (of the cluster at {address})"

@@ -60,8 +60,7 @@ class SlotActor(Mailbox):
     def release(self, trial: str, idle_s: float | None) -> None:
         """End what is left of a trial that is over, such as one that was stopped early.
 
-        `idle_s`: seconds after which the devices are for other slots, unless another job has come;
-        None: they stay.
+        `idle_s`: seconds without a job after which others may have the devices; None: they stay.
         """
         if self.job is not None and self.job.name == trial:
             self.give_up()

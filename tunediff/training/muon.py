@@ -20,10 +20,9 @@ SHORTEST_SIDE, MOST_ELONGATED = 4, 128.0
 class MuonAdamW(torch.optim.AdamW):
     """Muon for the parameters whose group has `matrices` > 0, AdamW for the others.
 
-    `matrices`: of how many matrices, one above the other, each parameter of the group consists: 3
-    for a fused query, key and value projection. A convolution [out, in, h, w] is a matrix [out,
-    in·h·w]. A step has a root mean square of about 0.2 · lr whatever the shape (arXiv 2502.16982),
-    near that of AdamW.
+    `matrices`: the matrices stacked in each parameter of the group: 3 for a fused query, key and
+    value. A convolution [out, in, h, w] is a matrix [out, in·h·w]. A step has a root mean square of
+    about 0.2 · lr whatever the shape (arXiv 2502.16982), near that of AdamW.
     """
 
     def __init__(

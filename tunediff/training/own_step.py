@@ -21,9 +21,8 @@ from tunediff.training.phases import Phases
 class OwnStep:
     """The arguments of `loss.backward()` and `optimizer.step()` since `begin`.
 
-    It counts their time as the phases `backward` and `optimizer` of a step. Outside the step's
-    `forward`, as in an evaluation that trains a probe or in a phase that the user has named,
-    nothing is counted.
+    It counts their time as the phases `backward` and `optimizer` of a step. Nothing is counted
+    outside the step's `forward`, as in an evaluation or a user's phase.
     """
 
     loss: Tensor | None = None
@@ -147,8 +146,7 @@ class OwnStep:
 def _in_phase(closure: Any, phases: Phases) -> Any:
     """Count a closure, which computes the loss inside the optimizer's step, as the forward pass.
 
-    Other arguments of a `step`, such as a model or a function of the parameters, are returned as
-    they are.
+    Other arguments of a `step`, such as a model or a function, are returned as they are.
     """
     if not (inspect.isroutine(closure) or isinstance(closure, functools.partial)):
         return closure

@@ -60,8 +60,7 @@ class Pace:
         """Return the fraction of the possible training; learning rate and EMA follow it.
 
         It is 0 to 1, and above 1 after the budget of an open-ended training: averages go on,
-        learning rates stay. Charged compile seconds shorten the training; they must not skip its
-        warm-up.
+        learning rates stay. Charged compile seconds must not skip the warm-up.
         """
         start = self._start or 0.0
         return (self.progress - start) / (1.0 - start) if start < 1.0 else 1.0

@@ -2,8 +2,7 @@
 
 Two averages with the power-function profiles p(τ) ∝ τ^γ are kept beside a training and written at
 its points, with γ = ln 2/h − 1 for the half-life h as `ema.half_life` counts it. Any other profile
-is nearly a linear combination of those written, and the averaged weights are the same combination
-of the written ones.
+is nearly a linear combination of those written, and so are the averaged weights.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ def _products(t_a: Any, gamma_a: Any, t_b: Any, gamma_b: Any) -> Any:
 def combination(ends: Any, gammas: Any, end: float, wanted: float) -> tuple[Any, float]:
     """Return factors of sum 1 whose profile is nearest to the wanted one, and the error.
 
-    `ends`, `gammas`: of the profiles there are, [n]. The distance is a share of the wanted
-    profile's norm.
+    `ends`, `gammas`: of the profiles, [n]. The distance is a share of the wanted norm.
     """
     of_all = _products(ends[:, None], gammas[:, None], ends[None], gammas[None])
     with_wanted = _products(ends, gammas, end, wanted)

@@ -61,8 +61,7 @@ class Prefetched:
     before, and not more than the lead. A training that never waits for its loader is not charged:
     nothing is gained by a batch that would have been ready anyway.
 
-    All of it is measured by the host's waiting at `fetch` and, where that is known, by the device's
-    time in steps.
+    Measured by the host's waiting at `fetch` and, if known, the device's time in steps.
     """
 
     def __init__(self, clock: Clock, phases: Phases, gate: Gate) -> None:

@@ -43,8 +43,7 @@ class TrialResult:
     """Of a training that ran to its end or was asked to stop."""
     error: Exception | None = None
     """What broke the training, or a profile after it, and may have harmed its process. It keeps the
-    tensors of the training alive. None where the process is as good as before: status `ok`,
-    `pruned` or `nan`."""
+    tensors of the training alive. None where nothing was harmed: status `ok`, `pruned`, `nan`."""
 
 
 def run_trial(
@@ -97,8 +96,7 @@ def _is_passing_fault(error: Exception, folder: Path) -> bool:
 def _names_disk_of(folder: Path, error: Exception) -> bool:
     """Return whether an error's file is on the disk of the trial's folder, not a cache's.
 
-    False for an error that names no file: what tunediff writes there names its own; see
-    `files.naming_file`.
+    False for an error that names no file: tunediff's name theirs; see `files.naming_file`.
     """
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return False

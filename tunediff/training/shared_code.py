@@ -49,8 +49,7 @@ def key(model: nn.Module, config: Systems) -> str:
     """Return what decides how long it takes to compile: network, shapes, knobs, torch, device.
 
     Knobs that are fractions (rates, decays, probabilities) do not count, unless the network shows
-    them: torch compiles the same code for each, or, where it does not, finds none and takes its
-    time.
+    them: torch compiles the same code for each, or else finds none.
     """
     parameters = [(name, one.shape, one.dtype) for name, one in model.named_parameters()]
     device = next(model.parameters()).device if parameters else torch.device("cpu")

@@ -27,8 +27,7 @@ from tunediff.training import adapters, memory
 class Stateful(Protocol):
     """Anything that a training can keep: modules, optimizers, or an object of one's own.
 
-    `state_dict` holds tensors, numbers, strings, lists and dictionaries; all ranks call it
-    together.
+    `state_dict` holds tensors, numbers, strings, lists, dictionaries; all ranks call it.
     """
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -162,8 +161,7 @@ class _TensorSpec:
 def broadcast(state: Any, world: World) -> Any:
     """Return rank 0's state on every rank, its tensors in host memory.
 
-    They are sent one by one: `World.tell` would hold the bytes of all of them at once on the device
-    of each rank.
+    One by one: `World.tell` would hold all bytes at once on each rank's device.
     """
     if world.size == 1:
         return state
@@ -201,8 +199,7 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
     """Return the checkpoint in `folder`, its tensors on the CPU; None without one, and after
     `explain` was called with why it is of no use. Such a file is set aside as `.damaged`.
 
-    Raises `OSError` with its path where the disk cannot read it now or memory runs out; it need not
-    be damaged.
+    Raises `OSError` with its path if the disk or memory fails, which is no damage.
     """
     path = folder / CHECKPOINT
     if not path.exists():

@@ -24,8 +24,7 @@ def stop_signals() -> Iterator[list[int]]:
     """Yield received signals: the first SIGINT or SIGTERM saves a checkpoint and stops.
 
     A second SIGINT ends the process at once. SIGTERM ends a process that was forked inside, as
-    without a handler: with it a `multiprocessing.Pool` of the user's ends its workers, and then
-    waits for them.
+    without a handler: a user's `multiprocessing.Pool` ends its workers with it.
     """
     received = _StopSignals()
     try:
@@ -47,8 +46,7 @@ def stop_signals() -> Iterator[list[int]]:
 def _end_forked_processes_by_sigterm() -> None:
     """Let forked processes be without the handler of `stop_signals` from their first moment on.
 
-    Python drops the signals that reach a process before it knows that it was forked, so SIGTERM is
-    blocked until then.
+    Python drops signals of a process that has just been forked, so SIGTERM is blocked until then.
     """
 
     def noted() -> bool:

@@ -195,8 +195,7 @@ class TrainingRun:
 class Program:
     """Train to the end of the budget, and watch nothing: the program of every trial of a search.
 
-    Others check, judge or measure a training: they override some of these methods. All ranks run
-    the same one.
+    Others check, judge or measure: they override some methods. All ranks run the same one.
     """
 
     def before_prepare(self, run: TrainingRun, model: nn.Module) -> None:

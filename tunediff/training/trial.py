@@ -119,8 +119,7 @@ class Trial(FrameworkCalls):
         """Return whether this rank was asked to stop.
 
         A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike: `if
-        trial.world.any(trial.should_stop()): raise …`. The evaluation comes again when the training
-        goes on.
+        trial.world.any(trial.should_stop()): raise …`. It comes again when the training goes on.
         """
         return self.engine.observer.asks_to_stop()
 
@@ -157,9 +156,8 @@ class Trial(FrameworkCalls):
         """Call `judge` at every point, while the budget's clock stands still.
 
         The prepared model and the exported one are in evaluation mode, no gradients are kept, and
-        everything is computed in IEEE float32, whatever number format the training has. `judge`
-        returns a dictionary of numbers, the objective among them. Also a decorator: returns
-        `judge`.
+        everything is computed in IEEE float32, whatever the training's format. `judge` returns a
+        dictionary of numbers, the objective among them. Also a decorator: returns `judge`.
         """
         self.engine.evaluation = judge
         return judge
@@ -179,8 +177,7 @@ class Trial(FrameworkCalls):
     def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         """Write what `tensors` returns to `folder`/INDEX.safetensors, at 16 points at most.
 
-        All ranks call it; rank 0 writes, with `progress` in the metadata. Nothing is written
-        without a folder.
+        All ranks call it; rank 0 writes, with `progress` in the metadata, if there is a folder.
         """
         self.engine.files_of_points[folder] = tensors
 
@@ -328,9 +325,8 @@ class Trial(FrameworkCalls):
         """Yield a loader's batches, over and over until the budget is spent; resumes restart it.
 
         `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the
-        first batch has rows. A shorter last batch counts as much, so that a budget of samples is
-        one of steps, equal on all ranks. The knobs of `loader` have no effect but where the loader
-        is made of them.
+        first batch has rows. A shorter last batch counts as much: all ranks make equal steps. The
+        knobs of `loader` have no effect but where the loader is made of them.
         """
         return sources.batches_of_loader(self.engine, batches, samples)
 

@@ -33,8 +33,7 @@ def runs_at_once(
 ) -> tuple[int, str]:  # fmt: skip
     """Return how many confirming runs are at the same time, or why the wish is not met.
 
-    `workers`: the most that a run has; `is_here`: whether they run on this machine, whose devices
-    `find_devices` returns.
+    `workers`: the most of a run; `is_here`: on this machine, with the devices of `find_devices`.
     """
     parallel = space.confirm.parallel if space.confirm is not None else False
     if parallel is False:
@@ -135,8 +134,7 @@ def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:
 def left(results: Results, folder: Path, space: SearchSpace) -> bool:
     """Return whether runs in `folder` are left and a round fits into `budget: total`.
 
-    Runs that have failed for a reason outside of them are left, too, unless the comparison is
-    decided without them.
+    Runs that failed for an outside reason are left too, unless it is decided without them.
     """
     runs = analysis.read(folder)
     if runs.trials:

@@ -35,8 +35,7 @@ _MEMORY_FREE = (
     *("parallel.workers", "parallel.bucket_mib", "parallel.gradients", "evaluation."),
 )
 """Knobs of every workload that `needs_at_least` compares by itself, or that change no more than a
-few MiB of device memory. A workload names its own; a name that ends in a dot stands for a
-section."""
+few MiB of device memory. Workloads name theirs; a dot at the end: a section."""
 
 
 def samples_at_once(config: Mapping[str, Any]) -> int:

@@ -78,8 +78,7 @@ class Dispatcher:
     ) -> bool:
         """Free a trial's devices, tell its proposer the outcome; return whether it is over.
 
-        It is not if it has lost its node: then it starts again. `settle` writes an end that the
-        journal may lack.
+        One that has lost its node starts again. `settle` writes an end that the journal may lack.
         """
         self._pool.give(spec.slot)
         wall_s = time.monotonic() - self._began.pop(spec.name)

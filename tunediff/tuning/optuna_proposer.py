@@ -127,8 +127,7 @@ class OptunaProposer:
         """Add the trials of an earlier search that this space can express to the study.
 
         Trials with the same evaluation protocol, budget and machine count as results, and none but
-        the baseline is run again. The values of other trials mean nothing here: the best of them
-        are only tried first.
+        the baseline is run again. The best of other trials are only tried first.
         """
         best, added = 0, {frozen.user_attrs.get("from") for frozen in self.study.trials()}
         for prior in priors:

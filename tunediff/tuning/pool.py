@@ -27,8 +27,7 @@ class Allocation(NamedTuple):
 class Pool:
     """Allocate a device per worker, of one machine if possible, else of several.
 
-    A trial that finds no room waits, and so do all later ones: smaller trials must not overtake it
-    for ever.
+    A trial without room waits, and so do all later ones: smaller trials must not overtake it.
     """
 
     def __init__(
@@ -36,8 +35,7 @@ class Pool:
         taken: Callable[[int, str], None] = lambda slot, actor: None, prefix: str = "",
     ) -> None:  # fmt: skip
         """`look` returns the nodes of a cluster as of now; `taken` is called with every slot that
-        gets a trial, and the name of its actor; `prefix`: of these names, which end in the slots'
-        numbers."""
+        gets a trial, and the name of its actor; `prefix`: of these names."""
         self.say: Callable[[str], None] = lambda line: None
         self._share, self._machines, self._look = share, share.machines, look
         self._on_taken, self._prefix = taken, prefix

@@ -86,8 +86,7 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
 def _others(space: SearchSpace, sections: set[str]) -> Iterator[Systems]:
     """Yield configurations in which knobs of sections `sections` differ from the baseline's.
 
-    Each of up to `MOST_OTHERS` further choices is in one: a knob may be read only where another has
-    a certain value.
+    Each of up to `MOST_OTHERS` choices is in one: a knob may be read only with another's value.
     """
     baseline = cfg.flat(space.baseline)
     dimensions = [one for one in space.dimensions if one.name.partition(".")[0] in sections]

@@ -2,8 +2,7 @@
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
 devices of it have one each (`at_once`): in waves, of which each ends before the next one begins, so
-that every run has neighbours. `Rounds` is also what comparisons of commands ask, which start each
-run themselves.
+that every run has neighbours. Comparisons of commands ask `Rounds` too.
 """
 
 from __future__ import annotations

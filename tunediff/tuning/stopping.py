@@ -78,8 +78,7 @@ class EarlyStopping:
 
     Every result of a search is compared with the finished baseline, which an early stop would
     remove. Not stopped either are trials that are behind the best one at the same point by no more
-    than the noise, and trials at their last point, which end by themselves after their weights are
-    written.
+    than the noise, and trials at their last point, which end by themselves.
     """
 
     def __init__(self, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
@@ -134,9 +133,8 @@ class EarlyStopping:
 def early_stopping(space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> EarlyStopping | None:
     """Return what stops trials of a search early, or None.
 
-    Early on curves cross: compilation, warm-up and the EMA make the later winner look bad at first;
-    no trial is judged before `GRACE` of its budget. `earlier`: the trials so far of a search that
-    is resumed.
+    Curves cross early: no trial is judged before `GRACE` of its budget. `earlier`: the trials so
+    far of a search that is resumed.
     """
     return None if space.early_stopping == "none" else EarlyStopping(space, earlier)
 

@@ -52,8 +52,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
     """Run one trial on its slot and yield its points; asking for the next lets it train on.
 
     The trial's journal stays without an `end` event if one of its nodes is lost; the caller then
-    allocates other nodes and calls this again (see `record.was_lost`). Raises `OSError` when the
-    disk is full.
+    calls this again with others (see `record.was_lost`). Raises `OSError` when the disk is full.
     """
     # ---- a trial that has ended before is only reported
     folder, place = spec.folder, spec.group.place

@@ -20,8 +20,7 @@ LISTED = 500
 class Tried:
     """The configurations that were tried, and by which trial.
 
-    Two may differ in knobs that change nothing on this machine: they train equally, which
-    `_identity` says.
+    Two that differ in knobs without effect here train equally, as `_identity` says.
     """
 
     def __init__(self, space: SearchSpace, device: str, records: Iterable[TrialRecord]) -> None:

@@ -1,7 +1,6 @@
 """One trial on one rank, in a process of its own that is forked from a template of its workload.
 
-`training/prepared.py` makes the template; `tuning/templates.py` is the parent of both. Imports no
-Ray.
+`training/prepared.py` makes the template; `tuning/templates.py` is both's parent. No Ray.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class Fsdp(Single):
 
     States stay those of one process: `state_dict` of the model, of copies of it and of optimizers
     that are kept gives complete tensors on every rank, and `load_state_dict` takes them. All ranks
-    call each together. `states_as_shares` and `states_for_file` change that inside, and spare the
-    device's memory.
+    call each together. `states_as_shares` and `states_for_file` change that, to spare memory.
     """
 
     separate_losses = False

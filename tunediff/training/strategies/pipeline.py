@@ -24,8 +24,7 @@ class Pipeline(Single):
     """Each rank learns one stage: consecutive links of the model, of about equal cost.
 
     All ranks have the complete model, but gradients and optimizer state of their own stage alone,
-    and see the complete batch. What others have learned is filled in where the model is judged or
-    saved.
+    and see the complete batch. What others have learned is filled in to judge or save the model.
     """
 
     owns_passes = True

@@ -15,8 +15,7 @@ from tunediff.data.knobs import Data
 def check(model: str, data: Data, classes: int) -> None:
     """Refuse unknown names, and networks that do not fit the images. Raises `ConfigError`.
 
-    `model`: `model.name`. The network is built and run once on the meta device, where nothing is
-    computed.
+    `model`: `model.name`. The network is built and run on the meta device: nothing is computed.
     """
     library, slash, name = model.partition("/")
     if not slash:

@@ -2,8 +2,7 @@
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it
 (google/ddpm-cifar10-32), name by name. What the other side cannot represent is refused, never
-approximated. Torch is imported only where weights are touched, so that a folder can be judged in
-milliseconds.
+approximated. Torch is imported only where weights are touched, so that a folder is judged at once.
 """
 
 from __future__ import annotations

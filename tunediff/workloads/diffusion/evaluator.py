@@ -39,8 +39,7 @@ class Scores(Distances, Losses):
 class Evaluator:
     """Judges models against one set of real images. Built once, called at every evaluation point.
 
-    All ranks call it together and all get the same numbers, which do not depend on their number
-    beyond rounding.
+    All ranks call it and get the same numbers, which depend on their number by rounding only.
     """
 
     def __init__(
@@ -78,8 +77,7 @@ class Evaluator:
         and is taken to be the same between them.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
-        are not finite, and `EvaluationStoppedError` if `should_stop()` was true before all images
-        were drawn.
+        are not finite, and `EvaluationStoppedError` if `should_stop()` was true before the end.
         """
         draw = functools.partial(self._draw, predict, diffusion, should_stop)
         given, float32 = self._protocol, dataclasses.replace(self._protocol, precision="fp32")
@@ -141,8 +139,7 @@ class Evaluator:
 def judge_of(evaluation: DiffusionEvaluation, images: Images, world: World) -> Judge:
     """Return the judge of these images, built once per process and extractor.
 
-    Extractor and reference stay on the device: those of another evaluator would be in the peak
-    memory of later trials.
+    Extractor and reference stay on the device; others' would be in later trials' peak memory.
     """
     extractor = features.build(evaluation, images, world.device)
     return Judge(images, extractor, world, evaluation.batch_size)

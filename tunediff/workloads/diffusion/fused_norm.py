@@ -202,8 +202,7 @@ def norm_silu(
 ) -> Tensor:  # fmt: skip
     """Return dropout(SiLU(GroupNorm(x + added))) of x [N, C, H, W] in NHWC order, in its format.
 
-    `added` [N, C]: the same for all pixels; weight and bias [C]: GroupNorm's. On a CPU without
-    dropout.
+    `added` [N, C]: for all pixels; weight and bias [C]: GroupNorm's. On a CPU without dropout.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     added = None if added is None else added.to(wide).contiguous()

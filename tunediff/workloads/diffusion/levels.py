@@ -25,9 +25,8 @@ RHO = 7.0
 def betas(schedule: Literal["linear", "cosine"], steps: int) -> Tensor:
     """Return β_t, float64 [T], each in (0, 0.999].
 
-    `linear`: DDPM's 1e-4…0.02, times 1000/T so that every length ends with the same noise.
-    `cosine`: β_t = 1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq.
-    17).
+    `linear`: DDPM's 1e-4…0.02, times 1000/T: every length ends with the same noise. `cosine`: β_t =
+    1 − f(t+1)/f(t) with f(t) = cos²((t/T + 0.008)/1.008·π/2) (improved DDPM, eq. 17).
     """
     if schedule == "linear":
         scale = 1000 / steps

@@ -159,8 +159,7 @@ class Diffusion:
         """Return x at `t_next` < t (−1: clean) by DDIM, eq. 12 and 16, float32 [B, C, H, W].
 
         σ = η·√((1−ᾱ_next)/(1−ᾱ_t))·√(1−ᾱ_t/ᾱ_next). x0 is clamped to [−1, 1] and ε is the one that
-        belongs to the clamped x0. `noise` is standard normal; it is used only where σ > 0 and may
-        be None elsewhere.
+        belongs to the clamped x0. `noise` is standard normal; used only where σ > 0; else None.
         """
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         sigma = self.ddim_sigma(t, t_next, eta)

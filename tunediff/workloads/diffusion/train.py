@@ -175,7 +175,6 @@ def evaluator_of(
 ) -> Evaluator:
     """Return the evaluator of this data and protocol, built once per process.
 
-    `images`: what `section` describes now. They are compared as objects, and loaded anew when their
-    files change.
+    `images`: what `section` describes now, compared as objects, and reloaded when files change.
     """
     return Evaluator(section, evaluation, images, world)

@@ -61,8 +61,7 @@ class NormSiLU(nn.GroupNorm):
 def fused_norm(x: Tensor) -> Any:
     """Return the module that computes GroupNorm and SiLU of this feature map in one operation.
 
-    None: operations of torch compute it. On a GPU, in NHWC order, where Triton is installed and
-    torch is not faster.
+    None: operations of torch compute it. On a GPU, in NHWC, with Triton, if torch is not faster.
     """
     if not x.is_cuda or x.numel() >= 2**31 or x.is_contiguous():
         return None

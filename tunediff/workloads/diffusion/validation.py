@@ -37,8 +37,7 @@ class Losses(TypedDict, total=False):
 
     validation_loss: float
     """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the
-    noise levels: compare only models of one path, schedule and chain length; `validation_mse` is by
-    log-SNR."""
+    noise levels: compare only models of one process; `validation_mse` is by log-SNR."""
     validation_mse: list[float | None]
     """The same within 10 bins of log-SNR, high to low noise; None: no timestep in it."""
     validation_log_snr: list[float]

@@ -20,9 +20,8 @@ class TimestepSampler:
     """`sample`, then train, then `update` with the errors. `state_dict` belongs in the checkpoint.
 
     A sampler draws t with probability p(t) and returns a factor for each image's loss: (1/(T·p))^α,
-    where α = 1 keeps the objective that of uniform t and α = 0 makes p(t) itself the weighting. In
-    a distributed run every rank calls every method equally often, and all ranks hold the same
-    state.
+    where α = 1 keeps the objective that of uniform t and α = 0 makes p(t) itself the weighting. All
+    ranks call every method equally often and hold the same state.
     """
 
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:

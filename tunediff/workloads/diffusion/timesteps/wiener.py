@@ -68,9 +68,8 @@ class WienerSampler(Adaptive):
     weighted by their variance: λ from N(−log s_k, width²), k with probability s_k/Σs, for at −log
     s_k component k is decided. (By the spectrum alone: arXiv 2603.19222, in our reading.) Where the
     power lies around λ*, as that of small digits does, this changes little. Coarse components of
-    large variance are decided at much more noise. A little training there is worse than none, as
-    measured (docs/results/2026-11-methods.md), so it waits until the network has learned much of
-    the rest.
+    large variance are decided at much more noise. A little training there is worse than none
+    (docs/results/2026-11-methods.md), so it waits until the network has learned much of the rest.
 
     The width follows the training, too. Two running means of that ratio, weighted by (i/n)^γ for
     image i of n, γ = ln 2/half-life, differ by slope·(1/(γ₂+1) − 1/(γ₁+1)) where the error falls
