@@ -66,8 +66,7 @@ class Console(Listener):
     def _read(self) -> list[TrialRecord]:
         """Read new journal lines and return the trials that have ended since.
 
-        The results are rebuilt at most as often as `Throttle` allows, because that is slow for
-        thousands of trials.
+        The results are rebuilt at most as often as `Throttle` allows, slow for thousands of trials.
         """
         ended = self.following.read()
         if self._results_throttle.due(len(self.following.records)):

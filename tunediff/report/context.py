@@ -175,9 +175,8 @@ def read(
 ) -> ReportContext:
     """Read a search and everything that its report needs.
 
-    name: of the search as the user typed it; default: the folder's name. storage: folder of all
-    searches. now: Unix time; default: the current time. Raises `ConfigError` if the folder holds no
-    search.
+    name: of the search as typed; default: the folder's. storage: folder of all searches. now: Unix
+    time; default: the current time. Raises `ConfigError` if the folder holds no search.
     """
     results, unreadable = journals.read(folder)
     confirmation, confirming = _confirmation(results)

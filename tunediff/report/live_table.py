@@ -108,8 +108,7 @@ class LiveTable(Console):
     def _ordered(self) -> tuple[list[TrialRecord], dict[str, int]]:
         """Return the trials in the order of the rows, and their ranks by name.
 
-        Running trials come first, then results by rank with their repeats, then the rest, the
-        newest first.
+        Running trials come first, then results by rank with repeats, then the newest of the rest.
         """
         results = self.results
         running = [trial for trial in results.trials if trial.status is None]

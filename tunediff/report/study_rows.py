@@ -146,8 +146,7 @@ def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str
 def _operations(path: Path, steps: int) -> pd.DataFrame:
     """Return the ten longest operations of a profiled trial, with their calls and seconds per step.
 
-    path: CSV file with the columns operation, calls, self_s, total_s, share. steps: how many were
-    profiled.
+    path: CSV file with the columns operation, calls, self_s, total_s, share. steps: profiled ones.
     """
     if not steps or not path.exists():
         return pd.DataFrame()

@@ -1,8 +1,7 @@
 """Set the common style of all figures; `tunediff.core.colors` defines what each colour means.
 
 A chart is drawn twice as SVG, for wide and for narrow screens, and once as PNG for use elsewhere.
-The lines of many trials are rasterized inside the SVG, so that its size does not grow with the
-search.
+The lines of many trials are rasterized inside the SVG, which limits its size.
 """
 
 from __future__ import annotations
@@ -236,8 +235,7 @@ def objective_axis(
 class Digits(ticker.Formatter):
     """Format all ticks of an axis with the same number of decimals: 9.625 and 9.650, not 9.65.
 
-    Over several decades, where every tick has one significant digit, each gets the decimals that it
-    needs: 0.05, 1, 20.
+    Over several decades every tick has one significant digit, and the decimals for it: 0.05, 1, 20.
     """
 
     def __call__(self, value: float, pos: int | None = None) -> str:

@@ -115,8 +115,7 @@ def values(
 ) -> dict[str, Any]:
     """Return the result of a search as typed values by name: see `result_json.search`.
 
-    wall_s: seconds of all its sessions. confirming: results of its confirming runs; all seconds
-    include theirs.
+    wall_s: seconds of all its sessions. confirming: their results; all seconds include theirs.
     """
     more = _costs(evidence.results, wall_s, confirming) | _files(evidence)
     return result_json.search(evidence, more, studied, longer).model_dump()

@@ -85,8 +85,7 @@ def duration(value: float) -> str:
 def with_sd(values: Sequence[float]) -> str:
     """Return mean and standard deviation: `1.44 ± 0.12`; of one value the value, of none ''.
 
-    Both have as many decimals as three significant digits of the mean and two of the standard
-    deviation need.
+    Both have the decimals of three significant digits of the mean and two of the deviation.
     """
     middle, spread = mean(values), sd(values)
     if middle is None or spread is None or middle == spread == 0:
@@ -238,8 +237,7 @@ EFFECTS = ("ratio", "ratio_low", "ratio_high", "difference", "difference_low", "
 def effects(difference: Difference, ratios: bool) -> dict[str, Any]:
     """Return the effect as a ratio or as a difference, with its interval.
 
-    The keys of the other form are None; so are all keys of a ratio if its interval is too wide to
-    be useful.
+    The keys of the other form are None; so are a ratio's if its interval is too wide.
     """
     ends = (difference.estimate, difference.low, difference.high)
     if ratios and is_wide(difference.low, difference.high):

@@ -124,8 +124,7 @@ def complete(
 ) -> Values:
     """Return a value for every dimension that applies: the point's, baseline's or member's.
 
-    Without that, Optuna would draw missing values at random. Raises `ConfigError` for a value
-    outside the space.
+    Else Optuna would draw missing values. Raises `ConfigError` for a value outside the space.
     """
     values = cfg.flat(cfg.override(baseline, point, where=where, check=False))
     full: Values = {}

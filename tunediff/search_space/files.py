@@ -56,8 +56,7 @@ def is_workload(path: Path) -> bool:
 def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
     """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
 
-    Where the storage has an address, what is new there is fetched, without weights. Raises
-    `ConfigError`.
+    What is new at a storage's address is fetched, without weights. Raises `ConfigError`.
     """
     remote.pull(storage / name)
     places = (storage / name, Path(name))
@@ -67,8 +66,7 @@ def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
 def of_search(folder: Path) -> Path:
     """Return the search file in the folder of a search.
 
-    Raises `ConfigError` if there is none, with a list of searches, and for a search of an earlier
-    version.
+    Raises `ConfigError` if there is none, with a list, and for a search of an earlier version.
     """
     if not (folder / "search.yaml").is_file():
         searches = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))

@@ -135,8 +135,7 @@ class SearchSpace(RunOptions):
     """Runs of every candidate, on seeds baseline.seed, +1, …; above 1 the first knob is `seed`."""
     noise: int = 1
     """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1,
-    +2, …; no dimension draws the seed. The differences between these runs give the noise of one
-    run."""
+    +2, …; no dimension draws the seed. Their differences give the noise of one run."""
     reruns: int = 0
     """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()

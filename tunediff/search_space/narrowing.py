@@ -39,8 +39,7 @@ def narrow(
 
     A fixed knob is not searched, and neither is a knob that applies only to other values of it. A
     knob of a union's member stays a dimension with one choice while the union itself is searched,
-    because other members do not have it. Raises `ConfigError` for words that name no knob or a
-    value that is not allowed.
+    because other members do not have it. Raises `ConfigError` for unknown knobs or values.
     """
     refuse_keys(words)
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)

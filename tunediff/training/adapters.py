@@ -78,8 +78,7 @@ def state_of(model: nn.Module) -> Mapping[str, Any]:
 def put_into(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a model the weights that `state_of` has returned.
 
-    Raises `RuntimeError` for another model's, and `WorkloadError` for an adapter whose base is
-    another one.
+    Raises `RuntimeError` for another model's, and `WorkloadError` for an adapter of another base.
     """
     if FROZEN_BASE not in state:
         model.load_state_dict(state)

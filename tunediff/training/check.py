@@ -137,8 +137,7 @@ class Check(Record):
 def check(config: Systems, world: World, folder: Path | None = None) -> Report:
     """Train and judge a workload. Raises its errors, and `WorkloadError` for silent faults.
 
-    `folder`: where all ranks find the checkpoint meanwhile; without it, one that goes when this
-    returns.
+    `folder`: of the checkpoint, for all ranks; without it, a temporary one.
     """
     with (
         tempfile.TemporaryDirectory(prefix="tunediff-check-") as temporary,
@@ -306,8 +305,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
 def _for_this_machine(config: Systems) -> Systems:
     """Return the configuration with this machine's workers, each with its former batch.
 
-    A search on a cluster may start on a machine that has fewer GPUs than a trial gets, on another
-    node or on several.
+    A search on a cluster may start on a machine with fewer GPUs than a trial gets elsewhere.
     """
     workers, gpus = config.parallel.workers, len(machine.gpus())
     if not 0 < gpus < workers:
@@ -346,8 +344,7 @@ def answer(connection: Connection, content: tuple[bytes, str]) -> None:
 def _failure(error: BaseException, config: Systems | None) -> str:
     """Return what went wrong in a user's training, with traceback unless a loss diverged.
 
-    The user is there to read it, so that a disk fault or a lost rank is reported like any other
-    error.
+    The user reads it, so a disk fault or a lost rank is reported like any other error.
     """
     end = end_of(error)
     if config is None:

@@ -16,8 +16,7 @@ class ExponentialAverage:
     """Exponential moving average of a network's float32 parameters, as `model`.
 
     `model` is a copy in eval mode that needs no gradients, shared out over ranks as the network is.
-    Construct it from the network that went into `trial.prepare`, after that; `update` takes what
-    came out as well.
+    Construct it after `trial.prepare`, from the network that went in; `update` takes either.
     """
 
     def __init__(self, ema: knobs.Ema, model: nn.Module) -> None:
@@ -30,8 +29,7 @@ class ExponentialAverage:
         """Return the old average's share in a step: min(max_decay, ½^(delta/(half_life·progress))).
 
         The half-life is a fraction of what has been trained so far (EDM's ramp-up rule, arXiv
-        2206.00364, with the budget in place of samples), so it grows during training; 0 while
-        `progress` is 0.
+        2206.00364, with the budget in place of samples), so it grows; 0 while `progress` is 0.
         """
         span = self.half_life * progress
         return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0
@@ -39,8 +37,7 @@ class ExponentialAverage:
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
         """Take in the weights after one optimizer step; buffers are copied.
 
-        `progress`: fraction of the budget spent after this step; `delta`: the part of it that this
-        step took.
+        `progress`: fraction of the budget spent after this step; `delta`: this step's part.
         """
         self.blend(model, 1 - self.decay(progress, delta))
 

@@ -258,8 +258,7 @@ class Engine(TrainingRun):
     def warm_up(self, checkpoint: Mapping[str, Any] | None) -> Iterator[Any]:
         """Yield the first batch for steps that load, tune and compile; then undo them.
 
-        Without compilation this is setup: only the first trial of a process loads libraries and
-        kernels.
+        Without compilation it counts as setup: libraries and kernels are loaded once.
         """
         with self.clock.part("setup"):
             before = checkpoint or checkpoints.copied(self)
@@ -379,8 +378,7 @@ class Engine(TrainingRun):
     def note_judged(self) -> None:
         """Take the weights as they are now for those that this point judges. All ranks call it.
 
-        The engine calls it after an evaluation; one that swaps weights in calls it while they are
-        in place.
+        The engine calls it after an evaluation; one that swaps weights in calls it meanwhile.
         """
         last = len(self.points) + 1 == self.config.evaluation.points and not self.budget.open_ended
         # With a target any point may be the last: what is found of it is not known here yet.

@@ -135,8 +135,7 @@ class EpochLoader:
     def passes(self) -> Iterator[tuple[int, EpochLoader]]:
         """Yield the number of each pass and this loader, until the budget is spent.
 
-        Raises `WorkloadError` where the loop has taken no batch of a pass: it would begin the same
-        pass for ever.
+        Raises `WorkloadError` if the loop took no batch of a pass, which would repeat for ever.
         """
         while self.fill():
             step = self._next

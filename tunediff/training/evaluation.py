@@ -29,8 +29,7 @@ _PHASE = re.compile(r"step_\w+_s")
 def evaluate(run: TrainingRun) -> Mapping[str, Any]:
     """Return the workload's evaluation of its model, in plain values. All ranks call it.
 
-    Raises `WorkloadError` without the objective among it, `NotFiniteError` where that is NaN or
-    infinite.
+    Raises `WorkloadError` without the objective among it, `NotFiniteError` if it is not finite.
     """
     assert run.evaluation is not None
     assert run.model is not None
@@ -97,8 +96,7 @@ def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
 def plain_findings(findings: Any, hook: str, title: str) -> dict[str, Any]:
     """Return an evaluation's findings in JSON's types; NaN and infinities may remain.
 
-    `hook`: the method that was given the function. Raises `WorkloadError` naming the key that
-    cannot be recorded.
+    `hook`: the method that got the function. Raises `WorkloadError` for a key that is no value.
     """
     where = f"{title}: {hook}"
     if not isinstance(findings, Mapping):

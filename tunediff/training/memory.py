@@ -34,8 +34,7 @@ def keep_freed(keep: bool, device: torch.device) -> None:
     By itself glibc takes blocks of over 32 MiB from the system and gives them back when they are
     freed, so that every step waits for pages that the kernel fills with zeros: 310,000 of them at
     batch 128 of a small network for CIFAR-10, a sixth of its time on 2 cores. Once kept, a process
-    cannot return to glibc's start, whose thresholds move with what is freed; it gets those where
-    they end.
+    cannot return to glibc's start, only to its largest thresholds.
     """
     global _keeps
     if device.type == "cuda" or keep == _keeps:

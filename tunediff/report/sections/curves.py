@@ -1,7 +1,6 @@
 """Draw the objective against the budget, of all trials.
 
-The figure of the runs that the verdict rests on belongs to the result; the sections show the
-others.
+The figure of the verdict's runs belongs to the result; the sections show the others.
 """
 
 from __future__ import annotations

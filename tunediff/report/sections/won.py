@@ -193,8 +193,7 @@ def samples(context: ReportContext, files: Files) -> Html | None:
 def _picture(path: Path) -> bytes | None:
     """Return the picture of a trial as PNG, None if it is missing or unreadable.
 
-    It is decoded and encoded again, so that the page contains pixels and nothing else that a file
-    may hold.
+    It is decoded and encoded again, so that the page contains pixels and nothing else.
     """
     try:
         with Image.open(path, formats=["PNG"]) as image:

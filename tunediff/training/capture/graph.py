@@ -22,8 +22,7 @@ HOST_READS = {
 class StepGraph(Protocol):
     """A step that was made once and can be made again without its Python code.
 
-    Numbers of Python are what they were, tensors lie where they lay, and random numbers are drawn
-    anew.
+    Python's numbers and the places of tensors stay; random numbers are drawn anew.
     """
 
     def capturing(self) -> contextlib.AbstractContextManager[object]:

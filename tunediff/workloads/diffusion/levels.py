@@ -69,10 +69,9 @@ class Mix(NamedTuple):
 def mix(process: Process, signal: Tensor, noise: Tensor) -> Mix:
     """Return the mix at levels of √ᾱ = `signal` and √(1−ᾱ) = `noise`, of any shape.
 
-    `vp` with σ_d = 1: v_image and v_noise are the noise and the image's share (arXiv 2202.00512).
-    Otherwise, with σ = noise/signal, EDM's c_in = 1/√(σ²+σ_d²) times (1, σ), and v = c_in·(σ_d·ε −
-    σ/σ_d·x0), the negative of its network's target (arXiv 2206.00364, table 1). `flow`: s and 1−s,
-    v = ε − x0.
+    `vp` with σ_d = 1: v_image, v_noise are noise and image share (arXiv 2202.00512). Otherwise,
+    with σ = noise/signal, EDM's c_in = 1/√(σ²+σ_d²) times (1, σ), and v = c_in·(σ_d·ε − σ/σ_d·x0),
+    the negative of its network's target (arXiv 2206.00364, table 1). `flow`: s and 1−s, v = ε − x0.
     """
     if process.path == "flow":
         total, one = signal + noise, torch.ones_like(signal)

@@ -34,10 +34,9 @@ class Diffusion:
     """Forward process, training target and sampling for one `Process`.
 
     Public tables are float64 [T] on the CPU: `betas`, `alphas_cumprod` (ᾱ_t), `snr_table`
-    (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (what a squared error of the prediction is
-    multiplied by to be one of ε), `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt`
-    (DDPM, eq. 7) and `log_variance`, that of an ancestral step. Methods that take t ([B] int64 on
-    `device`) work in float32.
+    (ᾱ/(1−ᾱ)), `log_snr` (within ±12), `to_epsilon` (a squared error of the prediction to one of ε),
+    `posterior_variance`, `posterior_coef_x0`, `posterior_coef_xt` (DDPM, eq. 7) and `log_variance`,
+    that of an ancestral step. Methods that take t ([B] int64 on `device`) work in float32.
     """
 
     def __init__(self, process: Process, device: torch.device | str = "cpu") -> None:

@@ -71,10 +71,9 @@ class Validation:
         """Return the errors of `predict`, a network in evaluation mode.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
-        network's output implies, so that models of all paths and predictions are measured alike.
-        `precision`: number format of the network, float32 after all if it changes the mean error of
-        the first batch by more than the share `limit`. Raises `NonFiniteError` on all ranks at
-        once.
+        network's output implies, so that all models are measured alike. `precision`: number format
+        of the network, float32 after all if it changes the mean error of the first batch by more
+        than the share `limit`. Raises `NonFiniteError` on all ranks at once.
         """
         items = _Items(self.pixels, diffusion, self._world, self._batch_size)
         total, size = items.total, items.size

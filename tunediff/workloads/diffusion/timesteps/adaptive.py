@@ -134,12 +134,11 @@ class InfoNoiseSampler(Adaptive):
 
     The paper's: the rate by I–MMSE, dH(x0|x_σ)/dσ = mmse(σ)/σ³, hence |dH/dλ| = ½·mmse·SNR, half
     the ε-error (eq. 10, 59, 61); the mean error of x0, without the loss weight, in place of mmse,
-    in bins of log σ (eq. 13); the gate g = σ³/(σ³ + c³), for the estimate is largest at the
-    low-noise end, where it is least to be trusted (eq. 14); the division by w, the loss weight on
-    the error of x0, so that p·w follows the rate (eq. 15, κ = 1); draws by the inverse distribution
-    function (eq. 16). Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix
-    B.6), about 0.15 on CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it,
-    so here c is a knob.
+    in bins of log σ (eq. 13); the gate g = σ³/(σ³ + c³), for the estimate is largest and least
+    exact at the low-noise end (eq. 14); the division by w, the loss weight on the error of x0, so
+    that p·w follows the rate (eq. 15, κ = 1); draws by the inverse distribution function (eq. 16).
+    Its c is the largest σ where mmse/σ³ reaches 0.002 of its maximum (appendix B.6), about 0.15 on
+    CIFAR-10; the maximum lies at the lowest σ of the chain and moves with it, so here c is a knob.
 
     Ours, where we found no value or our networks ask for it: running means in place of a warm-up, a
     buffer and refreshes of so many steps, weighted by (i/n)^(ln 2/h) for image i of n: their

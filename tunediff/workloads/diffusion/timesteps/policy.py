@@ -23,10 +23,9 @@ class BetaPolicySampler(TimestepSampler):
     Every `interval` optimizer steps the reward of an image is by how much the step lowered its KL
     term, in the mean over a few timesteps S: R = mean over τ in S of KL_τ(before) − KL_τ(after),
     with the same x0 and noise on both sides and dropout off. The policy ascends R·log π(t|x0) +
-    entropy·H(π). S are the timesteps whose change tells most about that of the whole chain: those
-    with the largest squared correlation (which orders as the F-test of a univariate regression
-    does) between their change and the sum over the scanned timesteps, over the last `queue` scans
-    of one image each.
+    entropy·H(π). S are the timesteps with the largest squared correlation (which orders as the
+    F-test of a univariate regression does) between their change and the sum over the scanned
+    timesteps, over the last `queue` scans of one image each.
 
     The Beta density is taken at the middle of each of the T cells and scaled to sum to 1: log π and
     H are those of what is really drawn, and the first and last timestep are not cut in half as by
