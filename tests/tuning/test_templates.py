@@ -20,24 +20,19 @@ SPOILING = "tests.tuning.spoiling"
 THREADS = torch.get_num_threads()
 
 
-@pytest.fixture(scope="module")
-def spoiled():
+def test_what_runs_do_to_their_process_ends_with_them():
     with Template(f"{SPOILING}:prepare", None) as template:
-        yield template
 
+        def answer(function, content=None):
+            run = template.start(f"{SPOILING}:{function}", content)
+            found = run.receive()
+            assert run.receive() is None
+            return found
 
-def answer(template, function, content=None):
-    run = template.start(f"{SPOILING}:{function}", content)
-    found = run.receive()
-    assert run.receive() is None
-    return found
-
-
-@pytest.mark.parametrize("way", spoiling.WAYS)
-def test_what_a_run_does_to_its_process_ends_with_it(spoiled, way):
-    before = answer(spoiled, "describe")
-    assert answer(spoiled, "spoil", way) or way == "process of its own"
-    assert answer(spoiled, "describe") == before
+        before = answer("describe")
+        for way in spoiling.WAYS:
+            assert answer("spoil", way) or way == "process of its own", way
+        assert answer("describe") == before
 
 
 @pytest.fixture(scope="module")
