@@ -266,9 +266,19 @@ def _refuse_script(file: Path) -> None:
     Raises `ConfigError`. A file that does not parse is left to its import, which shows its line.
     """
     try:
-        tree = ast.parse(file.read_bytes())
+        hint = _without_knobs(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
+    if hint:
+        raise ConfigError(
+            f"{shown(file)}: {NO_KNOBS} (docs/own-training.md); it was not run; {hint}"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _without_knobs(source: bytes) -> str:
+    """Return what a source that cannot have `Knobs` is searched by; '' if it may have them."""
+    tree = ast.parse(source)
     names, imported = set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -282,11 +292,10 @@ def _refuse_script(file: Path) -> None:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)  # setattr, globals()
     if {"Knobs", "*"} & names:
-        return
-    hint = "any script is searched as it is by command: (docs/how-to/commands.md)"
+        return ""
     if "optuna" in imported:
-        hint = "a study of Optuna gets its trials from tunediff.open_study (docs/how-to/python.md)"
-    raise ConfigError(f"{shown(file)}: {NO_KNOBS} (docs/own-training.md); it was not run; {hint}")
+        return "a study of Optuna gets its trials from tunediff.open_study (docs/how-to/python.md)"
+    return "any script is searched as it is by command: (docs/how-to/commands.md)"
 
 
 @functools.cache

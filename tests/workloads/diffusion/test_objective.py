@@ -23,11 +23,12 @@ def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[Diff
     return DiffusionLoss(drawn, weighting.build(weights, diffusion), diffusion), drawn
 
 
-@pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
 @pytest.mark.parametrize("weights", WEIGHTINGS, ids=lambda member: member.name)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda member: member.name)
-def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any, prediction: str) -> None:
-    objective, drawn = build(sampler, weights, prediction)
+def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any) -> None:
+    """Of each sampler with each weighting; they predict another thing in turn."""
+    turn = SAMPLERS.index(sampler) + WEIGHTINGS.index(weights)
+    objective, drawn = build(sampler, weights, ("epsilon", "x0", "v")[turn % 3])
     t, factor = drawn.sample(torch.zeros(20_000, 3, 8, 8), torch.Generator().manual_seed(0))
     factors = objective.factors(t, factor).double()
     assert factors.mean().item() == pytest.approx(1.0, abs=5 * factors.std().item() / len(t) ** 0.5 + 1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -215,15 +214,14 @@ def test_solvers_follow_the_ode_of_gaussian_data(process: knobs.Process, sampler
     process = dataclasses.replace(process, steps=10_000)
     diffusion, errors = Diffusion(process), []
     noise = torch.linspace(-2, 2, 16).view(1, 1, 4, 4)
-    for steps in (40, 80, 160):
+    for steps in (40, 80):
         start = solver_levels(process, diffusion.alphas_cumprod, steps, sampler)[0][1]
         y = math.hypot(1, start) * noise
         exact = MEAN + (y - MEAN) * DEVIATION / math.hypot(DEVIATION, start)
         x = diffusion.sample(gaussian(process), noise, sampler=sampler, steps=steps, step_noise=no_noise)
         errors.append((x - exact).abs().max().item())
-    assert errors[-1] < (0.03 if sampler == "euler" else 4e-3)
-    for coarse, fine in itertools.pairwise(errors):
-        assert coarse / fine > (1.7 if sampler == "euler" else 3.3)
+    assert errors[1] < (0.06 if sampler == "euler" else 0.016)
+    assert errors[0] / errors[1] > (1.7 if sampler == "euler" else 3.3)
 
 
 def test_heun_asks_twice_per_step_but_for_the_last() -> None:
