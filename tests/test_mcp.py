@@ -1,6 +1,7 @@
 """A coding agent's client drives the whole work by tools alone."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -15,14 +16,15 @@ from tunediff import mcp, search_space
 from tunediff.config import ConfigError
 from tunediff.core.lock import alone, identity
 
-pytest.importorskip("mcp")
-from mcp import Client, StdioServerParameters
-
+# Imported where it is used: every worker of pytest reads this file, and one of them runs it.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp")
 PLAIN = Path(__file__).parent / "users" / "plain.py"
 
 
 def session(body, server):
     """What `body` returns, which calls tools of a client that is connected to the server."""
+
+    from mcp import Client
 
     async def run():
         async with Client(server) as client:
@@ -210,6 +212,8 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
     """Doctor, dry run, search, compare, export, over stdio."""
     shutil.copy(PLAIN, tmp_path / "mine.py")
     monkeypatch.chdir(tmp_path)
+    from mcp import StdioServerParameters
+
     server = StdioServerParameters(command=sys.executable, args=["-m", "tunediff.mcp"], cwd=str(tmp_path))
 
     async def body(call):

@@ -1,5 +1,6 @@
 """An adapter (LoRA of peft) is what is kept, judged again and exported; its frozen base is built again by the file."""
 
+import importlib.util
 import json
 import warnings as python_warnings
 
@@ -15,8 +16,8 @@ from tunediff.training.check import check
 from tunediff.training.judging import judged
 from tunediff.training.weights import FROZEN_BASE, read, save
 
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+MISSING = [name for name in ("peft", "transformers") if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}")
 
 FILE = """
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ def test_two_ranks_write_the_adapter_too(tuned, tmp_path):
 
 
 def test_another_base_is_refused_and_an_older_file_with_the_base_in_it_still_fits(tuned, tmp_path):
+    import peft
+
     outcome = train(tuned, samples=64, evaluates=True)
     found = judged(tuned, outcome.weights, CPU)["held_out"]
     assert found == outcome.points[-1]["held_out"]
@@ -135,6 +138,8 @@ def test_a_base_that_changes_or_differs_from_run_to_run_is_not_lost_silently(tun
 def test_the_exported_adapter_is_loaded_by_peft_and_by_load_model(tuned, tmp_path, capsys):
     folder = tmp_path / "ray_results" / "night"
     file = {**searches.FILE, "workload": "tuned.py", "search": {"rank": [2, 4]}}
+    import peft
+
     searches.make(folder, file)
     place = searches.write(folder, search_space.load(folder / "search.yaml"), 0)
     outcome = train(tuned, samples=64, evaluates=True)
