@@ -157,7 +157,7 @@ def _fastest_s(part: Callable[[], object], seconds: float) -> float:
     return float(np.quantile(times, 0.1))
 
 
-def neighbours(run_devices: Sequence[RunDevice], seconds: float = 0.3) -> dict[str, float]:
+def neighbours(run_devices: Sequence[RunDevice], seconds: float) -> dict[str, float]:
     """Return by which share of its seconds each part of the reference takes longer while every
     share of the machine runs it: equal work on equal devices, first one by one, then at once."""
     command = [sys.executable, "-c", f"from {__name__} import serve; serve()", str(seconds)]
@@ -224,7 +224,7 @@ class MachineWatch:
         if not self._file.is_file():
             line |= {"facts": facts()}
             if self._run_devices:
-                line |= {"neighbours": neighbours(self._run_devices)}
+                line |= {"neighbours": neighbours(self._run_devices, 6 * LEAST_S)}
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._pair_began = time.monotonic()
