@@ -164,17 +164,6 @@ def test_a_journal_says_its_format_and_one_of_a_newer_format_is_refused(tmp_path
         read_trial(tmp_path / "new")
 
 
-def test_a_torn_last_line_loses_only_itself(tmp_path):
-    journal = Journal(tmp_path)
-    journal.write("start", **START)
-    journal.point(point(1, 5.0, error=9.0))
-    whole = journal.path.read_bytes()
-    journal.path.write_bytes(whole + b'{"event": "point", "index": 2, "err')  # killed while writing
-    assert len(read_trial(tmp_path).points) == 1
-    Journal(tmp_path).point(point(2, 10.0, error=4.0))
-    assert [p["error"] for p in read_trial(tmp_path).points] == [9.0, 4.0]
-
-
 def test_a_point_measured_again_replaces_it_and_what_came_after(tmp_path):
     journal = Journal(tmp_path)
     for event, content in [
@@ -208,15 +197,6 @@ def test_record_is_read_by_a_file_that_was_opened(tmp_path, monkeypatch):
     stat = os.stat
     monkeypatch.setattr(os, "stat", lambda path, **how: stale if path == journal.path else stat(path, **how))
     assert read_trial(journal.folder).finished
-
-
-def test_failed_trials_have_no_value(tmp_path):
-    journal = Journal(tmp_path)
-    journal.write("start", **START)
-    journal.point(point(1, 5.0, error=9.0))
-    journal.end(End("oom", "CUDA out of memory"))
-    found = read_trial(tmp_path)
-    assert (found.status, found.reason, found.value("error")) == ("oom", "CUDA out of memory", None)
 
 
 def test_trials_come_in_order(tmp_path):
@@ -301,14 +281,6 @@ def test_a_trial_that_goes_on_with_its_workers_keeps_their_device(tmp_path):
     assert [found.environment[name] for name in ("device", "threads", "cpu")] == ["cpu", 2, "another"]
     Journal(tmp_path).write("worker", device="NVIDIA H200", threads=8, environment=environment.describe())
     assert read_trial(tmp_path).environment == {**environment.describe(), "device": "NVIDIA H200", "threads": 8}
-
-
-def test_the_node_of_the_worker_counts(tmp_path):
-    """The driver's may be another one of the cluster."""
-    Journal(tmp_path).start(toy(), {}, 20.0)
-    Journal(tmp_path).write("worker", device="cpu", threads=2, environment={"cpu": "another"})
-    found = read_trial(tmp_path).environment
-    assert (found["cpu"], found["device"], found["code"]) == ("another", "cpu", environment.describe()["code"])
 
 
 def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):

@@ -151,20 +151,6 @@ def test_what_trainings_used_together(tmp_path):
     assert "energy_wh" not in found.table()
 
 
-def test_price_and_device_seconds_include_what_failed(tmp_path):
-    """Each trained 20 s on one device: one to its end, one without a point, one with a point after 5 s."""
-    folder = tmp_path / "night"
-    wanted = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 3, "price_per_device_hour": 3600.0}})
-    early = {"seconds": {"train": 5.0, "data_wait": 0.0}}
-    write(folder, wanted, 0, found={"price": 20.0})
-    write(folder, wanted, 1, {"loader.batch_size": 64}, (), status="oom")
-    write(
-        folder, wanted, 2, {"loader.batch_size": 256}, ((5.0, 1000, 4.0),), status="nan", found=early | {"price": 5.0}
-    )
-    used = analysis.read(folder).used()
-    assert (used["device_s"], used["price"]) == (60.0, 60.0)
-
-
 def test_table_has_its_columns_before_the_first_trial(tmp_path):
     found = evidence.read(analysis.Results((night := make(tmp_path / "night")) and tmp_path / "night", night, []))
     assert list(found.table()[["trial", "status", "frechet"]].columns) == ["trial", "status", "frechet"]

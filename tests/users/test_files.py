@@ -45,11 +45,6 @@ def trained(config, folder=None, samples=64):
     return run(Engine(config, Budget(samples=samples), CPU, Observer(), folder=folder))
 
 
-def test_tunediff_itself_imports_no_torch():
-    text = "import sys, tunediff; from tunediff import Metric, Range; assert 'torch' not in sys.modules; tunediff.Trial"
-    subprocess.run([sys.executable, "-c", text], check=True)
-
-
 @pytest.mark.parametrize(
     "words", ["knobs --workload mine.py", "train --config mine.py --samples 64", "search mine.py --dry-run --no-check"]
 )
