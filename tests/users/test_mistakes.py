@@ -12,7 +12,7 @@ from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.core import machine, template
+from tunediff.core import machine, template_ask
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.training import check, rerun
 
@@ -359,7 +359,7 @@ def test_check_starts_no_more_ranks_than_this_machine_has_gpus(tmp_path, monkeyp
         return {"unread": []}
 
     devices = lambda: [str(index) for index in range(gpus)]  # noqa: E731
-    for module, name, replaced in ((machine, "gpus", devices), (template, "ask", answer)):
+    for module, name, replaced in ((machine, "gpus", devices), (template_ask, "ask", answer)):
         monkeypatch.setattr(module, name, replaced)
     knobs = {"parallel.workers": 4, "parallel.strategy": strategy}
     config = cfg.override(cfg.baseline(str(file(tmp_path, PLAIN))), knobs)

@@ -165,9 +165,9 @@ class RunReader:
                 self._add(value, now)
 
     def _add(self, value: float, now: float) -> None:
-        seconds, limit_s = self.clock.elapsed_s(now), self.run.limit_s
+        seconds = self.clock.elapsed_s(now)
         enough = self.target_met or (self.run.ends_at_first and self.values > 0)
-        if enough or (limit_s is not None and seconds > limit_s):
+        if enough or seconds > (self.run.limit_s or math.inf):
             return
         self.values += 1
         self.first_at = self.first_at or now
@@ -175,7 +175,7 @@ class RunReader:
         if not math.isfinite(self.value):  # points hold finite numbers; the end says it
             return
         metrics = {**self._others, self._pattern.name: self.value}
-        if self._target is not None and not self.target_met:
+        if self._target is not None:
             self.target_met = self._target.met(metrics.get(self._target.metric, math.nan))
             if self.target_met:
                 metrics[TIME_TO_TARGET] = seconds
@@ -194,14 +194,14 @@ class RunReader:
 
     def clocked(self, now: float, ended_itself: bool) -> Clocked:
         """Return which seconds counted."""
-        clock, first_at = self.clock, self.first_at or now
-        start_up_s, seconds = clock.start_up_s(now), clock.elapsed_s(now)
-        before_s = first_at - self._begun if start_up_s is None else start_up_s
+        clock, seconds = self.clock, self.clock.elapsed_s(now)
+        if (before_s := clock.start_up_s(now)) is None:
+            before_s = (self.first_at or now) - self._begun
         # A command that was given its {steps} is to end before its limit
         at_budget = self.run.definition.outcome == "budget" and self.run.steps is None
         is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
-        ended_s = seconds if is_early else None
-        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement, ended_s)
+        early_s = seconds if is_early else None
+        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement, early_s)
 
 
 def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -256,13 +256,12 @@ def _news(reader: RunReader, now: float) -> Iterator[Event]:
 
 def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
     """Return why the run is to end now; None: it goes on."""
-    run = reader.run
     reader.read_file(now)
     if stopped:
         return "pruned"
-    if reader.target_met or (run.ends_at_first and reader.values):
+    if reader.target_met or (reader.run.ends_at_first and reader.values):
         return "enough"
-    if run.limit_s is not None and reader.clock.reached(run.limit_s, now):
+    if (limit_s := reader.run.limit_s) is not None and reader.clock.reached(limit_s, now):
         return "budget"
     return None
 

@@ -28,38 +28,19 @@ import multiprocessing.connection
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from tunediff.core.template_process import Base, TemplateProcess, environment_of_templates, spawned
 from tunediff.core.template_run import Failure
 from tunediff.core.template_server import is_same_user, json_line
 
 
 class TemplateError(RuntimeError):
     """A template could not be prepared or has died, or a run has died or raised an error."""
-
-
-class TemplateProcess(Protocol):
-    """The process of a template: a `subprocess.Popen`, or one that was forked from a base."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-
-Base = Callable[[IO[bytes] | None, Mapping[str, str]], tuple[TemplateProcess, socket.socket] | None]
-"""Forks a template, for its output and environment; also returns the connection to it."""
 
 
 # ---- the parent's side
@@ -162,33 +143,15 @@ class Template:
         self.control.close()
 
     def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
-        environment = self._variables | _environment()
+        environment = self._variables | environment_of_templates()
         made = self._base(self._output, environment) if self._base is not None else None
-        if made is not None:
-            self._process, self.control = made
-            self._replies = self.control.makefile("rb", 0)
-        else:
-            self._spawn(address, environment)
+        self._process, self.control = made or spawned(self._output, environment, address)
+        self._replies = self.control.makefile("rb", 0)
         if address:  # it has forked itself, so that it is nobody's child
-            assert self._process is not None
             self._process.wait()
             self._process = None
         with contextlib.suppress(OSError):  # it has died, as the first reply says
             self.control.sendall(json_line(hello))
-
-    def _spawn(self, address: str, environment: Mapping[str, str]) -> None:
-        self.control, theirs = socket.socketpair()
-        self._replies = self.control.makefile("rb", 0)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunediff.core.template_server", str(theirs.fileno()),
-                str(os.getpid()),
-                 address.removeprefix("\0")],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=self._output or 2, stderr=self._output or 2,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the parent
-            )  # fmt: skip
 
     def ready(self, within_s: float | None = None) -> None:
         """Wait until the template is prepared. Raises `TemplateError` if it fails or dies, and
@@ -226,7 +189,7 @@ class Template:
         self.ready(within_s)
         ours, theirs = socket.socketpair()
         request = json_line({"function": function, "before": before})
-        environment = _environment() | dict(variables or {})
+        environment = environment_of_templates() | dict(variables or {})
         if self._shared and not streams:
             streams = [1, 2] if self._output is None else [self._output.fileno()] * 2
         with theirs, contextlib.suppress(OSError):
@@ -316,51 +279,6 @@ class Template:
         return reply
 
 
-def rank_variables(ranks: int) -> list[dict[str, str]]:
-    """Return the environment of every rank of this machine as torchrun describes it; {} of one
-    alone, which a file may take for one of several otherwise."""
-    if ranks == 1:
-        return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def ask(
-    function: str, content: Any, *, within_s: float, ranks: int = 1, prepare: str = "",
-    options: Any = None, output: IO[bytes] | None = None, base: Base | None = None,
-) -> Any:  # fmt: skip
-    """Return the first message of `function(connection, content)`, called in a process for each
-    rank, and end the processes.
-
-    Raises TimeoutError, and `TemplateError` if one of them fails or none has a message.
-    """
-    until = time.monotonic() + within_s
-    with contextlib.ExitStack() as stack:
-        made = [Template(prepare, options, output, base=base) for _ in range(ranks)]
-        for template in made:
-            stack.enter_context(template)
-        runs = [
-            template.start(function, content, None, variables, max(0.0, until - time.monotonic()))
-            for template, variables in zip(made, rank_variables(ranks), strict=True)
-        ]
-        while runs:
-            sources = {source: run for run in runs for source in run.sources}
-            ready = multiprocessing.connection.wait(sources, max(0.0, until - time.monotonic()))
-            if not ready:
-                raise TimeoutError(f"no answer within {within_s:.0f} s")
-            run = sources[ready[0]]
-            if (message := run.receive()) is not None:
-                return message
-            runs.remove(run)
-    raise TemplateError("it has ended without an answer")
-
-
 def _described(process: str, status: int) -> str:
     if status < 0:
         return f"{process} was killed by {signal.Signals(-status).name}"
@@ -371,10 +289,3 @@ def _address(name: str, hello: Mapping[str, Any]) -> str:
     """Return the address of a shared template: an abstract one, which leaves no file behind."""
     digest = hashlib.sha256(json.dumps([name, hello, os.getuid()]).encode()).hexdigest()
     return f"\0tunediff-{digest[:32]}"
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of this process, in which this package is found."""
-    package = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": paths}

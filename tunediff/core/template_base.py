@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from tunediff.core.template import Base, Template, TemplateError
+from tunediff.core.template import Template, TemplateError
+from tunediff.core.template_process import Base
 from tunediff.core.template_server import SERVE_FORKED
 
 _READ_LATER = ("CUDA_", "PYTEST_", "RAY_", "TUNEDIFF_")

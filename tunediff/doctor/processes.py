@@ -15,7 +15,7 @@ from torch import nn
 from tunediff import config as cfg
 from tunediff.config.systems import Compile, Precision
 from tunediff.core.clock import Budget
-from tunediff.core.template import ask
+from tunediff.core.template_ask import ask
 from tunediff.distributed import alone, from_environment
 from tunediff.profiling import binding, trace
 from tunediff.training import compilation

@@ -21,9 +21,10 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager, with_more_passes
-from tunediff.core import machine, template, text
+from tunediff.core import machine, template_ask, text
 from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
+from tunediff.core.template import TemplateError
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import hardware, memory, prepared, rerun, state, weights, write_watch
 from tunediff.training.engine import Engine
@@ -281,7 +282,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         tempfile.TemporaryFile() as output,
     ):
         try:
-            report = template.ask(
+            report = template_ask.ask(
                 "tunediff.training.check:answer", (content, folder), within_s=LONGEST_S,
                 ranks=ranks, prepare=prepared.PREPARE, options=options, output=output,
                 base=prepared.BASE,
@@ -291,7 +292,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
                 f"{title}: two steps and two evaluations take over {LONGEST_S:.0f} s; --no-check"
                 " starts the search all the same"
             ) from None
-        except template.TemplateError as error:
+        except TemplateError as error:
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if report.get("oom") and (smaller := with_more_passes(config)) is not None:
         say(f"{title}: out of memory; next: loader.accumulation = {smaller.loader.accumulation}")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tunediff.core.listeners import Listener
-from tunediff.core.template import TemplateError, rank_variables
+from tunediff.core.template import TemplateError
+from tunediff.core.template_ask import rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
 from tunediff.tuning.at_once import Interrupted, RunDevice
