@@ -10,7 +10,7 @@ from tests.report.test_console import shown
 from tests.searches import make, write
 from tunediff import analysis, export
 from tunediff.analysis import effects, evidence, noise
-from tunediff.analysis.confirmation import nothing_to_confirm
+from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.pareto import pareto, trade_offs
 from tunediff.analysis.statistics import FAILS
