@@ -19,6 +19,7 @@ from tunediff.api import train_run
 from tunediff.core import text
 from tunediff.core.files import study_url
 from tunediff.report import summary
+from tunediff.search_space import duration_s
 from tunediff.tuning import study_file
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
@@ -158,7 +159,5 @@ def test_a_search_is_named_after_its_file(storage, instead_of_trials, capsys, na
 
 
 def test_durations_are_read_again():
-    from tunediff.search_space import duration_s
-
     for value in (0.25, 20.0, 1 / 3, 3.6e12):
         assert duration_s(text.format_exact(value), "--budget") == pytest.approx(value)

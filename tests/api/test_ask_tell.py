@@ -84,14 +84,8 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
     for trial in trials:
         spec = proposer.ask()
         assert spec.drawn == trial.drawn
-        folder = searches.write(
-            tmp_path / "again",
-            one.space,
-            spec.number,
-            curve=((10, 0, 2.0), (20, 0, value(trial.knobs))),
-            drawn=spec.drawn,
-            rate=1.0,
-        )
+        told = {"curve": ((10, 0, 2.0), (20, 0, value(trial.knobs))), "drawn": spec.drawn, "rate": 1.0}
+        folder = searches.write(tmp_path / "again", one.space, spec.number, **told)
         proposer.tell(spec, record.read_trial(folder), 1.0)
 
 

@@ -233,20 +233,8 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
 def test_a_comparison_whose_disk_is_full_says_how_to_go_on(program, capsys):
     """A run whose folder is a file has no journal either."""
     Path("train.py").write_text(f"import os\nopen(os.environ['TUNEDIFF_FOLDER'] + '/../t0003', 'w')\n{NOISY}")
-    words = [
-        "--run",
-        RUN,
-        "lr=1",
-        "lr=100",
-        "--name",
-        "full",
-        "--objective",
-        "loss",
-        "--outcome",
-        "final",
-        "--no-check",
-    ]
-    assert compare.main(words) == 1
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--no-check"]
+    assert compare.main([*words, "--name", "full"]) == 1
     said = capsys.readouterr().err
     assert "cannot be written" in said
     assert "tunediff.compare --resume full" in said

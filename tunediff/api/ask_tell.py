@@ -7,6 +7,7 @@ the caller's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -380,9 +381,5 @@ def open_study(
             raise ConfigError(
                 f"{name}: is a search that runs its trials itself, and stays one: {again}"
             )
-        resumed = request.content is None
-        return AskTellStudy(
-            request.folder,
-            space,
-            (lambda: search_setup.reread(request.folder, options)) if resumed else None,
-        )
+        reread = functools.partial(search_setup.reread, request.folder, options)
+        return AskTellStudy(request.folder, space, reread if request.content is None else None)

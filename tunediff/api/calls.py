@@ -61,13 +61,9 @@ def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call
             one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD
         ]
         for field in fields:
+            about = {"default": field.default, "annotation": field.type}
             parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=field.type,
-                )
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **about)
             )
         signature = signature.replace(parameters=parameters)
 

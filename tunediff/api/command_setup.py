@@ -221,10 +221,7 @@ def _try(
         result = check(run, ends, lambda line: say(f"{label}: {line}"))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from None
-    for line in result.lines:
-        say(f"{label}: {line}")
-    for warning in result.warnings:
-        say(f"WARNING: {label}: {warning}")
+    result.tell(say, f"{label}: ")
 
 
 # ---- the folder
@@ -247,15 +244,9 @@ def create(request: CommandCompareRequest) -> None:
             configs.append(config)
             codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))
         freeze(new, configs, codes, draws=request.seed is None)
-        content = {
-            "a": request.sides[0].name,
-            "b": request.sides[1].name,
-            "budget_s": request.budget_s or 0.0,
-            **request.rules,
-            "compile": "charged",
-            "setup": "charged",
-            "unit": "wall",
-        }
+        names = {"a": request.sides[0].name, "b": request.sides[1].name}
+        clock = {"compile": "charged", "setup": "charged", "unit": "wall"}
+        content = names | {"budget_s": request.budget_s or 0.0} | dict(request.rules) | clock
         write_text(new / pairs.FILE, cfg.to_yaml(content))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()

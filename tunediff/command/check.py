@@ -47,16 +47,14 @@ class Checked:
     clock: str
     budget_s: float | None = None
 
-    @property
-    def lines(self) -> Iterator[str]:
-        """Yield what was measured."""
-        yield (
-            f"its first value after {self.first_value_s:.1f} s; the clock is that of: {self.clock}"
-        )
+    def tell(self, say: Callable[[str], None], label: str = "") -> None:
+        """Say what was measured, and what the user ought to know; `label` begins each line."""
+        after = f"its first value after {self.first_value_s:.1f} s"
+        say(f"{label}{after}; the clock is that of: {self.clock}")
+        for warning in self._warnings():
+            say(f"WARNING: {label}{warning}")
 
-    @property
-    def warnings(self) -> Iterator[str]:
-        """Yield a sentence for whatever the user ought to know."""
+    def _warnings(self) -> Iterator[str]:
         budget_s = self.budget_s or math.inf
         if self.clock == PROCESS and self.first_value_s > MOST_START_UP * budget_s:
             yield (

@@ -14,6 +14,7 @@ from tunediff.command.metrics import MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError, nearest
 from tunediff.core import machine
+from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
 
 FILE = "tunediff_command.yaml"
@@ -76,12 +77,9 @@ class CommandDefinition:
         """Raise `ConfigError` for what is not allowed, with the name of the key."""
         for key, allowed in (("mode", get_args(Mode)), ("outcome", get_args(OutcomeName))):
             value = getattr(self, key)
-            if value not in allowed:
-                raise ConfigError(
-                    f"{where}: {key}: {value!r} is not allowed; allowed: {', '.join(allowed)}"
-                )
-        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
-            raise ConfigError(f"{where}: grace: {self.grace_s} is not allowed; allowed: seconds")
+            allow(value in allowed, f"{where}: {key}", value, ", ".join(allowed))
+        grace_fits = math.isfinite(self.grace_s) and self.grace_s >= 0
+        allow(grace_fits, f"{where}: grace", self.grace_s, "seconds")
         if (self.outcome == "time") != (self.target is not None):
             raise ConfigError(
                 f"{where}: target: {self.target!r} is not allowed with outcome: {self.outcome};"

@@ -212,8 +212,7 @@ def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Ite
     """
     definition = run.definition
     run.folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    argv = run.argv(port)
+    argv = run.argv(port := free_port())
     try:
         process = CommandProcess(argv, run.folder, Path(definition.folder), run.environment(port))
     except OSError as error:

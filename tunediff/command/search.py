@@ -67,11 +67,7 @@ def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:
         if dimension.name != "seed" and not dimension.when:
             choices = dimension.choices or (dimension.low, dimension.high)
             ends[dimension.name] = [choices[0], choices[-1]]
-    checked = check(run, ends, say)
-    for line in checked.lines:
-        say(line)
-    for warning in checked.warnings:
-        say(f"WARNING: {warning}")
+    check(run, ends, say).tell(say)
 
 
 def _taken(lines: Lines, allowed: Collection[str], where: str) -> Lines:
