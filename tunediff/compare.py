@@ -38,14 +38,14 @@ OF_COMMANDS = """\
 Is one command, value or revision better than another at equal seconds, here?
 
   tunediff compare --run 'python train.py --lr {lr} --seed {seed}' lr=3e-4 lr=1e-3 \\
-    --objective val_loss
+    --objective val_loss --outcome final
 
 A and B differ in one thing: two commands (--run twice), two revisions of the repository (--at
 twice; . is the working copy), or name=value of a parameter given twice. Both run on each of several
 seeds, one run at a time, until the difference is larger than the noise, or no number of pairs that
 is allowed would tell it: B is wrongly called better, or worse, in at most 2.5 % of comparisons
-each. The value is read from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31),
-and nothing in the command has to change."""
+each. Each run goes on to its own end; without --outcome final, for --budget 60s. The value is read
+from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31)."""
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
     "better": cli.OK,
