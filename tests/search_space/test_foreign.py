@@ -41,6 +41,8 @@ D = optuna.distributions
         ({"low": 1, "high": 2, "when": {"a": 1}}, {"low": 1, "high": 2, "when": {"a": 1}}),
         ({"min": [1, 2], "type": ["a", "b"]}, {"min": [1, 2], "type": ["a", "b"]}),
         ("f(x", "f(x"),
+        ("f(x))", "f(x))"),
+        ("(1, 2)", "(1, 2)"),
     ],
 )  # fmt: skip
 def test_spaces_of_others_are_read(space, ours):
@@ -71,6 +73,7 @@ project: mine
 metric: {name: val_loss, goal: minimize}
 parameters:
   lr: {distribution: log_uniform_values, min: 1e-4, max: 1e-2}
+  layers: {min: 1, max: 8}
   optimizer: {parameters: {width: {values: [32, 64, 128]}}}
   epochs: {value: 10}
 run_cap: 20
@@ -85,14 +88,19 @@ def test_a_sweep_of_wandb_is_searched_as_it_is(tmp_path, monkeypatch):
     content = search_space.read(tmp_path / "sweep.yaml", say=said.append)
     space = search_space.parse(content, "sweep.yaml", tmp_path, budget={"per_trial": "60s"})
     assert {dimension.name: str(dimension) for dimension in space.dimensions} == {
-        "lr": "0.0001 … 0.01 (log)", "optimizer.width": "[32, 64, 128]",
+        "lr": "0.0001 … 0.01 (log)", "layers": "1 … 8", "optimizer.width": "[32, 64, 128]",
     }  # fmt: skip
     assert (space.metric, space.mode, space.budget.trials, space.early_stopping) == ("val_loss", "min", 20, "asha")
-    assert space.candidates[0] == {"lr": 1e-3, "optimizer.width": 64}, "the baseline is the middle of each space"
+    assert space.candidates[0] == {"lr": 1e-3, "layers": 4, "optimizer.width": 64}, (
+        "the baseline is the middle of each space"
+    )
     text = "\n".join(said)
     for words in ("run_cap is read as budget: trials: 20", "method", "project: mine has no effect", "--lr={lr}"):
         assert words in text or words == "method"
-    assert "python train.py --lr={lr} --optimizer.width={optimizer.width} --epochs={epochs} --seed={seed}" in text
+    assert (
+        "python train.py --lr={lr} --layers={layers} --optimizer.width={optimizer.width} --epochs={epochs} --seed={seed}"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

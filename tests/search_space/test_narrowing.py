@@ -67,6 +67,9 @@ def test_conditions_on_a_fixed_knob_hold_or_drop_the_knob():
     assert names(wanted) == ["optimizer.lr"]
     wanted, _ = narrow("loader.resident=false", search=search, first=[])
     assert names(wanted) == ["loader.workers", "optimizer.lr"]
+    chained = search | {"loader.prefetch_factor": {"choice": [2, 4], "when": {"loader.workers": 2}}}
+    wanted, notices = narrow("loader.resident=true", search=chained, first=[], fixed={"loader.workers": 0})
+    assert (names(wanted), len(notices)) == (["optimizer.lr"], 3), "nor what depends on a knob that is not searched"
     kept = search_space.narrow(changed(search=search, first=[]), "x.yaml", words=["optimizer.lr=1e-3"]).content
     assert kept["search"] == {name: search[name] for name in ("loader.resident", "loader.workers")}
 

@@ -182,9 +182,7 @@ class _Narrowing:
                 if self.values[name] not in (allowed if isinstance(allowed, list) else [allowed]):
                     return None
             elif name in self.searched and name not in search:
-                return (
-                    None  # that knob is not searched any more, as its own condition does not hold
-                )
+                return None  # not searched any more: its own condition does not hold
             else:
                 left[name] = allowed
         rest = {key: value for key, value in spec.items() if key != "when"}

@@ -101,9 +101,8 @@ class Confirm:
     """`confirm:`: how the finalists of a search run again."""
 
     of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
-    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = (
-        12  # at most: runs of each and of the baseline, on seeds new to it
-    )
+    # at most: runs of each and of the baseline, on seeds new to it
+    seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12
     # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
     budgets: tuple[Times, ...] = ("1x",)
     # as in `RunOptions`, of every finished run
@@ -124,15 +123,9 @@ class RunOptions:
     fresh: Bool = False  # no effect: every trial runs in a process of its own
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
-    at_once: Annotated[Int, Ge(1), Le(1024)] = (
-        1  # of confirming runs: so many at a time, on equal devices of one machine
-    )
-    operations: Annotated[Int, Ge(0), Le(1000)] = (
-        0  # steps that are profiled after a training, all calls in memory
-    )
-    warm_start: Str | None = (
-        None  # folder of an earlier search whose trials this one knows from the start
-    )
+    at_once: Annotated[Int, Ge(1), Le(1024)] = 1  # confirming runs, on equal devices of one machine
+    operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training
+    warm_start: Str | None = None  # folder of an earlier search that this one knows from the start
     track: Service | None = None  # the service that shows every trial as a run
     final: Values = dataclasses.field(default_factory=dict)
     # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
