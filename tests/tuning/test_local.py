@@ -21,10 +21,14 @@ from tunediff.tuning.resources import Machine, ResourcePartition
 def slots(tmp_path_factory):
     share = ResourcePartition((Machine(2, 0),), (1, 2), False, True)
     with local.opened(tmp_path_factory.mktemp("runs"), share, []) as made:
-        earlier = psutil.Process().children()
         yield made
-        templates = [process for process in psutil.Process().children() if process not in earlier]
-    assert not psutil.wait_procs(templates, timeout=600)[1], "they end with the backend"
+        job = placed(made, job_of(tmp_path_factory.mktemp("left")))
+        slot = made.slot(job)
+        serial = slot.start(job)
+        while slot.event(serial, 0) is None:  # its first point, after which it waits
+            pass
+        (process,) = (psutil.Process(one["pid"]) for one in record.events(job.folder) if one["event"] == "worker")
+    assert not psutil.wait_procs([process], timeout=600)[1], "what runs ends with the backend"
 
 
 def placed(slots, job):
