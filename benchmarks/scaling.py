@@ -73,7 +73,7 @@ class Simulation:
             Machine(64, DEVICES, f"node{number}", f"{number}")
             for number in range(-(-slots // DEVICES))
         )
-        pool = Pool(ResourcePartition(nodes, (1,), gpu=True, whole=False))
+        pool = Pool(ResourcePartition(nodes, (1,), gpu=True, exclusive=False))
         self.searcher = self.timed("start", self._searcher, folder, pool, storage)
         self.console = Console(folder, self.space)
 

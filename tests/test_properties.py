@@ -78,7 +78,7 @@ def spaces(draw):
         kind = draw(st.sampled_from(["choice", "list", "range"]))
         choices = tuple([value] for value in values) if kind == "list" else values
         listed.append(Dimension(name, choices, when=when))
-        ranged = Dimension(name, low=0, high=values[-1], whole=True, when=when)
+        ranged = Dimension(name, low=0, high=values[-1], integer=True, when=when)
         dimensions.append(ranged if kind == "range" else listed[-1])
     return dimensions, listed
 

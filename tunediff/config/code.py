@@ -361,7 +361,7 @@ def _own(file: str, roots: Iterable[Path]) -> bool:
 def trace(error: BaseException) -> str:
     """Return the traceback without tunediff's own frames, unless there are no others."""
     link: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
-    whole = link
+    first = link
     while link is not None:  # the error, then its causes
         others = [
             frame
@@ -371,5 +371,5 @@ def trace(error: BaseException) -> str:
         if others and others != list(link.stack):
             link.stack = traceback.StackSummary.from_list(others)
         link = link.__cause__ or link.__context__
-    assert whole is not None
-    return "".join(whole.format())
+    assert first is not None
+    return "".join(first.format())

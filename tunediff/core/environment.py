@@ -135,16 +135,16 @@ def install_command(extra: str) -> str:
 
 
 def differences(
-    other: Mapping[str, Any], device: str, here: Mapping[str, Any] | None = None
+    other: Mapping[str, Any], device: str, current: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return why measurements from the environment `other` cannot be compared with those made here.
 
-    `device`: "cpu" or "cuda", the kind of device that trains here. `here`: the environment of the
+    `device`: "cpu" or "cuda", the kind of device that trains here. `current`: the environment of the
     node that trains; {}: it is not known; None: this machine. Each reason is a text such as `torch
     2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
-    here = describe() if here is None else here
-    ours, theirs = _decisive({**here, "device": device}, device), _decisive(other, device)
+    current = describe() if current is None else current
+    ours, theirs = _decisive({**current, "device": device}, device), _decisive(other, device)
     different = [fact for fact in ours if theirs.get(fact, ours[fact]) != ours[fact]]
     return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in different]
 

@@ -59,9 +59,9 @@ class BudgetScheduler:
 def in_folder(trial: Trial, path: str | os.PathLike[str] | None) -> Path:
     """Return where a run writes what the user's file would write to `path`: below the working
     directory, each run in the same place of its own folder. None: that folder."""
-    place, here = Path(path or "").absolute(), Path.cwd()
-    if place.is_relative_to(here) and not place.is_relative_to(trial.folder):
-        return trial.folder / place.relative_to(here)
+    place, working_folder = Path(path or "").absolute(), Path.cwd()
+    if place.is_relative_to(working_folder) and not place.is_relative_to(trial.folder):
+        return trial.folder / place.relative_to(working_folder)
     return place
 
 

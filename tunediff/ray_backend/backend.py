@@ -97,7 +97,7 @@ class RayBackend:
                 name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=calls, max_restarts=-1,
                 max_task_retries=-1, label_selector=beside(),
             )  # fmt: skip
-            arguments = (name, self._storage, self._share.here, self._templates)
+            arguments = (name, self._storage, self._share.working_folder, self._templates)
             self._actors.append(actor.remote(*arguments))
 
 

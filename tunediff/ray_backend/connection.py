@@ -131,14 +131,14 @@ def _init(**options: Any) -> Any:
 def _ray_options(address: str | None) -> dict[str, Any]:
     """Return `ray.init`'s options: our cores and GPUs for a local cluster, or our code."""
     if address is not None:
-        from tunediff.ray_backend import cluster as there
+        from tunediff.ray_backend import cluster as ray_cluster
 
-        return {"runtime_env": there.runtime_env()}
+        return {"runtime_env": ray_cluster.runtime_env()}
     # Ray's own count knows nothing of affinity, and ours is what the plan was made for
-    here = resources.local()
+    machine = resources.local()
     # The dashboard frees the placement groups of stopped trials: else a search can hang.
     dashboard = {"include_dashboard": True, "dashboard_host": "127.0.0.1"}
-    return {"num_cpus": here.cores, "num_gpus": here.gpus, **dashboard}
+    return {"num_cpus": machine.cores, "num_gpus": machine.gpus, **dashboard}
 
 
 def _of_cluster(
@@ -151,7 +151,7 @@ def _of_cluster(
 
     Raises `ConfigError` without room, or if a node lacks the folder, packages, data or weights.
     """
-    from tunediff.ray_backend import cluster as there
+    from tunediff.ray_backend import cluster as ray_cluster
     from tunediff.ray_backend import node_checks
 
     checks: list[Callable[[list[resources.Machine]], None]] = [
@@ -162,11 +162,11 @@ def _of_cluster(
             for config in configs
         ),
     ]
-    machines = there.nodes()
+    machines = ray_cluster.nodes()
     partition = share(*machines)
     for check in checks:
         check(list(partition.machines))
-    return partition, there.Nodes(machines, checks, node_checks.describe(partition.machines))
+    return partition, ray_cluster.Nodes(machines, checks, node_checks.describe(partition.machines))
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def workers(
     while Ray starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
     `ConfigError` before anything starts.
     """
-    here = share(resources.local()) if address is None else None
+    local_partition = share(resources.local()) if address is None else None
     shared = templates.shared if templates is not None and address is None else None
     if templates is not None and warm is not None and shared is not None:
         with contextlib.suppress(TemplateError):  # the worker says it
@@ -199,11 +199,11 @@ def workers(
         url = getattr(context, "dashboard_url", None)
         log_exceptions("the start", greet, local_cluster.dashboard(url, address) if url else None)
         with contextlib.ExitStack() as stack:
-            from tunediff.ray_backend import cluster as there
+            from tunediff.ray_backend import cluster as ray_cluster
 
-            watched = there.raylet_watched if address is None else there.head_watched
+            watched = ray_cluster.raylet_watched if address is None else ray_cluster.head_watched
             stack.enter_context(watched(functools.partial(_headless, folder, address)))
-            partition, nodes = here, None
+            partition, nodes = local_partition, None
             if partition is None:
                 partition, nodes = _of_cluster(folder, share, configs, evaluates)
             opened = backend.opened(folder, partition, warm, nodes, shared)
@@ -229,9 +229,9 @@ def one_by_one(
 
     partition = share(resources.local())
     names = dict.fromkeys(config.schema.workload for config in configs)
-    with terminable(), local.opened(folder, partition, list(names), run_devices) as here:
+    with terminable(), local.opened(folder, partition, list(names), run_devices) as backend:
         log_exceptions("the start", greet, None)
-        yield here
+        yield backend
 
 
 def _headless(folder: Path, address: str | None) -> None:

@@ -116,8 +116,8 @@ def _tuner(
 
 def driver_resources() -> tune.PlacementGroupFactory:
     """Return a trial's driver's resources, on the search's node: lost nodes have none."""
-    here = ray.get_runtime_context().get_node_id()
-    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    node_id = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     # A head may have no CPUs; every node has one unit of a resource named after its address.
     resources = (
         {"CPU": 0.01}

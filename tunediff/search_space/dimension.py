@@ -28,7 +28,7 @@ class Dimension:
     high: float = 0.0
     step: float | None = None
     log: bool = False
-    whole: bool = False
+    integer: bool = False
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, values: Mapping[str, Any]) -> bool:
@@ -42,7 +42,7 @@ class Dimension:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and self.low <= value <= self.high):
             return False
-        step = self.step or int(self.whole)
+        step = self.step or int(self.integer)
         return not step or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9
 
     @functools.cached_property
@@ -58,7 +58,7 @@ class Dimension:
     @property
     def size(self) -> float:
         """Return how many values can be drawn; infinite for real numbers without steps."""
-        step = self.step or int(self.whole)
+        step = self.step or int(self.integer)
         spaced = round((self.high - self.low) / step) + 1 if step else math.inf
         return spaced if self.choices is None else len(self.choices)
 
@@ -67,7 +67,7 @@ class Dimension:
         if self.choices is not None:
             labels = {as_param(choice): choice for choice in self.choices}
             return labels[trial.suggest_categorical(self.name, list(labels))]
-        if not self.whole:
+        if not self.integer:
             ends = self.low, self.high
             value = trial.suggest_float(self.name, *ends, step=self.step, log=self.log)
             if self.step is None:
@@ -75,8 +75,8 @@ class Dimension:
             low, step = Decimal(str(self.low)), Decimal(str(self.step))
             # 0.3, as a file lists it: Optuna's sum is 0.30000000000000004.
             return min(self.high, float(low + round((value - self.low) / self.step) * step))
-        whole = int(self.low), int(self.high)
-        return trial.suggest_int(self.name, *whole, step=int(self.step or 1), log=self.log)
+        bounds = int(self.low), int(self.high)
+        return trial.suggest_int(self.name, *bounds, step=int(self.step or 1), log=self.log)
 
     @property
     def condition(self) -> str:

@@ -286,5 +286,5 @@ def _of_ray(space: Any) -> Any:
     if (step := getattr(sampler, "q", None)) is not None:
         sampler = sampler.get_sampler()
     log = "LogUniform" in type(sampler).__name__
-    whole = type(space).__name__ == "Integer"
-    return _range(space.lower, space.upper - whole * (step is None), log, step)
+    integer = type(space).__name__ == "Integer"
+    return _range(space.lower, space.upper - integer * (step is None), log, step)

@@ -120,16 +120,16 @@ class SearchedKnobs:
         low, high = (
             self.value(knob, spec[end], when, f"{where}: {end}") for end in ("low", "high")
         )
-        whole, step = knob.kind == "int", spec.get("step")
+        integer, step = knob.kind == "int", spec.get("step")
         refuse(not low < high, f"{where}: low {low} is not below high {high}")
         if step is not None:
-            slip = whole and not isinstance(step, int)
+            slip = integer and not isinstance(step, int)
             refuse(slip, f"{where}: step: {step!r} is not allowed; allowed: a whole number above 0")
             refuse(fields.log, f"{where}: step and log exclude each other")
             away = abs((steps := (high - low) / step) - round(steps)) > 1e-9
             refuse(away, f"{where}: step: {step} does not lead from {low} to {high}")
         refuse(fields.log and not low > 0, f"{where}: log: needs a low above 0, not {low}")
-        return Dimension(knob.name, None, low, high, step, fields.log, whole, tuple(when.items()))
+        return Dimension(knob.name, None, low, high, step, fields.log, integer, tuple(when.items()))
 
     def value(self, knob: Knob, value: Any, when: When, where: str) -> Any:
         """Return a value as a configuration stores it; also checks its type and range."""

@@ -191,8 +191,8 @@ def _of_own_data(config: Systems, world: World, folder: Path, budget: Budget) ->
         engine = Engine(config, budget, world, observer, Record(), folder=where)
         _run_again(engine, "it is interrupted after a step and goes on")
         outcomes.append(engine.result.state_dict() if engine.result is not None else {})
-    whole, _, resumed = ({name: digest(one) for name, one in kept.items()} for kept in outcomes)
-    if not world.any(whole != resumed):
+    plain, _, resumed = ({name: digest(one) for name, one in kept.items()} for kept in outcomes)
+    if not world.any(plain != resumed):
         return []
     return [
         "a resumed training does not go on as if it had not been interrupted: what train(trial)"

@@ -77,9 +77,9 @@ class WriteWatch:
             self._folder is not None and path.is_relative_to(self._folder)
         ):
             return False
-        here = Path.cwd()
-        if path.is_relative_to(here):
-            path = path.relative_to(here)
+        working_folder = Path.cwd()
+        if path.is_relative_to(working_folder):
+            path = path.relative_to(working_folder)
         elif any(
             path.is_relative_to(root)
             for root in (*_ELSEWHERE, *filter(None, map(os.environ.get, _CACHES)))
@@ -110,8 +110,8 @@ class WriteWatch:
 
 
 def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    working_folder = Path.cwd()
+    return str(path.relative_to(working_folder) if path.is_relative_to(working_folder) else path)
 
 
 def _written(event: str, args: tuple[Any, ...]) -> tuple[Path | None, bool]:

@@ -66,18 +66,21 @@ def equal_devices(
     if len(gpus) == len(models) and gpus:
         (model, _), *_ = collections.Counter(models).most_common(1)
         gpus = [gpu for gpu, its in zip(gpus, models, strict=True) if its == model]
-    each = chosen or max(1, cores // 2)
-    count = (len(gpus) or cores // each) // 2 * 2
+    threads = chosen or max(1, cores // 2)
+    count = (len(gpus) or cores // threads) // 2 * 2
     if count < 2:
-        has = f"{len(gpus)} GPU" if gpus else f"{cores} CPU cores with {each} threads for each run"
+        of_cores = f"{cores} CPU cores with {threads} threads for each run"
+        has = f"{len(gpus)} GPU" if gpus else of_cores
         raise ConfigError(
             f"--parallel: there are no two equal devices for the sides of a pair ({has});"
             f" allowed: without it, or fewer threads by {machine.OMP}"
         )
-    each = cores // count if gpus else each
+    threads = cores // count if gpus else threads
     return [
         RunDevice(
-            tuple(numbers[i * each : (i + 1) * each]), gpus[i] if gpus else None, max(1, each)
+            tuple(numbers[i * threads : (i + 1) * threads]),
+            gpus[i] if gpus else None,
+            max(1, threads),
         )
         for i in range(count)
     ]
@@ -102,7 +105,7 @@ def divided_among(
             return share(*machines)
         first, count = run_devices[0], len(run_devices)  # the others are equal
         used = Machine(count * first.threads, count if first.gpu is not None else 0)
-        return dataclasses.replace(share(used), whole=False, at_once=count)
+        return dataclasses.replace(share(used), exclusive=False, at_once=count)
 
     return divided
 

@@ -159,15 +159,15 @@ def foreign(folder: Path, backend: Backend | None = None) -> str:
 
     `backend`: what will train, on a cluster; None: this machine trains.
     """
-    here = None if backend is None else backend.environment
-    if here == {}:  # no node of a cluster has said it
+    current = None if backend is None else backend.environment
+    if current == {}:  # no node of a cluster has said it
         return ""
     folders = (folder, *folder.glob("confirm*"))
     trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
     device = resources.local().device if backend is None else backend.device
     environments = [trial.environment for trial in trials]
     differences = [
-        why for there in environments if (why := environment.differences(there, device, here))
+        why for past in environments if (why := environment.differences(past, device, current))
     ]
     if not differences:
         return ""

@@ -97,9 +97,9 @@ class Pool:
         """Query the nodes again if the last query is older than `LOOK_S`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
-            there = list(self._look())
-            self._looked, self._machines = now, self._share.usable(there)
-            for note in filter(None, map(self._share.why_unused, there)):
+            nodes = list(self._look())
+            self._looked, self._machines = now, self._share.usable(nodes)
+            for note in filter(None, map(self._share.why_unused, nodes)):
                 if note not in self._said:
                     self._said.add(note)
                     self.say(note)
@@ -114,21 +114,19 @@ class Pool:
 
         Takes the machine that the trial fills best, so that larger trials find room later.
         """
-        units = self._share.units
+        units, exclusive = self._share.units, self._share.exclusive
         free = {machine: self._free(machine) for machine in self._machines}
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
             if not fitting:
                 return None
-            best = (
-                fitting[0] if self._share.whole else min(fitting, key=lambda machine: free[machine])
-            )
-            return {best: units(best) if self._share.whole else size}
+            best = fitting[0] if exclusive else min(fitting, key=lambda machine: free[machine])
+            return {best: units(best) if exclusive else size}
         workers: dict[Machine, int] = {}
         for machine in sorted(free, key=lambda machine: -free[machine]):
             if free[machine] and sum(workers.values()) < size:
                 left = size - sum(workers.values())
-                workers[machine] = free[machine] if self._share.whole else min(left, free[machine])
+                workers[machine] = free[machine] if exclusive else min(left, free[machine])
         return workers if sum(workers.values()) >= size else None
 
     def _wait(self, size: int, now: float) -> None:

@@ -107,10 +107,10 @@ def _other_value(dimension: Dimension, value: Any, share: float, index: int) -> 
     """Return the choice `index` places behind `value`, or the number at this share of a range."""
     if (choices := dimension.choices) is not None:
         return choices[((choices.index(value) if value in choices else 0) + index) % len(choices)]
-    low, high, step = dimension.low, dimension.high, dimension.step or int(dimension.whole)
+    low, high, step = dimension.low, dimension.high, dimension.step or int(dimension.integer)
     number = low * (high / low) ** share if dimension.log else low + (high - low) * share
     number = low + step * round((number - low) / step) if step else number
-    return int(number) if dimension.whole else number
+    return int(number) if dimension.integer else number
 
 
 def _tried(space: SearchSpace) -> Systems:

@@ -74,7 +74,7 @@ class ResourcePartition:
     sizes: tuple[int, ...]
     """World sizes of its trials, the largest last."""
     gpu: bool
-    whole: bool
+    exclusive: bool
     """Whether a trial has its machine alone; without GPUs it must: clocks would suffer."""
     per_gpu: int = 1
     """Trials that share each GPU."""
@@ -82,7 +82,7 @@ class ResourcePartition:
     """Trials that share the cores of a machine without GPUs, if several do."""
     notes: tuple[str, ...] = ()
     """Which machines are not used, and what makes the others unlike, in words."""
-    here: str = dataclasses.field(default_factory=os.getcwd)
+    working_folder: str = dataclasses.field(default_factory=os.getcwd)
     """Where the search was started: relative paths in a user's file are meant from there."""
 
     def units(self, machine: Machine) -> int:
@@ -114,11 +114,11 @@ class ResourcePartition:
         Each worker gets the ratio of cores to GPUs that its machine has; on several machines, the
         least of them. `together`: one worker gets the devices of all.
         """
-        alone = self.whole and len(machines) == 1
+        alone = self.exclusive and len(machines) == 1
         split = {machine: size if alone else self.units(machine) for machine in machines}
         # A little is left free: drivers need 0.01 CPU each, and a full machine would deadlock.
         free = {
-            machine: machine.cores - max(0.1, 0.02 * (not self.whole) * split[machine])
+            machine: machine.cores - max(0.1, 0.02 * (not self.exclusive) * split[machine])
             for machine in machines
         }
         cpus = max(
@@ -143,7 +143,7 @@ class ResourcePartition:
 
     def _at_once(self, size: int) -> int:
         trials = [
-            min(1, self.units(machine) // size) if self.whole else self.units(machine) // size
+            min(1, self.units(machine) // size) if self.exclusive else self.units(machine) // size
             for machine in self.machines
         ]
         return sum(trials) or sum(map(self.units, self.machines)) // size

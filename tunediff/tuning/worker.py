@@ -289,7 +289,7 @@ def evaluate_finally(
     )
     if world.agree(float(outcome.steps in judged_steps)):
         return
-    whole = state.broadcast(outcome.weights, world)
-    findings = judged(cfg.override(config, protocol), whole, world, guarded=False)
+    of_rank_0 = state.broadcast(outcome.weights, world)
+    findings = judged(cfg.override(config, protocol), of_rank_0, world, guarded=False)
     if world.main:
         Journal(folder).write("final", steps=outcome.steps, **findings)
