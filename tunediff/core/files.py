@@ -104,7 +104,7 @@ def write_text(path: Path, text: str) -> None:
 def write_csv(
     path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None
 ) -> None:
-    """Write a table with `write_atomically`; text that a spreadsheet would run gets an '.
+    """Write a table with `write_atomically`; text that spreadsheets would run gets an apostrophe.
 
     None and NaN become empty cells. `digits`: significant ones of floats; None: all.
     """

@@ -186,7 +186,7 @@ def cards() -> tuple[str, ...]:
 
 
 def unused() -> str:
-    """Return why an NVIDIA GPU that seems present goes unused unasked; '' otherwise."""
+    """Return why an NVIDIA GPU that seems present is not used, unless that was asked; or ''."""
     if cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
         return ""
     smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"

@@ -31,7 +31,7 @@ def runs_at_once(
     space: SearchSpace, workers: int, is_here: bool,
     find_devices: Callable[[], list[RunDevice]] = at_once.run_devices,
 ) -> tuple[int, str]:  # fmt: skip
-    """Return how many confirming runs are at the same time, or why the wish is not met.
+    """Return how many confirming runs are at the same time, and why only one if more are asked.
 
     `workers`: the most of a run; `is_here`: on this machine, with the devices of `find_devices`.
     """

@@ -84,7 +84,7 @@ def _useless(space: SearchSpace, report: check.Report, say: Callable[[str], None
 
 
 def _others(space: SearchSpace, sections: set[str]) -> Iterator[Systems]:
-    """Yield configurations in which knobs of sections `sections` differ from the baseline's.
+    """Yield configurations in which knobs of `sections` differ from the baseline's.
 
     Each of up to `MOST_OTHERS` choices is in one: a knob may be read only with another's value.
     """

@@ -18,7 +18,7 @@ from tunediff.search_space.model import MOST_RUNS
 
 
 def next_repeat(results: Results, begun: Sequence[Values]) -> Values | None:
-    """Return the drawn values to run next: a leader with under `MOST_RUNS`, its next seed.
+    """Return the drawn values to run next: a leader below `MOST_RUNS`, on its next seed.
 
     `begun`: all repeats, whether they have ended or not. None: no configuration but the baseline
     has a result and runs left. Compared with other rules in `benchmarks/believe`.

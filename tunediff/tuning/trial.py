@@ -240,7 +240,7 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
 
 
 def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
-    """Return the end of a trial whose workers died, or None; add the reason to `deaths`."""
+    """Return the end of a trial whose workers died; None: try again. Adds to `deaths`."""
     deaths.append(reason := short_reason(lost.reason))
     if _names_memory(reason):
         return End("oom", reason, memory=ray_memory_mib(lost.reason, workers)).explained

@@ -50,7 +50,7 @@ def cloned(leaf: Any) -> Any:
 
 
 def rolled(leaf: Any, by: int) -> Any:
-    """Return a copy of a batch with its items moved by one, for steps that ignore batches."""
+    """Return a copy of a batch with its items moved by one, to reveal steps that ignore it."""
     return leaf.roll(by, 0) if isinstance(leaf, Tensor) and leaf.dim() else cloned(leaf)
 
 
