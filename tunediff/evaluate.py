@@ -143,7 +143,7 @@ def _has_full_protocol(config: Any) -> bool:
 def _check(args: argparse.Namespace) -> tuple[str, ...]:
     """Refuse options that can be refused without the model; returns the metrics to compute."""
     drawing.check_sampler_options(args)
-    image_files.check_output("--out", args.out, ".npz", ".json")
+    image_files.check_output(args.out, ".npz", ".json")
     allow(
         1 <= args.seeds <= MOST_SEEDS,
         "--seeds",

@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace) -> None:
     is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
     allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
     drawing.check_sampler_options(args)
-    image_files.check_output("--out", args.out, ".png", ".npz")
+    image_files.check_output(args.out, ".png", ".npz")
     if args.strip and args.out is not None and args.out.suffix != ".png":
         out = str(args.out)
         raise ConfigError(

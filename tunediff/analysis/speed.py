@@ -161,8 +161,13 @@ def predicted_step_s(one: Mapping[str, float], two: Mapping[str, float], devices
     return compute_s + exposed_s * 2 * (devices - 1) / devices + rest_s
 
 
+def measured_runs(runs: list[TrialRecord]) -> list[TrialRecord]:
+    """Return the runs whose values count: those that ended ok; without any, the running ones."""
+    done = [trial for trial in runs if trial.status == "ok"]
+    counted = done or [trial for trial in runs if not trial.finished]
+    return [trial for trial in counted if trial.points]
+
+
 def _mean(runs: list[TrialRecord], quantity: Callable[[TrialRecord], float | None]) -> float | None:
-    counted = [trial for trial in runs if trial.status == "ok"]
-    counted = counted or [trial for trial in runs if not trial.finished]
-    values = [quantity(trial) for trial in counted if trial.points]
+    values = [quantity(trial) for trial in measured_runs(runs)]
     return mean([value for value in values if value is not None])

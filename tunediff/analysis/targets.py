@@ -9,7 +9,7 @@ called better at most as often as the weaker of the two tests errs.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,8 +93,8 @@ def seconds_of(run: TrialRecord, target: Target | None, counted: Counted) -> flo
     return float(run.points[-1][run.along])
 
 
-def margin_of(words: str | None, where: str, example: Any = 0.01) -> float | None:
-    """Return a bound in units of the metric. Raises `ConfigError`."""
+def margin_of(words: str | None) -> float | None:
+    """Return --margin, a bound in units of the metric. Raises `ConfigError`."""
     if words is None:
         return None
     try:
@@ -102,8 +102,6 @@ def margin_of(words: str | None, where: str, example: Any = 0.01) -> float | Non
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ConfigError(
-            f"{where}: {words!r} is not allowed; allowed: a number above 0 in units of the metric,"
-            f" such as {example}"
-        )
+        allowed = "a number above 0 in units of the metric, such as 0.01"
+        raise ConfigError(f"--margin: {words!r} is not allowed; allowed: {allowed}")
     return value

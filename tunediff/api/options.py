@@ -166,7 +166,7 @@ class VerdictOptions(TargetOptions):
         return {
             "better": "time",
             "target": self.target,
-            "margin": margin_of(self.margin, "--margin"),
+            "margin": margin_of(self.margin),
             "counted": counted,
         }
 

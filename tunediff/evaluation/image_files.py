@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from tunediff.distributed import World
 
 
-def check_output(option: str, path: Path | None, *suffixes: str) -> None:
-    """Refuse a `path` that exists, or has a wrong suffix. Raises `ConfigError`."""
+def check_output(path: Path | None, *suffixes: str) -> None:
+    """Refuse an --out that exists, or has a wrong suffix. Raises `ConfigError`."""
     if path is None:
         return
     ends = f"a name that ends in {' or '.join(suffixes)}, or a folder"
     shown = text.truncate(repr(str(path)), 60)
-    refuse(path.suffix not in ("", *suffixes), f"{option}: {shown} is not allowed; allowed: {ends}")
+    refuse(path.suffix not in ("", *suffixes), f"--out: {shown} is not allowed; allowed: {ends}")
     if path.exists() and (path.suffix or not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{option}: {path} exists; allowed: a new file, or a new or empty folder")
+        raise ConfigError(f"--out: {path} exists; allowed: a new file, or a new or empty folder")
 
 
 class ImageStore:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from tunediff import config as cfg
 from tunediff.analysis import Results, disturbed, is_number, last, seconds_of
-from tunediff.analysis.speed import break_even, predicted_step_s
+from tunediff.analysis.speed import break_even, measured_runs, predicted_step_s
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import TrialRecord
@@ -80,13 +80,8 @@ def row_of(results: Results, runs: list[TrialRecord]) -> Row:
     missing = object()
     changed = {n: value for n, value in drawn.items() if baseline.get(n, missing) != value}
     idle = {dimension.name for dimension in results.space.dimensions} - set(drawn)
-    # Runs that ended ok count; without any, running ones do. Values of failed runs are no results.
-    counted = [trial for trial in runs if trial.status == "ok"]
-    counted = counted or [trial for trial in runs if not trial.finished]
     measured = [
-        _measured(folder / trial.name, trial, results.space.study)
-        for trial in counted
-        if trial.points
+        _measured(folder / trial.name, trial, results.space.study) for trial in measured_runs(runs)
     ]
     means = pd.DataFrame(measured).dropna(axis="columns").mean()
     return Row(
