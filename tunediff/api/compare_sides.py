@@ -45,7 +45,7 @@ def words_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def side_of(words: Sequence[str], elsewhere: Path) -> Systems:
-    """Return the configuration of one side; another revision of its file is laid out in `elsewhere`."""
+    """Return the configuration of a side; another revision of its file goes into `elsewhere`."""
     name, at, revision = words[0].rpartition("@")
     if at and name.partition(":")[0].endswith(".py"):
         file, colon, preset = name.partition(":")

@@ -139,8 +139,8 @@ def differences(
 ) -> list[str]:
     """Return why measurements from the environment `other` cannot be compared with those made here.
 
-    `device`: "cpu" or "cuda", the kind of device that trains here. `current`: the environment of the
-    node that trains; {}: it is not known; None: this machine. Each reason is a text such as `torch
+    `device`: "cpu" or "cuda", what trains. `current`: the environment of the node that trains; {}:
+    it is not known; None: this machine. Each reason is a text such as `torch
     2.14 there, 2.15 here`; an empty list means that they can be compared.
     """
     current = describe() if current is None else current
