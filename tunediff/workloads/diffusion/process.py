@@ -78,7 +78,7 @@ class Diffusion:
         return _gather(self._mix.v_noise, t) * noise - _gather(self._mix.v_image, t) * x0
 
     def predict_x0(self, output: Tensor, x: Tensor, t: Tensor | Mix) -> Tensor:
-        """Return the clean image that the network's output at t implies, not clamped."""
+        """Return the clean image [B, C, H, W] that the output at t implies, not clamped."""
         output, at = output.float(), self._at(t)
         if self.process.prediction == "epsilon":
             return (x - at.noise * output) / at.image
@@ -135,7 +135,7 @@ class Diffusion:
         return visited
 
     def ancestral_step(self, output: Tensor, x_t: Tensor, t: int, noise: Tensor | None) -> Tensor:
-        """Return x_{t−1} drawn from the model (DDPM, algorithm 2, x0 clamped to [−1, 1]).
+        """Return x_{t−1} [B, C, H, W] drawn by DDPM's algorithm 2, x0 clamped to [−1, 1].
 
         `noise` is standard normal; it is not used at t = 0 and may be None there.
         """
@@ -171,7 +171,7 @@ class Diffusion:
         return mean + sigma * noise
 
     def ddim_sigma(self, t: int, t_next: int, eta: float) -> float:
-        """Return the deviation of the noise of a DDIM step from t to `t_next`; last: 0."""
+        """Return the standard deviation of a DDIM step's noise from t to `t_next`; last: 0."""
         ab, ab_next = self._signal_share(t), self._signal_share(t_next)
         return eta * math.sqrt((1 - ab_next) / (1 - ab) * (1 - ab / ab_next))
 
@@ -245,7 +245,7 @@ class Diffusion:
         steps: int,
         progress: OnStep | None,
     ) -> Tensor:
-        """Return images by Euler or Heun on dy/dσ = ε̂(y, σ), y = x0 + σ·ε (EDM, algorithm 1).
+        """Return images by Euler or Heun on dy/dσ = ε̂(y, σ) (EDM, algorithm 1 without churn).
 
         ε̂ is the noise that the network's output implies. Euler's method is DDIM with η = 0,
         without clamping. The last step, to σ = 0, is Euler's.

@@ -33,7 +33,7 @@ class TimestepSampler:
         """Calls what learns with its tensors: at once, or after the step where that is captured."""
 
     def advance(self, progress: float) -> None:
-        """Called before each draw with the training's fraction, equal on all ranks."""
+        """Called before each draw with the fraction of training done, equal on all ranks."""
 
     def sample(
         self,
@@ -42,7 +42,7 @@ class TimestepSampler:
         batch: int | None = None,
         first: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Return t int64 [b] in [0, T) and the losses' factors, float32 [b], for `images`.
+        """Return t int64 [b] in [0, T), factors of the losses float32 [b]; `images` [b, C, H, W].
 
         They are images first … first+b−1 of a batch of `batch` (null: b) that ranks share: each
         rank draws for the whole batch from a `generator` (on the sampler's device) of equal state
@@ -57,7 +57,7 @@ class TimestepSampler:
         raise NotImplementedError
 
     def probabilities(self) -> Tensor:
-        """Return p(t), float64 [T], sum 1: what `sample` draws from now, over images."""
+        """Return p(t), float64 [T], sum 1: what `sample` draws from, averaged over images."""
         return self._p.clone()
 
     def mass(self) -> Tensor:
@@ -66,7 +66,7 @@ class TimestepSampler:
         return self._p
 
     def update(self, t: Tensor, errors: Tensor, weights: Tensor) -> None:
-        """Learn from errors [b] at t [b] and their weights w(t) [b], without the factor."""
+        """Learn from mean squared errors [b] at t [b], weights w(t) [b]; without the factor."""
 
     def before_step(self, errors_at: ErrorsAt, generator: torch.Generator) -> None:
         """Called after the backward pass and before the weights change."""
@@ -79,7 +79,7 @@ class TimestepSampler:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`. Raises `ValueError` for another configuration's."""
+        """Continue exactly from `state_dict`. Raises `ValueError` for another configuration."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
 
@@ -102,7 +102,7 @@ class StratifiedSampler(TimestepSampler):
 
 
 class TableSampler(TimestepSampler):
-    """Draws from a table of p(t) by its inverse distribution, without host waits."""
+    """Draws from a table of p(t) by its inverse distribution; the host does not wait."""
 
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
