@@ -406,12 +406,6 @@ def test_weighted_losses_are_remembered() -> None:
     expect(sampler.probabilities(), [0.275, 0.725], atol=1e-12)
 
 
-def test_several_losses_of_one_timestep_in_one_batch() -> None:
-    sampler = learned()
-    learn(sampler, torch.tensor([0, 3, 0]), torch.tensor([1.0, 0.5, 2.0]))
-    expect(sampler.probabilities(), [0.390137, 0.134515, 0.201648, 0.273700], atol=5e-7)
-
-
 @pytest.mark.parametrize("power", [0.0, 0.5])
 def test_importance_correction(power: float) -> None:
     found = factors(learned(methods.LossSecondMoment(importance_correction=power)))
@@ -542,14 +536,6 @@ def test_short_chains(schedule: str, steps: int) -> None:
         p = build(member, steps, schedule).probabilities()
         assert p.isfinite().all()
         assert p.sum().item() == pytest.approx(1)
-
-
-def test_full_correction_keeps_the_objective_of_uniform_timesteps() -> None:
-    sampler = trained(methods.InfoNoise(uniform_share=0.2, importance_correction=1.0))
-    assert sampler.probabilities().max() > 0.011
-    torch.testing.assert_close(sampler.mass(), torch.full((100,), 0.01, dtype=torch.float64))
-    t, factor = draw(sampler, 1000)
-    torch.testing.assert_close(factor.double(), 1 / (100 * sampler.probabilities()[t]), rtol=1e-5, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------- from images alone
