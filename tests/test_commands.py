@@ -298,6 +298,16 @@ def test_own_trials_lift_the_limit_that_a_shipped_file_has_and_no_other(file, ca
     assert len(lifted) == (total_s is None)
 
 
+def test_a_search_that_confirmed_nothing_confirms_when_it_is_resumed(tmp_path, capsys):
+    folder = searches.night(tmp_path / "night")
+    words = ["--resume", "night", "--storage", str(tmp_path), "--confirm"]
+    assert search.main([*words, "1", "--dry-run"]) == 0
+    assert "confirming: at most" in capsys.readouterr().out
+    assert experiment.reopen(folder).finalists == 0, "a dry run leaves everything as it is"
+    search_setup.requested(SearchOptions(resume="night", storage=tmp_path, confirm=2))
+    assert experiment.reopen(folder).finalists == 2
+
+
 def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
     raised = experiment.reopen(found.folder, {"trials": 9, "total": "300h"})
     again = search_space.load(found.folder / "search.yaml")
@@ -408,10 +418,11 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monke
     Path("mine.py").write_text("import os, time\n" + text)
     words = ["--config", "mine.py", "--samples", "64", "--out", "out", "loader.workers=2"]
     command, environment = [sys.executable, "-m", "tunediff.train", *words], {**os.environ, "WAITS": "1"}
+    before = psutil.pids()
     process = subprocess.Popen(command, start_new_session=True, env=environment)
     until_points(process, tmp_path / "out", 1)
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 6
+    started = [other for other in psutil.process_iter() if works_in(other, tmp_path) and other.pid not in before]
+    assert len(started) >= 7
     process.kill()
     process.wait()
     _, left = psutil.wait_procs(started, timeout=1200)
@@ -422,6 +433,13 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monke
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, len(trial.points)) == ("ok", 2, 2)
     assert capsys.readouterr().out.count("samples/s") == 1  # only the second half was trained
+
+
+def works_in(process, folder):
+    """Whether a process runs in this folder or below."""
+    with contextlib.suppress(psutil.Error):
+        return Path(process.cwd()).is_relative_to(folder)
+    return False
 
 
 def until_points(process, folder, count):

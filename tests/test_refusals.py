@@ -18,6 +18,10 @@ SEARCH = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
     "search": {"optimizer.lr": {"low": 1e-4, "high": 1e-2}},
 }  # fmt: skip
+COMMAND = {
+    "tunediff_format": 1, "command": "python x.py --lr {lr}", "objective": "loss", "outcome": "final",
+    "same_seed": True, "folder": ".", "parameters": {"lr": 0.1},
+}  # fmt: skip
 FILES = {
     "ok.yaml": yaml.safe_dump(SEARCH),
     "energy.yaml": yaml.safe_dump(SEARCH | {"objective": ["frechet", "energy_wh"]}),
@@ -28,6 +32,8 @@ FILES = {
     "text": "no weights",
     "taken.npz": "",
     "full/file": "",
+    "command/tunediff_command.yaml": yaml.safe_dump(COMMAND),
+    "command.yaml": "workload: command/tunediff_command.yaml\nlr: 0.1\n",
     "mine.py": Path(plain.__file__).read_text(),
 }
 
@@ -68,6 +74,7 @@ search --resume gone                                  | gone:
 search --resume gone --seed 3                         | --resume:
 search --resume taken --storage . --total 59s         | --total: '59s'
 search --resume night --trials 2                      | --trials: 2
+search --resume night --confirm 21                    | --confirm: 21
 train                                                 | command line: the following arguments are required: --config
 train --config gone.yaml                              | gone.yaml:
 train --config digit                                  | digit: no such file, and no baseline of that name; did you mean digits
@@ -83,8 +90,11 @@ train --config digits --budget 5s --initial none      | --initial: none:
 train --config digits --budget 1s --out text          | --out: text
 train --config digits --budget 1s --name a --out b    | --name:
 train --config digits --budget 1s --name ../a         | --name: '../a'
+train --config digits --budget 1s --name night        | --out: ray_results/night holds a search
+train --config command.yaml --budget 1s               | command.yaml: is a configuration of a command, which runs alone: python x.py --lr 0.1
 profile --config nowhere.yaml                         | nowhere.yaml:
 profile --config digits --steps 2                     | --steps: 2
+profile --config command.yaml                         | command.yaml: is a configuration of a command
 profile --config digits optimizer.lr=1 --steps 3 loader.batch_size=x | command line: loader.batch_size: 'x'
 profile --config digits --out full                    | --out: full
 profile --config digits --out text/in                 | --out: text/in
@@ -117,6 +127,8 @@ compare digits_classifier seed=99 --within 2%     | --within: '2%'
 compare digits seed=99 --compile yes                  | command line: --compile: 'yes'
 compare digits seed=99 --name .x                      | --name: '.x'
 compare digits seed=99 --comment text/x               | --comment: text/x
+compare --run 'python x.py {lr} {seed}' lr=1 rate=2 --objective loss | command line: rate: the command does not name it
+compare --run 'python x.py {lr} {seed}' lr=1 --objective loss | command line: 1 × --run, 0 × --at, 1 × groups
 compare --resume gone                                 | gone:
 compare --resume gone --pairs 20                      | --resume:
 compare --resume gone digits --dry-run                | --resume:

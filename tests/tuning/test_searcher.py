@@ -309,6 +309,13 @@ def test_trials_leave_time_for_confirming_runs(make, clock, total, spent_s, conf
     assert (searcher.suggest("c") != "FINISHED") == starts
 
 
+def test_the_baseline_alone_leaves_confirming_runs_no_time(make, clock):
+    searcher = make(budget={"per_trial": "3s", "trials": 6, "total": "1h"}, spent_s=3580.0, noise=2, confirm={"of": 1})
+    for name in ("a", "b", "c"):
+        end(searcher, searcher.suggest(name), name)
+    assert searcher.suggest("d") == "FINISHED"
+
+
 def test_resume_leaves_time_for_confirming_runs(make):
     limits = {"budget": {"per_trial": "3s", "trials": 6, "total": "1h"}, "confirm": {"of": 1}}
     searcher = make(**limits)

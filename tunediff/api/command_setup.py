@@ -102,11 +102,13 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
     counts = {"--run": len(commands), "--at": len(revisions), "groups of name=value": len(groups)}
     twice = [name for name, count in counts.items() if count == 2]
     if not commands or len(twice) != 1 or max(counts.values()) > 2:
+        if len(commands) == 1:  # a mistyped name is no second value
+            template = options.definition(commands[0], WHERE).template
+            template.check([*set().union(*groups)], WHERE, same_seed=options.same_seed)
         given = ", ".join(f"{count} × {name}" for name, count in counts.items())
         raise ConfigError(
             f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run,"
-            " two"
-            " --at, or name=value given twice (lr=3e-4 lr=1e-3)"
+            " two --at, or name=value given twice (lr=3e-4 lr=1e-3)"
         )
 
     def side(index: int) -> Side:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE, Better
 from tunediff.analysis.statistics import LEVEL
 from tunediff.analysis.targets import Counted, margin_of
-from tunediff.config import Metric, Systems, of
+from tunediff.command.trial import command_line
+from tunediff.config import ConfigError, Metric, Systems, of
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, StorageOptions, option
 from tunediff.core.refusals import allow
@@ -213,6 +216,15 @@ def check_only_reproduces(options: ProofOptions) -> None:
     for name in settings_given(options):
         flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
         allow(False, flag, value, "what --reproduce finds in its folder")
+
+
+def trainable(path: Path, words: Sequence[str]) -> Any:
+    """Return the configuration that a user names. Raises `ConfigError`, also for a command's."""
+    config = cfg.named(path, words)
+    if cfg.is_command(config.schema.workload):
+        line = command_line(config)
+        raise ConfigError(f"{path}: is a configuration of a command, which runs alone: {line}")
+    return config
 
 
 def check_files(config: Systems, evaluates: bool) -> None:

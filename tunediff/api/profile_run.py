@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.api.options import check_files
+from tunediff.api.options import check_files, trainable
 from tunediff.config import ConfigError, Systems
 from tunediff.core import remote
 from tunediff.core.files import numbered
@@ -96,7 +96,7 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     # Torch's profiler speaks of itself on stderr; read when torch is first imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    config, workers = _one_worker(cfg.named(options.config, options.words))
+    config, workers = _one_worker(trainable(options.config, options.words))
     allowed = "a whole number of at least 3"
     allow(options.steps is None or options.steps >= 3, "--steps", options.steps, allowed)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tunediff import analysis, search_space
+from tunediff import config as cfg
 from tunediff.analysis import evidence, journals
 from tunediff.api.options import JobOptions, TargetOptions, check_files
 from tunediff.command.search import check_ends
@@ -274,12 +275,12 @@ def _check_energy(space: SearchSpace) -> None:
 
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
-    names = ("name", "budget", "unit", "warm_start", "early_stopping", "target", "seed", "confirm")
+    names = ("name", "budget", "unit", "warm_start", "early_stopping", "target", "seed")
     given = any(getattr(options, name) is not None for name in names)
     if options.words or options.parallel or given:
         raise ConfigError(
-            "--resume: takes file, knobs and budget from the folder; only --trials, --total and"
-            " --track can change"
+            "--resume: takes file, knobs and budget from the folder; only --trials, --total,"
+            " --confirm and --track can change"
         )
     folder = search_space.folder_of(str(options.resume), Path(options.storage)).resolve()
     if not options.dry_run:
@@ -309,8 +310,18 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     spent_s = sessions.all_spent_s(folder)
     fits = limits.get("total", math.inf) >= spent_s
     allow(fits, "--total", str(options.total), f"at least {math.ceil(spent_s)}s, which are spent")
-    track = {"track": options.track} if options.track is not None else {}
-    return experiment.reopen(folder, limits, keep=not options.dry_run, others=track)
+    others: dict[str, Any] = {"track": options.track} if options.track is not None else {}
+    if options.confirm is not None:
+        earlier = cfg.read_yaml(folder / "search.yaml").get("confirm")
+        others |= _confirming(options.confirm, earlier) or {"confirm": None}
+    return experiment.reopen(folder, limits, keep=not options.dry_run, others=others)
+
+
+def _confirming(finalists: int, earlier: Any) -> dict[str, Any]:
+    """Return the key of a search file for so many finalists, or none. Raises `ConfigError`."""
+    allowed = f"0 to {MOST_FINALISTS} finalists; 0: none"
+    allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
+    return {"confirm": {**(earlier or {}), "of": finalists}} if finalists else {}
 
 
 def _new(options: SearchOptions) -> SearchRequest:
@@ -377,11 +388,8 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
     content = {**content, **{key: value for key, value in changes.items() if value is not None}}
     if options.target is not None:
         content["objective"] = {**_objective(content), "target": options.target}
-    if (finalists := options.confirm) is not None:
-        allowed = f"0 to {MOST_FINALISTS} finalists; 0: none"
-        allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
-        section = content.pop("confirm", None) or {}
-        content |= {"confirm": {**section, "of": finalists}} if finalists else {}
+    if options.confirm is not None:
+        content |= _confirming(options.confirm, content.pop("confirm", None))
     if options.parallel:
         allow(options.address is None, "--address", options.address, "none with --parallel")
         at_once.run_devices()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files
+from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
 from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, text
 from tunediff.core import trial_record as record
@@ -86,7 +86,7 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
     `command`: how to start it with a number of processes; default: with the options' words.
     """
     listeners.check(options.track)
-    config = cfg.named(options.config, options.words)
+    config = trainable(options.config, options.words)
     processes = config.parallel.processes
     request = TrainRequest(
         config,
@@ -162,10 +162,13 @@ def starts_over(trial: record.TrialRecord, folder: Path) -> bool:
 def check_folder(request: TrainRequest) -> None:
     """Refuse a folder that holds another training. Raises `ConfigError`."""
     config, folder = request.config, request.folder
+    where, again = text.shown(folder), "repeat it to resume, or choose another --out"
+    for file, kind in (("search.yaml", "search"), ("compare.yaml", "comparison")):
+        if (folder / file).exists():
+            raise ConfigError(f"--out: {where} holds a {kind}; choose another --name or --out")
     trial = record.read_trial(folder)
     if trial is None or starts_over(trial, folder):
         return
-    where, again = text.shown(folder), "repeat it to resume, or choose another --out"
     differs = cfg.differences(config, trial.configuration)
     # What is learned does not depend on how workers share it
     is_other = trial.fingerprint != cfg.fingerprint(cfg.as_copied(config, folder)) and not (

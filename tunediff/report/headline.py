@@ -42,8 +42,8 @@ def parts(evidence: Evidence, over: bool) -> list[Part]:
         sentence = _baseline_is_best(evidence, base)
     else:
         so_far = "" if over else " so far"
-        value = f"{evidence.results.title} {number(base.value(evidence.results.metric) or 0.0)}"
-        text = f" is the only trial with a result{so_far}: {value}"
+        value = with_sd(evidence.results.outcome_of(base).values)
+        text = f" is the only configuration with a result{so_far}: {evidence.results.title} {value}"
         sentence = [(f"The baseline ({base.name})", "baseline"), (text, "")]
         end = f". {unfinished(evidence.results)}".rstrip()
     return [*sentence, (end, "")]

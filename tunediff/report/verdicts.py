@@ -166,11 +166,16 @@ def unmoved_words(results: Results) -> str:
     """Return a warning if the objective moved in no trial; '' otherwise."""
     if not unmoved(results):
         return ""
+    causes = [
+        "the model learns nothing within the budget, for example because a warm-up is longer than"
+        " the budget",
+        "it has learned everything before the first evaluation",
+    ]
+    if any(map(disturbed, results.trials)):
+        causes.insert(0, "it took few steps because others used the machine")
     return (
         "The objective did not move in any trial with a result: from the first evaluation to the"
-        " last it changed by no more than the noise. Either the model learns nothing within the"
-        " budget, for example because a warm-up is longer than the budget, or it has learned"
-        " everything before the first evaluation."
+        f" last it changed by no more than the noise. Either {', or '.join(causes)}."
     )
 
 

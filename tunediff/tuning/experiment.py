@@ -109,11 +109,11 @@ def reopen(
 ) -> SearchSpace:
     """Return the space of an existing search.
 
-    `limits` (`trials`, `total`) and `others` (keys of `RunOptions`) replace its own; `keep` writes
+    `limits` (`trials`, `total`) and `others` (keys of a search file) replace its own; `keep` writes
     them to its search.yaml. Raises `ConfigError`.
     """
-    limits, others = dict(limits or {}), dict(others or {})
-    space = dataclasses.replace(spaces.load(spaces.of_search(folder), budget=limits), **others)
+    limits, others, path = dict(limits or {}), dict(others or {}), spaces.of_search(folder)
+    space = spaces.parse(spaces.read(path) | others, str(path), path.parent, (), limits)
     if (limits or others) and keep:
         content = cfg.read_yaml(folder / "search.yaml") | others
         content["budget"] |= limits
@@ -141,8 +141,9 @@ def time_is_up(
     if (total_s := space.budget.total_s) is None:
         return False
     expected_s = max([*durations_s, space.longest_s])
-    # A single trial confirms nothing; trials get at least half of the limit.
-    runs = repeats_left + (space.confirming_reserve if len(durations_s) > 1 else 0)
+    # Runs of the baseline alone confirm nothing; trials get at least half of the limit.
+    has_rival = len(durations_s) > space.noise
+    runs = repeats_left + (space.confirming_reserve if has_rival else 0)
     return spent_s + expected_s > total_s - min(runs * expected_s, total_s / 2)
 
 

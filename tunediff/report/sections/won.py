@@ -13,6 +13,7 @@ from tunediff.analysis import RATE, last, shown
 from tunediff.analysis.comparison import speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.confirming_runs import nothing_to_confirm
+from tunediff.core import text
 from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
@@ -99,10 +100,9 @@ def _chance(context: ReportContext) -> str:
         why = nothing_to_confirm(results) if context.over else ""
         test = f"Nothing to confirm: {why}." if why else "Nothing is confirmed yet."
     elif results.space.kind == "search" and not results.by_rate:
-        test = (
-            "A search file with confirm: runs the best again on new seeds and tests them against"
-            " the baseline."
-        )
+        words = ("--resume", results.folder.name, "--confirm", "1")
+        again = text.command("search", *words, storage=results.folder.parent)
+        test = f"{again} runs the best again on new seeds and tests them against the baseline."
     else:
         test = (
             "A search file with seeds: runs every configuration several times and compares by the"
