@@ -76,7 +76,7 @@ def figures(context: ReportContext) -> dict[str, Build]:
 
 def _head(context: ReportContext) -> Html:
     results, space = context.results, context.results.space
-    budget = f"{duration(space.budget.per_trial_s)} of {space.budget.clock.what} per trial"
+    budget = f"{duration(space.budget.per_trial_s)} of {results.clock.what} per trial"
     judged_by = f"time to {context.results.target}" if context.results.by_time else context.label
     about = f"{space.workload.title}, {budget}, judged by {judged_by}"
     return join(

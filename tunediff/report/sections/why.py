@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tunediff import config as cfg
 from tunediff.analysis import RATE, Results, curve, disturbed, last
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import compile_s, rate, samples_per_step
@@ -32,14 +33,14 @@ Quantity = tuple[str, float | None, float | None]
 
 
 def why(context: ReportContext, files: Files) -> Html | None:
-    """Return the section that compares baseline and winner; None if the baseline is best, or one
-    of them is missing. It explains only differences beyond the noise."""
+    """Return the section that compares baseline and winner; None if the baseline is best, one of
+    them is missing, or a command prints values. It explains only differences beyond the noise."""
     results, evidence = context.results, context.evidence
     base, winner = context.highlights.baseline, context.highlights.rival
-    if base is None or winner is None or not base.points:
+    prints = cfg.is_command(results.space.workload.name)  # of which no number is a sample
+    if base is None or winner is None or not base.points or prints:
         return None
     better, unit, seconds = evidence.better(winner), context.unit, results.clock.seconds
-    # The decomposition into speed and learning, only for a difference beyond the noise.
     parts, figure, caveat = None, None, ""
     if better and not (results.by_rate or results.by_time):
         parts = decompose(base, winner, results.metric, results.space.mode, results.ratios)
