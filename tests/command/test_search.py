@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import searches
 from tests.command.test_comparison import NOISY
 from tests.command.test_run import processes_of, wait_until
+from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
-from tunediff import export, search, search_space
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
-from tunediff.tuning import resources
+from tunediff.report import __main__ as report
+from tunediff.tuning import experiment, resources
 from tunediff.tuning.knowledge import needs_at_least
 
 FILE = {
@@ -72,6 +74,19 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
     point, end = trial.events(run, space.baseline, lambda: False)
     assert (point["loss"], end.status) == (1.0, "ok")
     assert not (run.folder / "doing.json").exists()
+
+
+def test_the_report_does_not_explain_a_winner_by_the_values_that_a_command_prints(tmp_path):
+    (own := tmp_path / "own").mkdir()
+    content = FILE | {"noise": 2}
+    experiment.create(tmp_path / "x", parsed(own, content), search_space.read(own / "search.yaml"))
+    wanted = analysis.read(tmp_path / "x").space
+    for number, drawn, value in ((0, {}, 4.0), (1, {"seed": 1}, 4.1), (2, {"lr": 3.0}, 1.0), (3, {"lr": 2.0}, 3.9)):
+        searches.write(tmp_path / "x", wanted, number, curve=((5.0, 10, 5.0), (20.0, 40, value)), drawn=drawn)
+    assert report.main(["x", "--storage", str(tmp_path)]) == 0
+    page = (tmp_path / "x/report.html").read_text()
+    assert "Every trial" in page
+    assert "values per step" not in page
 
 
 REFUSED = {
