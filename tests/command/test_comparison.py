@@ -220,7 +220,9 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     wait_until(lambda: not processes_of(waiting))
     before = [run.value("loss") for run in pairs.read(folder).runs[0]]
     Path("train.py").write_text(NOISY)
-    assert compare.main(["--resume", "killed"]) == 11
+    assert compare.main(["--resume", "killed"]) == 2
+    assert "killed: train.py changed since the comparison began" in capsys.readouterr().err
+    assert compare.main(["--resume", "killed", "--force"]) == 11
     now = pairs.read(folder)
     assert [run.value("loss") for run in now.runs[0]] == before
     assert [run.attempts for run in now.runs[0]] == [1, 1]
@@ -240,7 +242,7 @@ def test_a_comparison_whose_disk_is_full_says_how_to_go_on(program, capsys):
     assert "tunediff.compare --resume full" in said
     Path("train.py").write_text(NOISY)
     Path("ray_results/full/trials/t0003").unlink()
-    assert compare.main(["--resume", "full"]) == 11
+    assert compare.main(["--resume", "full", "--force"]) == 11
     assert [run.attempts for pair in pairs.read(Path("ray_results/full")).runs for run in pair] == [1] * 6
 
 

@@ -24,11 +24,12 @@ from tunediff.api.options import (
     settings_given,
 )  # fmt: skip
 from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, machine_options, remote
+from tunediff.core import listeners, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new
+from tunediff.judge import frozen_code
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
@@ -108,7 +109,12 @@ def resume(options: CompareOptions | CommandCompareOptions) -> Path:
     for trial in record.read_trials(folder):
         if not trial.finished:
             remote.pull(folder / "trials" / trial.name, heavy=True)
-    pairs.read(folder)
+    is_over = pairs.read(folder).over
+    if not (is_over or options.force) and (names := frozen_code.edited(folder)):
+        raise ConfigError(
+            f"--resume: {text.shown(folder)}: {', '.join(names)} changed since the comparison began;"
+            " allowed: as it was, a new comparison, or --force"
+        )
     return folder
 
 

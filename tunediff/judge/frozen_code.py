@@ -108,6 +108,23 @@ def read(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
+def edited(folder: Path) -> list[str]:
+    """Return the Python files of working copies that have changed since a comparison began."""
+    code, names = read(folder), set[str]()
+    for side in recorded.SIDES:
+        if not code.get(side, {}).get("working_copy"):
+            continue
+        runs_in = Path(cfg.read_yaml(folder / side / FOLDER / definition.FILE)["folder"])
+        for name, digest in code[side]["files"].items():
+            place, _, inside = name.partition("/")
+            if place != worktrees.SOURCE or not inside.endswith(".py"):
+                continue
+            path = runs_in / inside
+            if not path.is_file() or sha256(path) != digest:
+                names.add(inside)
+    return sorted(names)
+
+
 def side_of(content: Mapping[str, Any], side: str) -> SideCode:
     """Return a side of what `read` returns."""
     names = [field.name for field in dataclasses.fields(SideCode)]
