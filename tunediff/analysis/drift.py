@@ -127,10 +127,13 @@ def of(readings: Sequence[dict[str, Any]]) -> Drift:
     blocks, block, since, drifts = list[int](), 0, list[dict[str, Any]](), list[float]()
     for number, reading in enumerate(readings):
         blocks += [block] * (reading["pairs"] - len(blocks))
+        # Both compared with all readings of the block so far, not with their neighbour: a slow drift
+        # of small steps is one as well
         following = readings[number : number + 2]
         changes = [_change(since, one) for one in following] if since else []
         if len(changes) > 1 and changes[0] * changes[1] > 0:
             drifts.append(changes[0])
+            # Before the first pair there is nothing that could be another block
             block, since = block + bool(blocks), []
         since.append(reading)
     largest = max(drifts, key=abs, default=0.0) if readings else None
@@ -146,6 +149,7 @@ def _change(before: Sequence[dict[str, Any]], now: dict[str, Any]) -> float:
     for part, share in PARTS.items():
         earlier = sorted(reading[part] for reading in before)
         changes[part] = math.log(now[part] / statistics.median(earlier))
+        # The range of the readings of this machine: that of short ones on a busy one is large
         noise = NOISE * math.log(earlier[-1] / earlier[0])
         excess[part] = abs(changes[part]) / max(share, noise)
     most = max(PARTS, key=lambda part: excess[part])

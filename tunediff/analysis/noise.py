@@ -46,6 +46,7 @@ class Noise:
     @property
     def limit(self) -> float:
         """Return the difference that equal configurations exceed one time in ten: t·√2·sd."""
+        # √2: a difference has the noise of two runs
         sd, freedom = self.sd, self.freedom
         if self.largest is not None:
             sd, freedom = self.largest, self.largest_freedom
@@ -92,11 +93,13 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
     rounding: accuracies of a small test set are often equal by chance.
     """
     everything = np.array([value for values in groups for value in values])
+    # The standard deviation of a uniform rounding error of one step
     rounding = value_step(everything) / math.sqrt(12)
     variances, freedoms = list[float](), list[int]()
     for values in groups:
         if len(values) > 1:
             sample = np.log(values) if ratios else np.array(values)
+            # d log(x) = dx/x: a step is a larger share of a small value
             floor = rounding / math.exp(sample.mean()) if ratios else rounding
             variances.append(max(float(sample.var(ddof=1)), floor**2))
             freedoms.append(len(values) - 1)
@@ -120,6 +123,7 @@ def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> b
         rest = (squares - of_sample * variance) / max(1, others)
         if others and rest > 0 and variance > 0:
             tail = float(special.fdtrc(of_sample, others, variance / rest))
+            # Two-sided, and times the number of samples that are tested (Bonferroni)
             if 2 * min(tail, 1 - tail) * len(variances) < LEVEL:
                 return True
     return False
@@ -156,6 +160,7 @@ def unmoved(results: Results) -> int:
     limit = UNMOVED * (1.0 if ratios else max(abs(first) for first, _ in pairs))
     if noise is not None and noise.ratios == ratios:
         limit = max(limit, noise.limit)
+    # Small moves in one direction in all trials are a move: noise alone would cancel out
     mean = abs(sum(moves)) / len(moves)
     still = max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves))
     return len(moves) if still else 0

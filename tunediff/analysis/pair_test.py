@@ -138,6 +138,7 @@ class PairTest:
         margin = None if self.by_time else self.within
         # Values that are not positive are compared by differences, see `look`
         if margin is not None and lower and bool((values <= 0).any()):
+            # The share was meant of A's values: without ratios it becomes a difference in units
             margin *= abs(float(np.nanmean(values[0])))
         return look(
             values,
@@ -160,6 +161,7 @@ class PairTest:
         if not self.by_time:
             return []
         values = self.qualities
+        # Pairs: margins and equality are tests of differences on equal seeds
         a, b = values[:, np.isfinite(values).all(axis=0)]
         gates = []
         if self.target is not None and not all(map(ended_at_target, self.begun)):
@@ -197,6 +199,7 @@ class PairTest:
         if self.failure is not None:
             return True
         look = self.look
+        # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
         if look.differences[0].verdict == BETTER and look.rounds < self.max_pairs:
             return look.over and all(gate.shown for gate in self.gates)
         return look.over
@@ -234,6 +237,7 @@ def without_effect(test: PairTest) -> list[str]:
     sentences = []
     for side in zip(*test.runs, strict=True):
         ended = [run for run in side if run is not None and run.status == "ok" and run.points]
+        # Whole curves: two ends may be equal by chance, and often are where values have few digits
         curves = [[point.get(test.metric) for point in run.points] for run in ended]
         # a run that ends at its target has a value just beyond it, often the same one
         is_long = len(curves) > 2 and test.target is None
@@ -258,5 +262,6 @@ def _has_many_digits(curve: list[float | None]) -> bool:
 def read_runs(folder: Path) -> Runs:
     """Return the runs in the folder of a comparison, pair by pair; runs no code of theirs."""
     runs = {run.number: run for run in trial_record.read_trials(folder)}
+    # Numbers go by pairs; a run that was killed before it wrote leaves a gap
     first = [number for number in range(0, 2 * len(runs), 2) if {number, number + 1} & runs.keys()]
     return [(runs.get(number), runs.get(number + 1)) for number in first]

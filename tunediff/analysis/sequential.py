@@ -93,10 +93,12 @@ def _within_blocks(z: Values, labels: NDArray[np.int_]) -> tuple[Values, int]:
     numbers, freedom = np.unique(labels), z.shape[1] - len(np.unique(labels))
     if len(numbers) < 2 or freedom < 2:
         return z, z.shape[1] - 1
+    # Of the differences, not of each side: a drift that slows both sides alike costs no noise
     differences = z[1:] - z[0]
     means = differences.mean(axis=1, keepdims=True)
     for number in numbers:
         inside = labels == number
+        # Moves a block's mean to the mean of all: the effect of the rival stays as it was
         differences[:, inside] += means - differences[:, inside].mean(axis=1, keepdims=True)
     return np.vstack([z[:1], z[0] + differences]), freedom
 
@@ -136,8 +138,10 @@ class _Rounds:
 
 def _rounds(values: Values, max_rounds: int, scale: Scale, blocks: Sequence[int]) -> _Rounds:
     """Return the rounds that count. A rival that lacks a seed before the last one is out."""
+    # Without the baseline's run a seed compares nothing, whatever the rivals have on it
     is_counted = np.isfinite(values[0])
     counted = values[:, is_counted][:, :max_rounds]
+    # The last round may be under way; a gap before it is a run that failed
     remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
     is_complete = np.isfinite(counted[remaining]).all(axis=0)
     complete = counted[remaining][:, is_complete]
@@ -146,6 +150,7 @@ def _rounds(values: Values, max_rounds: int, scale: Scale, blocks: Sequence[int]
     if z.shape[1]:
         offsets[remaining] = z.mean(axis=1) - z[0].mean()
     labels = _labels(blocks, values)[is_counted][:max_rounds][is_complete]
+    # The step is that of the metric: of all values, also of runs that do not count
     return _Rounds(complete, z, remaining, offsets, labels, value_step(values))
 
 
@@ -180,6 +185,7 @@ def _test(
     """
     within, freedom = _within_blocks(rounds.z, rounds.labels)
     before = rounds.count - 1
+    # The sum of squares within blocks is divided by the degrees of freedom that they leave
     sds = paired_sds(within, rounds.step, scale.ratios) * math.sqrt(before / freedom)
     errors = sds / math.sqrt(rounds.count)
     halves = _with_freedom(limit, before, freedom) * errors
@@ -188,6 +194,7 @@ def _test(
     baseline, *rivals = rounds.values
     counts = [divergence(baseline, rival, lower) for rival in rivals]
     differences = []
+    # No gain of a side that diverges more often counts: what is left of it is the luckier part
     for offset, gain, sd, half, count in zip(offsets, gains, sds, halves, counts, strict=True):
         fewer, often = count.baseline - count.rival, count.decided(share)
         better = (gain > half and fewer >= 0) or (often and fewer > 0)
@@ -239,6 +246,7 @@ def look(
     test = _test(rounds, scale, limit, share, lower_is_better, rules.one_sided)
     for i, difference in zip(np.flatnonzero(rounds.remaining[1:]), test.differences, strict=True):
         differences[i] = difference
+    # A standard error shrinks with √rounds: the bound of the last look in those of now
     needed = limits[-1] * math.sqrt(rounds.count / max_rounds) - plan.allowance
     within = math.log1p(margin) if margin is not None and scale.ratios else margin
     return result(_state(test, within, needed, left, rules.one_sided, max_rounds))

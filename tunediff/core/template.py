@@ -144,8 +144,8 @@ class Template:
 
     def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
         environment = self._variables | environment_of_templates()
-        made = self._base(self._output, environment) if self._base is not None else None
-        self._process, self.control = made or spawned(self._output, environment, address)
+        forked = self._base(self._output, environment) if self._base is not None else None
+        self._process, self.control = forked or spawned(self._output, environment, address)
         self._replies = self.control.makefile("rb", 0)
         if address:  # it has forked itself, so that it is nobody's child
             self._process.wait()

@@ -96,8 +96,8 @@ def _forked(
             _held = name, _connected(prepare, name)
             _held[1].ready()
         if not _held[1].unsafe:
-            made = _ForkedTemplate(_connected(prepare, name), output, environment)
-            return made, made.control
+            template = _ForkedTemplate(_connected(prepare, name), output, environment)
+            return template, template.control
     return None
 
 

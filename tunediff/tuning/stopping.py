@@ -70,6 +70,7 @@ class Halving:
             return False
         earlier, loss = list(self._values.values()), self._sign * value
         self._values[trial] = loss
+        # Against those before it alone: trials arrive one by one, and none waits for others
         return bool(earlier) and loss > statistics.median(earlier)
 
 
@@ -107,6 +108,7 @@ class EarlyStopping:
     def _is_news(self, trial: str, drawn: Values, result: Mapping[str, Any]) -> bool:
         """Remember a point's value by its trial's drawn knobs; return whether it is new."""
         train_s = result.get("train_s", math.inf)
+        # A trial that resumes from its checkpoint reports again what it had reported
         if train_s <= self._seen_s.get(trial, -1.0):
             return False
         self._seen_s[trial] = train_s
