@@ -221,7 +221,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     before = [run.value("loss") for run in pairs.read(folder).runs[0]]
     Path("train.py").write_text(NOISY)
     assert compare.main(["--resume", "killed"]) == 2
-    assert "killed: train.py changed since the comparison began" in capsys.readouterr().err
+    assert "killed: train.py changed since its first run" in capsys.readouterr().err
     assert compare.main(["--resume", "killed", "--force"]) == 11
     now = pairs.read(folder)
     assert [run.value("loss") for run in now.runs[0]] == before

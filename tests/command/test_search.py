@@ -14,6 +14,7 @@ from tests.command.test_comparison import NOISY
 from tests.command.test_run import processes_of, wait_until
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
+from tunediff.api import search_setup
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
@@ -77,9 +78,9 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
 
 
 def test_the_report_does_not_explain_a_winner_by_the_values_that_a_command_prints(tmp_path):
-    (own := tmp_path / "own").mkdir()
+    (folder := tmp_path / "file").mkdir()
     content = FILE | {"noise": 2}
-    experiment.create(tmp_path / "x", parsed(own, content), search_space.read(own / "search.yaml"))
+    experiment.create(tmp_path / "x", parsed(folder, content), search_space.read(folder / "search.yaml"))
     wanted = analysis.read(tmp_path / "x").space
     for number, drawn, value in ((0, {}, 4.0), (1, {"seed": 1}, 4.1), (2, {"lr": 3.0}, 1.0), (3, {"lr": 2.0}, 3.9)):
         searches.write(tmp_path / "x", wanted, number, curve=((5.0, 10, 5.0), (20.0, 40, value)), drawn=drawn)
@@ -87,6 +88,20 @@ def test_the_report_does_not_explain_a_winner_by_the_values_that_a_command_print
     page = (tmp_path / "x/report.html").read_text()
     assert "Every trial" in page
     assert "values per step" not in page
+
+
+def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NOISY)
+    path = tmp_path / "file.yaml"
+    path.write_text(yaml.safe_dump(FILE))
+    options = search_setup.SearchOptions(words=[str(path)], name="x", storage=tmp_path / "kept", check=False)
+    request = search_setup.requested(options)
+    search_setup.create(request, options, print, True, None)
+    resume = ["--resume", "x", "--storage", "kept"]
+    Path("train.py").write_text(NOISY + "\n# edited")
+    assert search.main(resume) == 2
+    assert "kept/x: train.py changed since its first run" in capsys.readouterr().err
 
 
 REFUSED = {

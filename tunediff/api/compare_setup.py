@@ -24,7 +24,7 @@ from tunediff.api.options import (
     settings_given,
 )  # fmt: skip
 from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, machine_options, remote, text
+from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
@@ -109,12 +109,8 @@ def resume(options: CompareOptions | CommandCompareOptions) -> Path:
     for trial in record.read_trials(folder):
         if not trial.finished:
             remote.pull(folder / "trials" / trial.name, heavy=True)
-    is_over = pairs.read(folder).over
-    if not (is_over or options.force) and (names := frozen_code.edited(folder)):
-        raise ConfigError(
-            f"--resume: {text.shown(folder)}: {', '.join(names)} changed since the comparison began;"
-            " allowed: as it was, a new comparison, or --force"
-        )
+    if not pairs.read(folder).over:
+        frozen_code.check_unedited(folder, options.force)
     return folder
 
 

@@ -23,6 +23,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
+from tunediff.judge import frozen_code
 from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import verdicts
@@ -131,6 +132,7 @@ def _run(
         if nothing_left and not confirming.pending(folder, space, is_here):
             command_time.dismiss()
             return
+        frozen_code.check_unedited(folder, options.force)
         command_time.charge()
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:

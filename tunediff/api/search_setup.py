@@ -28,6 +28,7 @@ from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, check_writable
+from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
 from tunediff.training import probe
@@ -222,6 +223,8 @@ def create(
         space, measured = _create_checked(request, folder, say)
     else:
         space = experiment.create(folder, space, content)
+    if is_command(space.workload.name):  # which runs in its own folder, not in a copy
+        frozen_code.write_searched(folder)
     return space, plan.values(space, folder, measured) if options.address is None else None
 
 

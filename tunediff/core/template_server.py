@@ -198,8 +198,9 @@ class _Server:
 
     def _welcome(self, parent: socket.socket) -> None:
         self._runs[parent] = 0
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has ended, or its pid is of another namespace
             self._parents[os.pidfd_open(_peer(parent)[0])] = parent
+        with contextlib.suppress(OSError):
             parent.sendall(json_line(self._facts))
 
     def _gone(self, parent: socket.socket) -> None:

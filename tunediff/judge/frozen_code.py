@@ -23,9 +23,12 @@ from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
+from tunediff.core.text import shown
 
 FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
+_SEARCHED = "search"
+"""Key of what a search runs, beside those of a comparison's sides."""
 PROOF = "proof.json"
 """File that marks the folder of a `compare --out`, which holds copies of code."""
 MOST_FILES = 5_000
@@ -68,8 +71,7 @@ class SideCode:
                 files[name] = sha256(path)
         if runs_in is None:
             return cls(configuration, files)
-        names = listed(runs_in, results=side.parents[1])
-        sources = {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}
+        sources = _sources(runs_in, results=side.parents[1])
         return cls(configuration, files | sources, _commit(runs_in), working_copy)
 
     @property
@@ -108,13 +110,30 @@ def read(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
-def edited(folder: Path) -> list[str]:
-    """Return the Python files of working copies that have changed since a comparison began."""
+def write_searched(folder: Path) -> None:
+    """Write what the command of a search runs in its working folder, into the search's folder."""
+    files = _sources(_working_folder(folder), results=folder.parent)
+    content = {_SEARCHED: {"files": files, "working_copy": True}}
+    write_text(folder / CODE, json.dumps(content, indent=1) + "\n")
+
+
+def check_unedited(folder: Path, force: bool) -> None:
+    """Refuse to go on with a search or comparison of a command whose Python files have changed:
+    its runs would be of two programs. Raises `ConfigError`; not with `force`."""
+    if not force and (names := _edited(folder)):
+        raise ConfigError(
+            f"--resume: {shown(folder)}: {', '.join(names)} changed since its first run; allowed:"
+            " as it was, a new name, or --force"
+        )
+
+
+def _edited(folder: Path) -> list[str]:
+    """Return the Python files of working copies that have changed since the first run."""
     code, names = read(folder), set[str]()
-    for side in recorded.SIDES:
+    for side in (*recorded.SIDES, _SEARCHED):
         if not code.get(side, {}).get("working_copy"):
             continue
-        runs_in = Path(cfg.read_yaml(folder / side / FOLDER / definition.FILE)["folder"])
+        runs_in = _working_folder(folder if side == _SEARCHED else folder / side)
         for name, digest in code[side]["files"].items():
             place, _, inside = name.partition("/")
             if place != worktrees.SOURCE or not inside.endswith(".py"):
@@ -123,6 +142,11 @@ def edited(folder: Path) -> list[str]:
             if not path.is_file() or sha256(path) != digest:
                 names.add(inside)
     return sorted(names)
+
+
+def _working_folder(place: Path) -> Path:
+    """Return the folder in which the command of a side or search runs."""
+    return Path(cfg.read_yaml(place / FOLDER / definition.FILE)["folder"])
 
 
 def side_of(content: Mapping[str, Any], side: str) -> SideCode:
@@ -152,6 +176,12 @@ def listed(folder: Path, results: Path) -> list[str]:
     names = [name for name in names if proofs.isdisjoint(Path(name).parents)]
     found = [name for name in names if _is_regular(folder / name)]
     return sorted(found)[:MOST_FILES]
+
+
+def _sources(runs_in: Path, results: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that `listed` names, by its name below `source/`."""
+    names = listed(runs_in, results)
+    return {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

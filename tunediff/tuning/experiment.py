@@ -109,13 +109,17 @@ def reopen(
 ) -> SearchSpace:
     """Return the space of an existing search.
 
-    `limits` (`trials`, `total`) and `others` (keys of a search file) replace its own; `keep` writes
-    them to its search.yaml. Raises `ConfigError`.
+    `limits` (`trials`, `total`) and `others` (keys of a search file; None: without that key)
+    replace its own; `keep` writes them to its search.yaml. Raises `ConfigError`.
     """
     limits, others, path = dict(limits or {}), dict(others or {}), spaces.of_search(folder)
-    space = spaces.parse(spaces.read(path) | others, str(path), path.parent, (), limits)
+
+    def changed(content: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in {**content, **others}.items() if value is not None}
+
+    space = spaces.parse(changed(spaces.read(path)), str(path), path.parent, (), limits)
     if (limits or others) and keep:
-        content = cfg.read_yaml(folder / "search.yaml") | others
+        content = changed(cfg.read_yaml(folder / "search.yaml"))
         content["budget"] |= limits
         try:
             write_text(folder / "search.yaml", cfg.to_yaml(content))
