@@ -13,6 +13,7 @@ from tests.helpers import tiny
 from tests.test_models import run_folder
 from tests.users import plain
 from tunediff import config as cfg
+from tunediff.core import refusals
 
 SEARCH = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -218,3 +219,12 @@ def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_
     assert error.splitlines()[-1].startswith(f"error: {start.format(here=folder)}"), error
     assert out == ""
     assert content_of(folder) == before
+
+
+@pytest.mark.parametrize(("file", "end"), [("search.yaml", ", or --resume taken"), ("compare.yaml", "")])
+def test_only_what_can_be_resumed_is_suggested(tmp_path, file, end):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / file).touch()
+    with pytest.raises(cfg.ConfigError) as refused:
+        refusals.check_new(tmp_path / "taken", "search.yaml")
+    assert str(refused.value) == f"--name: 'taken' exists in {tmp_path}; choose another name{end}"

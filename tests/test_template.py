@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -93,6 +94,17 @@ def test_a_run_that_fails_says_why_and_harms_no_other(reused, function, content,
 def test_a_template_that_cannot_be_prepared_says_why(act, reason, base):
     with template(act, base=base) as made, pytest.raises(TemplateError, match=reason):
         made.start(f"{RUNS}:echo", "a")
+
+
+def test_a_template_whose_parent_is_gone_at_once_ends_without_a_word():
+    """A command is interrupted while its templates start."""
+    here, there = socket.socketpair()
+    here.sendall(b'{"path"')
+    here.close()
+    words = [sys.executable, "-m", "tunediff.core.template_server", str(there.fileno()), str(os.getpid()), ""]
+    ended = subprocess.run(words, pass_fds=[there.fileno()], capture_output=True, text=True)
+    there.close()
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @of_bases

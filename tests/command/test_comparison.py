@@ -71,6 +71,15 @@ def test_a_command_that_ends_before_its_budget_is_told_of_the_final_value(progra
     assert re.search(says, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("seeded", "said"), [("random.seed(options.seed)", 0), ("", 1)])
+def test_a_seed_that_does_not_determine_the_value_is_noticed(program, capsys, seeded, said):
+    Path("train.py").write_text(NOISY.replace("random.seed(options.seed)", seeded))
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--pairs", "3"]
+    assert compare.main(words) == 11
+    warning = "one seed gave two first values: what {seed} does not determine is noise"
+    assert capsys.readouterr().out.count(f"WARNING: A: {warning}") == said
+
+
 TIMED = """
 import argparse, random
 parser = argparse.ArgumentParser()

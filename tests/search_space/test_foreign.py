@@ -121,6 +121,11 @@ def test_contradictions_between_their_words_and_ours_are_refused(lines, message)
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(("given", "read"), [(0, {}), (2, {"confirm": {"of": 2}}), (True, {"confirm": True})])
+def test_a_number_of_finalists_is_read_as_of_the_option(given, read):
+    assert foreign.translated({"confirm": given}, "s.yaml") == (read, [])
+
+
 @pytest.mark.parametrize(("scheduler", "rule"), [("ASHAScheduler", "asha"), ({"type": "FIFOScheduler"}, "none")])
 def test_words_of_optuna_and_ray_in_a_file_of_ours(scheduler, rule):
     given = {"workload": "digits", "n_trials": 9, "timeout": 90, "scheduler": scheduler, "direction": "minimize"}

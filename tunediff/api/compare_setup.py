@@ -124,7 +124,7 @@ def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
     folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)
     check_name(name)
-    check_new(folder)
+    check_new(folder, pairs.FILE)
     return folder
 
 

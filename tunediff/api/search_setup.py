@@ -333,7 +333,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     if options.name is not None:
         remote.pull(storage / options.name / "search.yaml")
         check_name(options.name)
-        check_new(storage / options.name)
+        check_new(storage / options.name, "search.yaml")
     files = [word for word in options.words if "=" not in word]
     settings = [word for word in options.words if "=" in word]
     if len(files) > 1:

@@ -111,7 +111,11 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
 def _folder(options: TrainOptions) -> Path:
     """Return the folder of the run. Raises `ConfigError`."""
     if options.name is None:
-        return Path(options.out or Path(options.storage, f"train-{options.config.stem}"))
+        config = options.config
+        # Each search has a best.yaml
+        of_search = config.absolute().with_name("search.yaml").is_file()
+        name = f"{config.absolute().parent.name}-{config.stem}" if of_search else config.stem
+        return Path(options.out or Path(options.storage, f"train-{name}"))
     if options.out is not None:
         raise ConfigError(
             "--name: names a folder in the folder of all trainings; --out names any folder:"
@@ -175,9 +179,15 @@ def check_folder(request: TrainRequest) -> None:
         differs and all(name.startswith("parallel.") for name in differs)
     )
     if is_other or cfg.has_changed(config, folder):
-        changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
+        held = text.knobs(cfg.differences(trial.configuration, config))
+        changed = (
+            f"{held}; asked: {text.knobs(differs)}"
+            if differs
+            else f"{cfg.of(config).title} has changed"
+        )
         raise ConfigError(
-            f"--out: {where} holds a training of another configuration ({changed}); choose another"
+            f"--out: {where} holds a training of another configuration ({changed}); choose"
+            " another --name or --out"
         )
     identity = request.identity()
     # Journals of earlier versions do not say what their trainings started from.

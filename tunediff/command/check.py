@@ -38,6 +38,8 @@ class Checked:
     """Seconds from the start of the command to its first value."""
     deterministic: bool
     """Whether one seed gave the same first value twice."""
+    has_seed: bool
+    """Whether the command takes the seed."""
     without_effect: list[str]
     """Parameters whose ends have the first value of the baseline."""
     failing: list[str]
@@ -61,6 +63,8 @@ class Checked:
                 f"the first value comes after {self.first_value_s:.1f} s of a budget of"
                 f" {budget_s:g} s: start-up counts unless the command prints TUNEDIFF start"
             )
+        if self.has_seed and not self.deterministic:
+            yield "one seed gave two first values: what {seed} does not determine is noise"
         yield from self.failing
         for name in self.without_effect:
             yield f"{name}: its ends print the same first value as the baseline: has it an effect?"
@@ -88,7 +92,8 @@ def check(
         budget_s = None if run.definition.outcome == "final" else run.budget_s
         _check_budget(clock, budget_s, min(first.first_s, again.first_s))
         deterministic = first.value == again.value
-        if deterministic and "seed" in run.definition.template.names:
+        has_seed = "seed" in run.definition.template.names
+        if deterministic and has_seed:
             _check_seed(attempt, run, first)
         idle = [
             name
@@ -96,7 +101,8 @@ def check(
             if _has_no_effect(attempt, run, name, values, first)
         ]
     idle = idle if deterministic else []
-    return Checked(first.first_s, deterministic, idle, attempt.failures, written, clock, budget_s)
+    found = (deterministic, has_seed, idle, attempt.failures, written)
+    return Checked(first.first_s, *found, clock, budget_s)
 
 
 def _check_budget(clock: str, budget_s: float | None, first_s: float) -> None:

@@ -111,7 +111,9 @@ def command_line(config: CommandSystems) -> str:
         **open_places,
     }
     words = run.definition.template.render(run.values, places)
-    return words[-1] if run.definition.shell else shlex.join(words)
+    line = words[-1] if run.definition.shell else shlex.join(words)
+    folder = Path(run.definition.folder).resolve()
+    return line if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && {line}"
 
 
 def resumable_s(folder: Path) -> float | None:

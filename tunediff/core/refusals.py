@@ -33,12 +33,16 @@ def check_name(name: str) -> None:
     allow(plain and len(os.fsencode(name)) <= MAX_NAME_BYTES, "--name", name, allowed)
 
 
-def check_new(folder: Path) -> None:
-    """Refuse the folder of an earlier search. Raises `ConfigError`."""
+def check_new(folder: Path, resumes: str = "") -> None:
+    """Refuse a folder that exists; one with the file `resumes` can be gone on with.
+
+    Raises `ConfigError`.
+    """
     if folder.exists():
         name = folder.name
+        resume = f", or --resume {name}" if resumes and (folder / resumes).is_file() else ""
         raise ConfigError(
-            f"--name: {name!r} exists in {folder.parent}; choose another name, or --resume {name}"
+            f"--name: {name!r} exists in {folder.parent}; choose another name{resume}"
         )
 
 

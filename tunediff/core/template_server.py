@@ -98,7 +98,10 @@ def _serve(control: socket.socket, listener: socket.socket | None, parent: int) 
     """Prepare as the parent at `control` asks for, then fork runs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with control.makefile("rb") as lines:
-        hello = json.loads(lines.readline())
+        try:
+            hello = json.loads(lines.readline())
+        except (ConnectionError, ValueError):  # the parent was interrupted and is gone
+            return
     began = time.monotonic()
     with _ending_when_alone(control, listener):
         facts = {"unsafe": _prepared(control, hello), "seconds": time.monotonic() - began}
@@ -278,7 +281,8 @@ def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
         unsafe = prepare(hello["options"]) or ""
     except BaseException as error:
         traceback.print_exc()
-        control.sendall(json_line({"failed": reason_of(error)}))
+        with contextlib.suppress(OSError):  # the parent is gone
+            control.sendall(json_line({"failed": reason_of(error)}))
         os._exit(1)
     if not unsafe and threading.active_count() > 1:
         names = [thread.name for thread in threading.enumerate()[1:]]

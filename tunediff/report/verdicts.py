@@ -27,6 +27,9 @@ from tunediff.report.words import (
     with_sd,
 )
 
+FEW_STEPS = 20
+"""Steps of a training below which its budget is called too short."""
+
 # ---- tables
 
 
@@ -171,7 +174,10 @@ def unmoved_words(results: Results) -> str:
         " the budget",
         "it has learned everything before the first evaluation",
     ]
-    if any(map(disturbed, results.trials)):
+    steps = max(trial.points[-1].steps for trial in results.trials if trial.points)
+    if steps < FEW_STEPS:
+        causes.insert(0, f"the budget is too short: it ends after {pluralize(steps, 'step')}")
+    elif any(map(disturbed, results.trials)):
         causes.insert(0, "it took few steps because others used the machine")
     return (
         "The objective did not move in any trial with a result: from the first evaluation to the"

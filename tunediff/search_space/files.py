@@ -71,7 +71,8 @@ def of_search(folder: Path) -> Path:
     if not (folder / "search.yaml").is_file():
         searches = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
         missing = f"{folder.name or folder}: no such search in {folder.parent}"
-        raise ConfigError(f"{missing}; there are: {', '.join(searches) or 'none'}")
+        others = ", ".join(searches) or "none; --storage names another folder"
+        raise ConfigError(f"{missing}; there are: {others}")
     base = folder / "baseline.yaml"
     earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
     unread = f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml"

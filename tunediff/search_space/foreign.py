@@ -55,6 +55,10 @@ def translated(content: Lines, source: str) -> tuple[Lines, list[str]]:
         if key in file:
             rule = _early_stopping(file.pop(key), f"{source}: {key}")
             move(key, file, "early_stopping", rule, "early_stopping")
+    if type(finalists := file.get("confirm")) is int:  # as --confirm has it
+        file["confirm"] = {"of": finalists}
+        if finalists == 0:
+            del file["confirm"]
     _translate_objective(file, source, notes)
     _translate_sweep(file, source, notes)
     for form in ("search", "grid"):

@@ -104,7 +104,7 @@ def search_file(schema: Schema, workloads: Iterable[str]) -> Json:
         "workload": {"type": "string", "examples": list(workloads)},
         "objective": _section(ObjectiveSection) | OBJECTIVE_FORMS,
         "budget": _section(BudgetSection),
-        "confirm": _section(Confirm),
+        "confirm": _section(Confirm) | {"type": ["integer", "object"]},
         "study": {"type": "object"},
         "fixed": values,
         "baseline": values,

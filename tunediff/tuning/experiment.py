@@ -70,7 +70,7 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
 
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
-    check_new(folder)
+    check_new(folder, "search.yaml")
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
