@@ -244,8 +244,5 @@ def measure_here(monkeypatch, seconds=0.01):
     def measured(config, evaluates, prepare=True, finals=None, prepared=None):
         return judging.measured(config, alone(), evaluates, prepare, finals)
 
-    for module, name, replaced in (
-        (probe, "before_search", measured),
-        (judging, "evaluation_s", lambda *_: seconds),
-    ):
+    for module, name, replaced in ((probe, "before_search", measured), (judging, "evaluation_s", lambda *_: seconds)):
         monkeypatch.setattr(module, name, replaced)

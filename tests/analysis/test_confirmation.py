@@ -176,11 +176,7 @@ def test_the_plan_of_a_limited_search_includes_confirming_runs():
 
 @pytest.mark.parametrize(
     ("words", "confirm"),
-    [
-        ([], {"of": 2, "seeds": 4}),
-        (["--confirm", "0"], None),
-        (["--confirm", "1"], {"of": 1, "seeds": 4}),
-    ],
+    [([], {"of": 2, "seeds": 4}), (["--confirm", "0"], None), (["--confirm", "1"], {"of": 1, "seeds": 4})],
 )
 def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, this_machine, words, confirm):
     this_machine(2)

@@ -18,8 +18,7 @@ def test_a_smooth_curve_is_the_isotonic_regression():
 
 
 @pytest.mark.parametrize(
-    ("target", "seconds"),
-    [(3.0, 15.0), (4.0, 10.0), (8.0, 5.0), (9.0, 5.0), (2.0, 20.0), (1.0, None)],
+    ("target", "seconds"), [(3.0, 15.0), (4.0, 10.0), (8.0, 5.0), (9.0, 5.0), (2.0, 20.0), (1.0, None)]
 )
 def test_a_curve_is_as_good_when_it_crosses_the_target(target, seconds):
     curve = [(5.0, 8.0), (10.0, 4.0), (20.0, 2.0)]

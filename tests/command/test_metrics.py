@@ -54,8 +54,7 @@ def test_reads_further_metrics_of_a_declared_line():
 
 
 @pytest.mark.parametrize(
-    ("reduce", "values"),
-    [("last", [3, 1, 2]), ("mean:2", [3, 2, 1.5]), ("min", [3, 1, 1]), ("max", [3, 3, 3])],
+    ("reduce", "values"), [("last", [3, 1, 2]), ("mean:2", [3, 2, 1.5]), ("min", [3, 1, 1]), ("max", [3, 3, 3])]
 )
 def test_reduces_the_values_so_far(reduce, values):
     reduction = Reduction(reduce, "x")

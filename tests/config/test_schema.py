@@ -249,10 +249,7 @@ def knobs_with(kind, **options):
         (knobs_with(dict[str, int], default_factory=dict), "mine: Knobs: width: unsupported type dict[str, int]"),
         (knobs_with(Net | None, default=None), "mine: Knobs: width: a union of dataclasses needs a field"),
         (knobs_with(Sgd | Net, default=Sgd()), "mine: Knobs: width: a union of dataclasses needs a field"),
-        (
-            knobs_with(int | str, default=3),
-            "mine: Knobs: width: unsupported type int | str; allowed: int, float, bool",
-        ),
+        (knobs_with(int | str, default=3), "mine: Knobs: width: unsupported type int | str; allowed: int, float, bool"),
         (
             knobs_with(Annotated[int, Ge(1)], default=0),
             "mine: Knobs: width: 0 is not allowed; allowed: a whole number of at",

@@ -286,8 +286,7 @@ def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "names"),
-    [(1.99, ["baseline", "precision.amp=bf16"]), (1.0, ["baseline", "winner (precision.amp=bf16)"])],
+    ("value", "names"), [(1.99, ["baseline", "precision.amp=bf16"]), (1.0, ["baseline", "winner (precision.amp=bf16)"])]
 )
 def test_only_a_significantly_better_curve_is_called_winner(tmp_path, value, names):
     space, scatter = make(tmp_path / "night", GRID), iter([0.99, 1.01, 1.02, 1.01, 1.02, 0.98])

@@ -78,11 +78,7 @@ def test_points_that_share_a_knob_keep_the_defaults_of_their_own_members():
 
 
 def test_probes_run_in_the_order_that_needs_the_fewest_worker_groups():
-    grid = {
-        "compile.mode": ["none", "default"],
-        "parallel.workers": [1, 2, 4],
-        "loader.batch_size": [64, 128],
-    }
+    grid = {"compile.mode": ["none", "default"], "parallel.workers": [1, 2, 4], "loader.batch_size": [64, 128]}
     changes = {"search": None, "first": None, "grid": grid, "budget": {"per_trial": "20s"}, "fixed": {}}
     loaded = parse(objective="samples_per_s", baseline={"parallel.workers": 2}, **changes)
     order = [

@@ -19,14 +19,7 @@ from tunediff import evaluate, export, models, sample
 from tunediff.config import ConfigError
 from tunediff.training import knobs, weights
 from tunediff.training.ema import ExponentialAverage
-from tunediff.training.power_average import (
-    FOLDER,
-    HALF_LIVES,
-    PowerAverages,
-    combination,
-    gamma,
-    reconstruct,
-)
+from tunediff.training.power_average import FOLDER, HALF_LIVES, PowerAverages, combination, gamma, reconstruct
 from tunediff.workloads.diffusion import diffusers_export
 
 WANTED = (0.03, 0.06, 0.15)

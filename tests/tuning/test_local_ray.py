@@ -68,10 +68,7 @@ def test_greeting_says_what_listens_where_and_nothing_of_a_cluster_that_was_ther
         lines.append(line)
         raise KeyboardInterrupt
 
-    with (
-        pytest.raises(KeyboardInterrupt),
-        connection.workers(tmp_path, lambda *machines: None, address, None, greet),
-    ):
+    with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path, lambda *machines: None, address, None, greet):
         pass
     listens = (
         "(loopback; Ray's other ports: all interfaces; token: cat " if address is None else "(of the cluster at auto)"

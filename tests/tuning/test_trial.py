@@ -87,11 +87,7 @@ def drive(tmp_path, monkeypatch):
             monkeypatch.setattr(trial.time, "monotonic", lambda: next(times))
         place = dataclasses.replace(PLACE, nodes=tuple(nodes))
         spec = spec_of(tmp_path, **changes).on(Allocation(0, place, "slot-0"))
-        return (
-            slot,
-            list(trial.run_trial_on_slot(spec, slot)),
-            record.read_trial(tmp_path / "trials" / "t0003"),
-        )
+        return (slot, list(trial.run_trial_on_slot(spec, slot)), record.read_trial(tmp_path / "trials" / "t0003"))
 
     return drive
 

@@ -292,8 +292,7 @@ class AskTellStudy:
         allowed = "a finite number; study.tell(trial, status='nan') ends what has diverged"
         times = {"time_s": time_s} if time_s is not None else {}
         for name, number in {**measured, "value": value, **times}.items():
-            fits = isinstance(number, int | float) and math.isfinite(number)
-            allow(fits, name, number, allowed)
+            allow(isinstance(number, int | float) and math.isfinite(number), name, number, allowed)
         last, budget_s = trial._last_point(), trial.budget_s
         train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
         index, least_s = (last.index + 1, last.train_s) if last is not None else (1, 0.0)

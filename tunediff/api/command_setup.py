@@ -83,14 +83,12 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     folder, both = new_folder(options), sides(options)
     budget_s = options.budget_s
     for side in both:
-        template = side.definition.template
-        template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
+        side.definition.template.check(list(side.parameters), WHERE, same_seed=options.same_seed)
         side.definition.check_places(budget_s, "--run")
     definition = both[0].definition
     needed = [side.definition.gpus for side in both if side.definition.gpus > 1]
     allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
-    metric = Metric(definition.objective, definition.mode)
-    rules = options.verdict_content(metric, options.counted)
+    rules = options.verdict_content(Metric(definition.objective, definition.mode), options.counted)
     check_days(budget_s or 0.0, rules["pairs"], options.force)
     return CommandCompareRequest(folder, both, budget_s, rules, options.seed)
 

@@ -149,8 +149,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         named = named or any(config.seed != PAIR_SEED_OFFSET for config in sides)
         if options.seed is not None:
             allow(not named, "--seed", options.seed, "no seed= beside it")
-            seed = {"seed": options.seed}
-            sides = [cfg.override(config, seed, check=False) for config in sides]
+            sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
         counted: Counted = "first" if options.samples is None else "end"
         _check_parallel(options, sides)
         rules = options.verdict_content(cfg.of(sides[0]).objective, counted)
@@ -161,8 +160,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         compare_sides.refuse_pointless(side_words, sides, most)
         if compare_sides.are_known(sides, Path(temporary)):
             compare_sides.refuse_equal(side_words, sides, most, device)
-        formats = (config.precision.amp for config in sides)
-        machine_options.warn_emulated(formats, options.address)
+        machine_options.warn_emulated((config.precision.amp for config in sides), options.address)
         content = {
             "a": " ".join(side_words[0]),
             "b": " ".join(side_words[1]),

@@ -110,8 +110,7 @@ def are_known(sides: Sequence[Systems], temporary: Path) -> bool:
     A file may import by name, later, what lies beside it: that must be equal too. `temporary`: the
     folder with other revisions.
     """
-    files = [cfg.of(config).file for config in sides]
-    roots = {file.root for file in files if file is not None}
+    roots = {file.root for file in [cfg.of(config).file for config in sides] if file is not None}
     if len(roots) < 2:
         return True
     revisions = [root for root in roots if root.is_relative_to(temporary)]

@@ -23,8 +23,7 @@ COLUMNS, ROWS = 120, 40
 
 def in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
+    return hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel")
 
 
 def show_figures() -> None:

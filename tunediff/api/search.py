@@ -217,8 +217,7 @@ class Search:
                 resume=self._begun().name, storage=self.folder.parent, trials=trials, total=total,
                 track=track, address=address, cpus=cpus, gpus=gpus,
             )  # fmt: skip
-        started = _run(options, background, progress)
-        self._process = started._process
+        self._process = _run(options, background, progress)._process
         return self
 
     # ---- reading

@@ -168,8 +168,7 @@ def planned(
     request: SearchRequest, options: SearchOptions, measured: Measured | None = None
 ) -> dict[str, Any]:
     """Return the plan as `plan.values` does; `measured`: by a dry run."""
-    here = options.address is None
-    return plan.values(request.space, request.folder, measured or {}, here)
+    return plan.values(request.space, request.folder, measured or {}, options.address is None)
 
 
 def measure(

@@ -52,8 +52,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
             ):
                 return _train(request, lines)
     except KeyboardInterrupt:
-        message = f"interrupted; {again} resumes from the last checkpoint"
-        raise KeyboardInterrupt(message) from None
+        raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:

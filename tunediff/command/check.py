@@ -36,10 +36,8 @@ class Checked:
 
     first_value_s: float
     """Seconds from the start of the command to its first value."""
-    deterministic: bool
-    """Whether one seed gave the same first value twice."""
-    has_seed: bool
-    """Whether the command takes the seed."""
+    seed_varies: bool
+    """Whether one seed gave two first values."""
     without_effect: list[str]
     """Parameters whose ends have the first value of the baseline."""
     failing: list[str]
@@ -63,7 +61,7 @@ class Checked:
                 f"the first value comes after {self.first_value_s:.1f} s of a budget of"
                 f" {budget_s:g} s: start-up counts unless the command prints TUNEDIFF start"
             )
-        if self.has_seed and not self.deterministic:
+        if self.seed_varies:
             yield "one seed gave two first values: what {seed} does not determine is noise"
         yield from self.failing
         for name in self.without_effect:
@@ -101,7 +99,7 @@ def check(
             if _has_no_effect(attempt, run, name, values, first)
         ]
     idle = idle if deterministic else []
-    found = (deterministic, has_seed, idle, attempt.failures, written)
+    found = (has_seed and not deterministic, idle, attempt.failures, written)
     return Checked(first.first_s, *found, clock, budget_s)
 
 
@@ -123,8 +121,7 @@ def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
     seeds = ", ".join(str(run.seed + distance) for distance in OTHER_SEEDS)
     raise ConfigError(
         f"command: {{seed}}: {run.seed}, {seeds} print the same first value, {first.value}: the"
-        " seed"
-        " has no effect; allowed: a command that uses its seed, or one without {seed} and"
+        " seed has no effect; allowed: a command that uses its seed, or one without {seed} and"
         " --same-seed"
     )
 
@@ -181,8 +178,7 @@ def _has_no_effect(
 
     One at which the command fails has an effect; it may be the end of a range, and is noted.
     """
-    others = [value for value in values if value != run.values[name]]
-    for value in others:
+    for value in (others := [value for value in values if value != run.values[name]]):
         try:
             tried = attempt(dataclasses.replace(run, values={**run.values, name: value}))
         except ConfigError as error:

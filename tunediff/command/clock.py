@@ -53,9 +53,8 @@ class CommandClock:
 
     def _judged_s(self, now: float) -> float:
         until = now if self._paused_at is None else self._paused_at
-        return max(
-            0.0, until - (self.begun if self.started is None else self.started) - self._paused_s
-        )
+        begun = self.begun if self.started is None else self.started
+        return max(0.0, until - begun - self._paused_s)
 
     def reached(self, limit_s: float, now: float) -> bool:
         """Return whether the budget is spent; without a line of its own for long, by the

@@ -108,8 +108,7 @@ class CommandDefinition:
             needs = self.gpus or "{gpus}"
             raise ConfigError(
                 f"{where}: gpus: {needs} is not allowed; allowed: at most {available}, the GPUs"
-                " that"
-                " are there; a command for CPUs needs no {gpus}"
+                " that are there; a command for CPUs needs no {gpus}"
             )
 
     @property

@@ -126,13 +126,11 @@ class MetricFile:
 def parsed(text: str, suffix: str) -> list[Mapping[str, Any]]:
     """Return the records of a file. Raises `ValueError` for text that cannot be read."""
     if suffix == ".csv":
-        complete = text[: text.rfind("\n") + 1]
-        return list(csv.DictReader(io.StringIO(complete)))
+        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
     if suffix == ".json":
         content = json.loads(text)
         return content if isinstance(content, list) else [content]
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line) for line in lines if line.strip()]
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
 
 
 def value_in(record: Mapping[str, Any], name: str) -> float | None:

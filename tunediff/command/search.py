@@ -55,8 +55,7 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     parameters = _parameters(rest, source)
     rest.pop("baseline", None)
     rest.pop("fixed", None)
-    workload = make(definition, parameters, source)
-    return {"workload": workload.name, **rest}
+    return {"workload": make(definition, parameters, source).name, **rest}
 
 
 def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:

@@ -19,14 +19,7 @@ from tunediff.core import environment
 from tunediff.core.clock import UnitName
 from tunediff.core.files import naming_file
 from tunediff.core.point import Point
-from tunediff.core.trial_record import (
-    CHECKPOINT,
-    JOURNAL,
-    End,
-    Role,
-    events,
-    read_trials,
-)
+from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, Role, events, read_trials
 
 
 class Journal:

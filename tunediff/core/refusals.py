@@ -34,10 +34,7 @@ def check_name(name: str) -> None:
 
 
 def check_new(folder: Path, resumes: str = "") -> None:
-    """Refuse a folder that exists; one with the file `resumes` can be gone on with.
-
-    Raises `ConfigError`.
-    """
+    """Refuse a folder that exists; one with this file can be resumed. Raises `ConfigError`."""
     if folder.exists():
         name = folder.name
         resume = f", or --resume {name}" if resumes and (folder / resumes).is_file() else ""

@@ -73,8 +73,7 @@ class Highlights:
 
     def mark(self, trial: TrialRecord) -> str:
         """Return the CSS class of a trial's table row: `baseline`, `winner` or ''."""
-        marks = {BASELINE: "baseline", WINNER: "winner", None: ""}
-        return marks[self.color(trial.name)]
+        return {BASELINE: "baseline", WINNER: "winner", None: ""}[self.color(trial.name)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,8 +184,7 @@ def _one_run_each(evidence: Evidence, best: TrialRecord, base: TrialRecord | Non
         than = f"{number(value / base_value)} times"
     else:
         gap = abs(1 - value / base_value) if results.ratios else abs(value - base_value)
-        side = "below" if value < base_value else "above"
-        than = f"{size(gap, results.ratios)} {side}"
+        than = f"{size(gap, results.ratios)} {'below' if value < base_value else 'above'}"
         note += _crossing(evidence, best, base)
     return [*parts, (f", {than} the {rounded(base_value)} of ", ""), baseline, (note, "")]
 

@@ -171,8 +171,7 @@ class LiveTable(Console):
             return ""
         if not isinstance(speedup, str):
             least = "at least " if speedup.at_least else ""
-            ratio = text.number(speedup.bound or speedup.mean)
-            return f"{least}{ratio}× as fast as the baseline"
+            return f"{least}{text.number(speedup.bound or speedup.mean)}× as fast as the baseline"
         if speedup == NOT_SIGNIFICANT:
             return speedup
         none = self.results.no_baseline(best) if best is not None else ""

@@ -7,13 +7,7 @@ import math
 from tunediff import config as cfg
 from tunediff.config import Lines, Metric
 from tunediff.config.knobs import refuse
-from tunediff.search_space.model import (
-    LONGER_SEEDS,
-    MOST_RUNS,
-    SECONDS,
-    SEED_OFFSET,
-    SearchSpace,
-)
+from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, SECONDS, SEED_OFFSET, SearchSpace
 from tunediff.search_space.sections import Confirm, SearchFile
 
 

@@ -66,10 +66,7 @@ FORMAT = {
         "maximum": cfg.FORMAT,
     }
 }
-OBJECTIVE_FORMS = {
-    "type": ["string", "array", "object"],
-    "examples": ["samples_per_s", *COSTS],
-}
+OBJECTIVE_FORMS = {"type": ["string", "array", "object"], "examples": ["samples_per_s", *COSTS]}
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "tuple": "array"}
 
 

@@ -118,8 +118,7 @@ def _ends(context: ReportContext) -> str:
         which += " ends"
     else:
         which += " end"
-    side = "below" if results.lower_is_better else "above"
-    return f"{which} {side} the baseline{mean_of}."
+    return f"{which} {'below' if results.lower_is_better else 'above'} the baseline{mean_of}."
 
 
 def of_trials(results: Results, highlights: Highlights) -> Figure:

@@ -48,8 +48,7 @@ def reproduce(context: ReportContext, files: Files) -> Html:
     parts += [el("h3", "Measured on"), _environment(context), el("h3", "How")]
     parts.append(el("ul", *(el("li", line) for line in _protocol(context))))
     results = context.results
-    clock = [*results.clocked.sentences, *results.space.workload.notes]
-    parts += [el("p", line) for line in clock]
+    parts += [el("p", line) for line in [*results.clocked.sentences, *results.space.workload.notes]]
     parts.append(_seconds(context, files))
     parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:

@@ -37,8 +37,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     if any(trial.role == "repeat" for trial in results.trials):
         knobs = ["seed", *knobs]
     reasons = any(trial.remarks for trial in results.trials)
-    ranked = enumerate(results.ranked)
-    ranks = {run.name: rank for rank, outcome in ranked for run in outcome.done}
+    ranks = {run.name: rank for rank, outcome in enumerate(results.ranked) for run in outcome.done}
     lines = list(zip(results.trials, frame.astype(object).to_dict("records"), strict=True))
     lines.sort(key=lambda line: (ranks.get(line[0].name, len(results.trials)), line[0].number))
     # All columns but the knobs are the same in every row.
@@ -67,8 +66,7 @@ def trials(context: ReportContext, files: Files) -> Html | None:
 def _filter(count: int) -> Html:
     """Return the box that filters the rows; it is hidden until the script shows it."""
     look = {"placeholder": "for example: bf16 ok", "autocomplete": "off"}
-    search = el("input", id="trials-filter", type="search", **look)
-    label = el("label", "Show only", search)
+    label = el("label", "Show only", el("input", id="trials-filter", type="search", **look))
     shown_rows = el("span", f"{count} of {count}", id="trials-count", class_="soft")
     return el("div", label, shown_rows, class_="filter", hidden="hidden")
 
