@@ -68,7 +68,7 @@ class ImageStore:
 
 
 def write_images(images: Tensor, path: Path, columns: int = 8) -> None:
-    """Write uint8 [n, C, H, W] as a sheet, or as arr_0 of a .npz. Raises `OSError`."""
+    """Write uint8 [n, C, H, W] as a sheet, or as arr_0 [n, H, W, C] of a .npz. Raises `OSError`."""
     import numpy as np
 
     from tunediff.core.files import write_atomically

@@ -22,7 +22,7 @@ def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int
 
 
 class Residual(Block):
-    """ReLU(shortcut(x) + body(x)); a 1×1 shortcut where shapes change (1512.03385, option B)."""
+    """ReLU(shortcut(x) + body(x)); 1×1 shortcut where shapes change (arXiv 1512.03385, B)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def basic(channels: int, out: int, stride: int) -> Residual:
 
 
 def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) -> Residual:
-    """Return 1×1, grouped 3×3, 1×1: ResNeXt's block (Xie et al. 2017, 1611.05431, fig. 3c)."""
+    """Return 1×1, grouped 3×3, 1×1: ResNeXt's block (arXiv 1611.05431, fig. 3c)."""
     reduce = convolution(channels, inner, 1)
     grouped = convolution(inner, inner, 3, stride, groups)
     expand = convolution(inner, out, 1)
@@ -55,7 +55,7 @@ def bottleneck(channels: int, out: int, stride: int, inner: int, groups: int) ->
 def residual(
     stem: int, blocks: list[Residual], out: int, channels: int, classes: int
 ) -> nn.Sequential:
-    """Return 3×3 stem, blocks, mean over pixels, linear; initialised as in 1502.01852."""
+    """Return 3×3 stem, blocks, mean over pixels, linear; initialised as in arXiv 1502.01852."""
     first = (convolution(channels, stem, 3), nn.BatchNorm2d(stem), nn.ReLU())
     last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, classes))
     network = nn.Sequential(*first, *blocks, *last)

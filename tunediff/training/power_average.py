@@ -1,4 +1,4 @@
-"""Averages of any half-life after a training (EDM2, Karras et al. 2024, 2312.02696, 3).
+"""Averages of any half-life after a training (EDM2, arXiv 2312.02696, section 3).
 
 Two averages with the power-function profiles p(τ) ∝ τ^γ are kept beside a training and written at
 its points, with γ = ln 2/h − 1 for the half-life h as `ema.half_life` counts it. Any other profile

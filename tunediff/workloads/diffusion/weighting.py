@@ -53,7 +53,7 @@ class StaticWeighting:
 
 
 class UncertaintyWeighting(StaticWeighting):
-    """w = e^−u(t), u learned as the log of the mean error (EDM2, 2312.02696, eq. 21).
+    """w = e^−u(t), u learned as the log of the mean error (EDM2, arXiv 2312.02696, eq. 21).
 
     u is a linear map of random Fourier features of the noise level: √2·cos(2π·(f·c + φ)), f normal,
     φ uniform, c = ¼·ln σ, σ = √((1−ᾱ)/ᾱ), divided by √channels so that u does not grow with their

@@ -93,7 +93,7 @@ class UniformSampler(TimestepSampler):
 
 
 class StratifiedSampler(TimestepSampler):
-    """t_i = ⌊T·frac(u + i/B)⌋ with one u per batch: uniform, less variance (2107.00630)."""
+    """t_i = ⌊T·frac(u + i/B)⌋ with one u per batch: uniform, less variance (arXiv 2107.00630)."""
 
     def _draw(self, batch: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         t = (self.steps * stratified(batch, self.device, generator)).long()
@@ -182,13 +182,13 @@ class SpeedSampler(TableSampler):
 
 
 def stratified(batch: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Return frac(u + i/B), i = 0 … B−1, one u, float64 [B] (VDM, 2107.00630, app. I)."""
+    """Return frac(u + i/B), i = 0 … B−1, one u, float64 [B] (arXiv 2107.00630, app. I)."""
     u = torch.rand(1, generator=generator, device=device, dtype=torch.float64)
     return (u + torch.arange(batch, device=device, dtype=torch.float64) / batch).frac()
 
 
 def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
-    """Return t int64 at which a distribution [(B,) T], of any sum, passes u [B(, 1)]."""
+    """Return t int64 where a distribution [T] or [B, T] of any sum passes u [B] or [B, 1] in [0, 1)."""
     t = torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
     return t.clamp_(max=cumulative.shape[-1] - 1)
 

@@ -18,7 +18,7 @@ from tunediff.workloads.diffusion.timesteps.base import ErrorsAt, TimestepSample
 
 
 class BetaPolicySampler(TimestepSampler):
-    """t ~ Beta(a(x0), b(x0)) of a network trained by policy gradient (2411.09998, alg. 1, 2).
+    """t ~ Beta(a(x0), b(x0)) of a network trained by policy gradient (arXiv 2411.09998, alg. 1, 2).
 
     Every `interval` optimizer steps the reward of an image is by how much the step lowered its KL
     term, in the mean over a few timesteps S: R = mean over τ in S of KL_τ(before) − KL_τ(after),
