@@ -350,11 +350,11 @@ def test_work_that_goes_on_says_so_until_it_ends(monkeypatch):
         if len(said) > 2:
             twice.set()
 
-    with progress.announced("writing the report", say):
+    with progress.announced("writing the report", say, lambda: "; 3 of 4"):
         assert twice.wait(600)
     begun, *more = said
     assert begun == "writing the report"
-    assert all(line.startswith("writing the report for ") for line in more)
+    assert all(re.fullmatch(r"writing the report for [\d.]+s; 3 of 4", line) for line in more)
 
 
 def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, capsys):

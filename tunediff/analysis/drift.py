@@ -127,7 +127,7 @@ def of(readings: Sequence[dict[str, Any]]) -> Drift:
     blocks, block, since, drifts = list[int](), 0, list[dict[str, Any]](), list[float]()
     for number, reading in enumerate(readings):
         blocks += [block] * (reading["pairs"] - len(blocks))
-        # Both compared with all readings of the block so far, not with their neighbour: a slow drift
+        # Both compared with all readings of the block so far, not with the neighbour: a slow drift
         # of small steps is one as well
         following = readings[number : number + 2]
         changes = [_change(since, one) for one in following] if since else []

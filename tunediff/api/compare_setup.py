@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
-from tunediff.core.refusals import allow, check_name, check_new
+from tunediff.core.refusals import allow, check_name, check_new, timed_name
 from tunediff.judge import frozen_code
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -119,7 +118,7 @@ def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
     machine_options.check(options)
     listeners.check(options.track)
     options.check_proof()
-    name = f"compare-{time.strftime('%Y%m%d-%H%M%S')}" if options.name is None else options.name
+    name = timed_name("compare") if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
     remote.pull(folder / pairs.FILE)

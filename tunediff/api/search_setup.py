@@ -9,7 +9,6 @@ import logging
 import math
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +26,7 @@ from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import option, words_option
 from tunediff.core.progress import announced
-from tunediff.core.refusals import allow, check_name, check_new, check_writable
+from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
 from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
@@ -434,7 +433,7 @@ def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -
 def _name(path: Path) -> str:
     """Return the default name of a search: that of its file, and the time."""
     stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
-    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return timed_name(stem)
 
 
 def _limits(options: SearchOptions) -> Lines:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.command import calibration
+from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
 from tunediff.command.run import Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
 from tunediff.core.point import Point
+from tunediff.core.progress import announced
 from tunediff.core.trial_record import End
 
 OTHER_SEEDS = (7919, 104_729, 611_953, 746_773)
@@ -79,11 +81,12 @@ def check(
     `ends`: for each parameter that is varied, values that it may take. Raises `ConfigError` for a
     command that fails, prints no value within its budget, or whose seed has no effect.
     """
+    waits = f"checking the command: waiting for values of {run.definition.objective}"
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
         attempt = _Attempts(run, Path(scratch))
         before, begun = _listing(Path(run.definition.folder)), time.time()
-        say("checking the command: the baseline until its first value")
-        first = attempt(run)
+        with announced(waits, say, lambda: MetricPattern.named_in(Path(scratch, "0", LOG))):
+            first = attempt(run)
         written = _written(before, begun, Path(run.definition.folder))
         again = attempt(run)
         clock = PROCESS if first.clock is None else first.clock.kind
@@ -121,8 +124,7 @@ def _check_seed(attempt: _Attempts, run: CommandRun, first: _Tried) -> None:
     seeds = ", ".join(str(run.seed + distance) for distance in OTHER_SEEDS)
     raise ConfigError(
         f"command: {{seed}}: {run.seed}, {seeds} print the same first value, {first.value}: the"
-        " seed has no effect; allowed: a command that uses its seed, or one without {seed} and"
-        " --same-seed"
+        " seed has no effect; allowed: a command that uses it, or one without it and --same-seed"
     )
 
 

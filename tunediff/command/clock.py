@@ -57,8 +57,7 @@ class CommandClock:
         return max(0.0, until - begun - self._paused_s)
 
     def reached(self, limit_s: float, now: float) -> bool:
-        """Return whether the budget is spent; without a line of its own for long, by the
-        judge's."""
+        """Return whether the budget is spent; by the judge's clock if its own is silent."""
         if self.seconds_line is None:
             return self._judged_s(now) >= limit_s
         return (self.own_s or 0.0) >= limit_s or self._judged_s(now) >= 2 * limit_s
@@ -82,8 +81,7 @@ class CommandClock:
 
     @property
     def disagreement(self) -> float | None:
-        """Return by which share the program's own seconds differ from the judge's, if that is
-        much."""
+        """Return by which share the program's own seconds differ much from the judge's, or None."""
         if self.own_s is None or self.own_at_s <= 0:
             return None
         share = self.own_s / self.own_at_s - 1

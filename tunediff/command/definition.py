@@ -60,16 +60,14 @@ class CommandDefinition:
     clock_from: str | None = None
     """A regular expression for the line at which the clock begins."""
     time: str | None = None
-    """A regular expression for the seconds that the command prints itself (`ms` behind the number:
-    milliseconds)."""
+    """A regular expression for the seconds that the command prints itself; `ms` may follow."""
     grace_s: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
     gpus: int = 0
     """GPUs of a run; 0: it sees all that the machine has."""
     shell: bool = False
     same_seed: bool = False
-    """Whether the command needs no seed: every run of a configuration is then expected to vary by
-    itself."""
+    """Whether the command needs no seed: its runs are then expected to vary by themselves."""
     folder: str = "."
     """Where the command runs."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,9 @@ from tunediff.config.knobs import ConfigError
 
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
 """A number as programs print it, NaN and infinities included; for `re.IGNORECASE`."""
+NAMED = re.compile(rf"([A-Za-z_][\w./-]*)['\"]?\s*[:=]\s*['\"]?(?:{NUMBER})(?!\w)", re.IGNORECASE)
+MOST_NAMED, READ_BYTES = 8, 1 << 14
+"""Names at most that are said, and bytes at the end of a log that are searched for them."""
 REDUCTIONS = "last, mean:K, min, max"
 
 
@@ -50,6 +55,15 @@ class MetricPattern:
         """Return the last value in a line; None: there is none. A text that is no number is NaN."""
         found = self._expression.findall(line)
         return as_number(found[-1]) if found else None
+
+    @staticmethod
+    def named_in(log: Path) -> str:
+        """Return `; it prints values of acc, val_loss` by the last lines of a log; '': of none."""
+        with contextlib.suppress(OSError), log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            if names := [*dict.fromkeys(NAMED.findall(file.read().decode(errors="replace")))]:
+                return f"; it prints values of {', '.join(names[:MOST_NAMED])}"
+        return ""
 
 
 def as_number(text: Any) -> float:
@@ -105,8 +119,7 @@ class MetricFile:
         self._rows = 0
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the records that are new since the last call; none while the file is half
-        written."""
+        """Yield the records that are new since the last call; none of a half-written file."""
         try:
             status = self.path.stat()
             state = status.st_mtime_ns, status.st_size

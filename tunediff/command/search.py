@@ -95,9 +95,9 @@ def _parameters(content: Lines, source: str) -> dict[str, Any]:
     tried = list(_tried(content))
     for name, _ in tried:
         if name not in values and name != "seed":
-            raise ConfigError(
-                f"{source}: {name}: has no value in the baseline; allowed: {name} under baseline:"
-            )
+            near = f"{nearest(name, values)}; or" if values else "allowed:"
+            where = f"{source}: {name}: has no value in the baseline"
+            raise ConfigError(f"{where}; {near} {name} under baseline:")
     types = {
         name: common_type([value, *(other for key, other in tried if key == name)])
         for name, value in values.items()

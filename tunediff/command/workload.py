@@ -179,10 +179,8 @@ def _class(name: str, nested: Mapping[str, Any], where: str) -> type:
         elif isinstance(value, bool | int | float | str):
             fields.append((key, type(value), dataclasses.field(default=value)))
         else:
-            raise ConfigError(
-                f"{where}: {key}: {value!r} is not allowed; allowed: a number, a text, true or"
-                " false"
-            )
+            allowed = "allowed: a number, a text, true or false"
+            raise ConfigError(f"{where}: {key}: {value!r} is not allowed; {allowed}")
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 

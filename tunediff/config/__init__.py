@@ -25,13 +25,7 @@ from tunediff.config.files import (
     with_words,
 )
 from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values
-from tunediff.config.schema import (
-    Configuration,
-    Schema,
-    flatten,
-    nest,
-    to_dict,
-)
+from tunediff.config.schema import Configuration, Schema, flatten, nest, to_dict
 from tunediff.config.systems import Systems
 from tunediff.config.workload import (
     Metric,

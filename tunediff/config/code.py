@@ -130,7 +130,7 @@ _imports: list[_Import] = []
 
 
 def locate(name: str, where: str, folder: Path) -> Path:
-    """Return the file that `mine.py` in `folder`, or `package.module`, names. Raises `ConfigError`."""
+    """Return the file of `mine.py` in `folder` or `package.module`. Raises `ConfigError`."""
     if name.endswith(".py"):
         path = (folder / Path(name).expanduser()).absolute()
         refuse(not path.is_file(), f"{where}: workload: {name}: no such file in {path.parent}")

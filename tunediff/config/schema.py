@@ -118,8 +118,7 @@ class Schema:
                 as_in_a_file = list(default) if isinstance(default, tuple) else default
                 outside = f"{where}: its default {default!r} is not among"
                 refuse(
-                    as_in_a_file not in space["choice"],
-                    f"{outside} Choice{tuple(space['choice'])}",
+                    as_in_a_file not in space["choice"], f"{outside} Choice{tuple(space['choice'])}"
                 )
             elif space:
                 low, high = space.get("low"), space.get("high")

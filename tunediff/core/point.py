@@ -74,11 +74,9 @@ class Point:
         "waiting for a core", "%", "share of its running time", 100.0
     )
     disturbed: bool = False
-    """Whether other processes used cores that this training needed: then its seconds are not its
-    own alone."""
+    """Whether other processes used cores that this training needed: its seconds are theirs too."""
     weights_digest: str | None = None
-    """Digest of the weights that were judged, which are those that are exported after the last
-    point."""
+    """Digest of the weights that were judged; those of the last point are exported."""
     loss: float = _measured("loss", "", "mean training loss since the evaluation before")
     peak_memory_mib: float = _measured(
         "memory", "MiB", "most memory allocated on the device; on a CPU by the process"
@@ -218,8 +216,7 @@ def in_units(quantities: Mapping[str, Quantity], unit: str) -> dict[str, Quantit
 
 
 def quantities(workload: Workload) -> dict[str, Quantity]:
-    """Return the quantities of a workload's points, by name: those of every point, its objective,
-    and its own."""
+    """Return the quantities of a workload's points, by name: every point's, objective, its own."""
     objective = workload.objective
     objectives = {objective.name: Quantity(objective.label or objective.name)}
     objectives[TIME_TO_TARGET] = Quantity("time to target", "s", "until the target was met")

@@ -218,13 +218,16 @@ class EventLines:
 
 
 @contextlib.contextmanager
-def announced(what: str, say: Callable[[str], object]) -> Iterator[None]:
-    """Say what begins, and every 30 s that it goes on: `writing the report for 30s`."""
+def announced(
+    what: str, say: Callable[[str], object], more: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Say what begins, and every 30 s that it goes on: `writing the report for 30s`, and `more`."""
     begin, over = time.monotonic(), threading.Event()
 
     def beat() -> None:
         while not over.wait(EVERY_S):
-            log_exceptions(what, say, f"{what} for {text.seconds(time.monotonic() - begin)}")
+            spent = text.seconds(time.monotonic() - begin)
+            log_exceptions(what, lambda spent=spent: say(f"{what} for {spent}{more()}"))
 
     say(what)
     thread = threading.Thread(target=beat, daemon=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ def check_name(name: str) -> None:
         " with neither . nor -"
     )
     allow(plain and len(os.fsencode(name)) <= MAX_NAME_BYTES, "--name", name, allowed)
+
+
+def timed_name(stem: str) -> str:
+    """Return a name with this millisecond, as `digits-20261128-133439-512`: not taken yet."""
+    now = time.time()
+    second = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{stem}-{second}-{int(now % 1 * 1000):03d}"
 
 
 def check_new(folder: Path, resumes: str = "") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tunediff.command import definition, worktrees
 from tunediff.config import recorded
 from tunediff.config.code import FOLDER
 from tunediff.core.files import write_text
-from tunediff.core.refusals import check_name, check_new, writing
+from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.judge import verification
 from tunediff.tuning import at_once
 
@@ -31,7 +30,7 @@ def create(source: Path, storage: Path, name: str | None, say: Callable[[str], o
     if checked.faults:
         raise cfg.ConfigError(f"{source}: is not as it was written: {checked.faults[0]}")
     at_once.as_it_began(checked.test.at_once)  # refuses what this machine cannot run
-    name = name or f"reproduce-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = name or timed_name("reproduce")
     folder = storage.resolve() / name
     check_name(name)
     check_new(folder)

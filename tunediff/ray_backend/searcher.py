@@ -109,7 +109,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
 
 class Driver(tune.Trainable):  # type: ignore[misc]
-    """Run trials one after the other in one process: starting one takes seconds; each `step` is one point.
+    """Run trials one by one in a process, which takes seconds to start; a `step` is one point.
 
     A scheduler that stops a trial calls no further `step`; `Dispatcher.finish` ends its
     processes. A driver that is started again after a kill attaches to the running job, or finds in

@@ -183,11 +183,7 @@ def _of_own_data(config: Systems, world: World, folder: Path, budget: Budget) ->
     loop makes its data itself: environments and buffers may be nowhere kept."""
     place = folder / "interrupted"
     outcomes = []
-    for observer, where in (
-        (Observer(), None),
-        (StopAfterFirstStep(), place),
-        (Observer(), place),
-    ):
+    for observer, where in ((Observer(), None), (StopAfterFirstStep(), place), (Observer(), place)):
         engine = Engine(config, budget, world, observer, Record(), folder=where)
         _run_again(engine, "it is interrupted after a step and goes on")
         outcomes.append(engine.result.state_dict() if engine.result is not None else {})

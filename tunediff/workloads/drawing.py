@@ -95,10 +95,7 @@ def describe_sampler(config: Any) -> dict[str, Any]:
     if not _has_sampler(config):
         return {"name": Path(cfg.of(config).title).stem}
     evaluation = config.evaluation
-    sampler = {
-        "name": evaluation.sampler,
-        "steps": evaluation.sampling_steps(config.process.steps),
-    }
+    sampler = {"name": evaluation.sampler, "steps": evaluation.sampling_steps(config.process.steps)}
     _, follows = SAMPLERS[evaluation.sampler]
     options = {name: getattr(evaluation, name) for name in ("skip", "eta") if name in follows}
     return sampler | options

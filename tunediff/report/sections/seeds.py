@@ -71,11 +71,7 @@ def means_figure(compared: Comparison, best: Group | None, files: Files, name: s
 
 
 def _over_seeds(
-    compared: Comparison,
-    best: Group | None,
-    files: Files,
-    name: str,
-    figure: Html | None = None,
+    compared: Comparison, best: Group | None, files: Files, name: str, figure: Html | None = None
 ) -> Html:
     """Return the table of the configurations, below a figure; `name`: of the files."""
     files.csv(name, compared.table())

@@ -50,9 +50,7 @@ class CudaStepGraph:
     def capturing(self) -> contextlib.AbstractContextManager[object]:
         # Loaders and NVML call CUDA in other threads meanwhile, which only "thread_local" allows
         return torch.cuda.graph(
-            self._graph,
-            stream=torch.cuda.current_stream(),
-            capture_error_mode="thread_local",
+            self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
         )
 
     def replay(self) -> None:

@@ -62,11 +62,7 @@ class Validation:
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
 
     def __call__(
-        self,
-        predict: Predict,
-        diffusion: Diffusion,
-        precision: Format = "fp32",
-        limit: float = 0.0,
+        self, predict: Predict, diffusion: Diffusion, precision: Format = "fp32", limit: float = 0.0
     ) -> Losses:
         """Return the errors of `predict`, a network in evaluation mode.
 

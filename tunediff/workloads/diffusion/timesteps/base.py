@@ -188,7 +188,7 @@ def stratified(batch: int, device: torch.device, generator: torch.Generator | No
 
 
 def inverse(cumulative: Tensor, u: Tensor) -> Tensor:
-    """Return t int64 where a distribution [T] or [B, T] of any sum passes u [B] or [B, 1] in [0, 1)."""
+    """Return t int64 where a distribution [(B,) T] of any sum passes u [B(, 1)] in [0, 1)."""
     t = torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
     return t.clamp_(max=cumulative.shape[-1] - 1)
 
