@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.analysis import Results, confirming_runs, disturbed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.following import MANY, Following, Throttle
@@ -202,9 +203,14 @@ class Console(Listener):
         elif not results.by_rate and metric in point:
             words.append(f"{results.label} {text.number(point[metric])}")
             words.append(self._compared(self.versus_at(trial, point["index"], point[metric])))
-        words.append(f"{text.number(point['samples_per_s'])} {results.unit}/s")
+        words.append(self._rate(text.number(point["samples_per_s"])))
         words.append(OTHERS if point.get("disturbed") is True else "")
         return "  ".join(filter(None, words))
+
+    def _rate(self, rate: str, how: str = "") -> str:
+        """Return a rate in words; how often a command prints a value says nothing."""
+        is_command = cfg.is_command(self.space.workload.name)
+        return "" if is_command else f"{rate} {self.results.unit}/s{how}"
 
     def _end_line(self, trial: TrialRecord) -> str:
         results, value = self.results, trial.value(self.results.metric)
@@ -214,12 +220,12 @@ class Console(Listener):
         else:
             point = trial.points[-1]
             # Of the whole training; a point has the rate since the one before.
-            rate = point["samples"] / point["train_s"]
+            rate = f"{point['samples'] / point['train_s']:.0f}"
             words += [
                 f"{point[trial.along]:.1f} {results.clock.short}",
                 f"{results.label} {text.number(value)}",
                 self._compared(results.versus_baseline(trial)),
-                f"{rate:.0f} {results.unit}/s on average",
+                self._rate(rate, " on average"),
                 self.changes(trial.drawn),
                 results.outcome_of(trial).failure_note,
                 trial.remarks,

@@ -87,8 +87,7 @@ class LiveTable(Console):
         if not trials:
             return head
         # As many rows as the terminal has room for below the wrapped headline.
-        wrapped = len(head.wrap(self.terminal, self.terminal.width))
-        room = max(3, self.terminal.height - 6 - wrapped)
+        room = max(3, self.terminal.height - 6 - len(head.wrap(self.terminal, self.terminal.width)))
         rows = []
         for trial in trials[:room]:
             rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
