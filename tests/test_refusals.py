@@ -221,10 +221,8 @@ def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_
     assert content_of(folder) == before
 
 
-@pytest.mark.parametrize(("file", "end"), [("search.yaml", ", or --resume taken"), ("compare.yaml", "")])
+@pytest.mark.parametrize(("file", "end"), [("search.yaml", ", or --resume .*"), ("compare.yaml", "")])
 def test_only_what_can_be_resumed_is_suggested(tmp_path, file, end):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / file).touch()
-    with pytest.raises(cfg.ConfigError) as refused:
-        refusals.check_new(tmp_path / "taken", "search.yaml")
-    assert str(refused.value) == f"--name: 'taken' exists in {tmp_path}; choose another name{end}"
+    (tmp_path / file).touch()
+    with pytest.raises(cfg.ConfigError, match=f"choose another name{end}$"):
+        refusals.check_new(tmp_path, "search.yaml")

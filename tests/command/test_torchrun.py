@@ -34,6 +34,7 @@ for step in range(options.steps):
     dist.all_reduce(mean := loss.detach().clone())
     if dist.get_rank() == 0:
         print(f"METRIC loss={mean.item() / dist.get_world_size():.6f}", flush=True)
+dist.barrier()  # gloo aborts where its peer has gone
 dist.destroy_process_group()
 """
 LAUNCH = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 --master-port {{port}} train.py"

@@ -17,7 +17,7 @@ import yaml
 from tests.tuning.asked import FILE, AskedBackend, pool
 from tunediff import search_space
 from tunediff.core import trial_record as record
-from tunediff.ray_backend.remains import MARK
+from tunediff.ray_backend.remains import MARK, STARTED
 
 WAIT_S = 1200
 """Seconds until something that is waited for is taken for a hang: under the limit of pytest, whose reason says less."""
@@ -109,7 +109,7 @@ def of_search(process):
 def mark_of(process):
     """What the processes of one Ray cluster have in their environments; '' without it."""
     with contextlib.suppress(psutil.Error):
-        return process.environ().get(MARK, "")
+        return (environment := process.environ()).get(MARK) or environment.get(STARTED, "")
     return ""
 
 

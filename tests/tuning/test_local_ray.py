@@ -162,7 +162,7 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
 CLUSTER = """
 import os, subprocess, sys, time
 from types import SimpleNamespace
-from tunediff.ray_backend import local_cluster
+from tunediff.ray_backend import local_cluster, remains
 
 def start(title, session, **how):
     code = "import sys, time; log = open(sys.argv[1], 'a'); time.sleep(3600)"
@@ -171,7 +171,8 @@ def start(title, session, **how):
 
 ours, others, how = sys.argv[1:]
 with local_cluster.no_remains() as started:
-    ends = [start("worker", others), start("ray::DashboardAgent", ours, env={})]
+    of_worker = {remains.STARTED: os.environ[remains.MARK]}
+    ends = [start("worker", others), start("ray::DashboardAgent", ours, env={}), start("run", others, env=of_worker)]
     started(SimpleNamespace(address_info={"session_dir": ours}))
     stays = [start("worker", ours), start("ray::DashboardAgent", others, env={})]
     print(*ends, *stays, flush=True)
@@ -188,7 +189,7 @@ def test_no_process_of_a_cluster_outlives_its_search(tmp_path, how):
     command = [sys.executable, "-c", CLUSTER, str(tmp_path / "ours"), str(tmp_path / "others"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search:
         processes = [psutil.Process(int(pid)) for pid in search.stdout.readline().split()]
-        of_cluster, others = processes[:2], processes[2:]
+        of_cluster, others = processes[:3], processes[3:]
         if how == "killed":
             search.kill()
     try:

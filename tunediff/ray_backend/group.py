@@ -81,9 +81,11 @@ def serve(
     import ray
     import ray.train
 
-    from tunediff.ray_backend import cluster
+    from tunediff.ray_backend import cluster, remains
     from tunediff.ray_backend.client import RaySlot
 
+    if (mark := os.environ.pop(remains.MARK, None)) is not None:
+        os.environ[remains.STARTED] = mark
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(here)

@@ -4,7 +4,8 @@ Ray's agents look for their dead cluster for a minute, and a controller that han
 This file runs by itself, in a small process that the search starts before Ray; it uses Python's
 library alone. A process belongs to the cluster if it has inherited the variable `MARK` with its
 value, or if it is one of Ray's, which overwrite their environment, and writes below the cluster's
-session folder. No other cluster has either.
+session folder. No other cluster has either. What its workers start has `STARTED` instead and
+ends with them: a loader process or a program that is killed first would be a failure of its trial.
 """
 
 import contextlib
@@ -16,23 +17,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK = "TUNEDIFF_RAY_SESSION"
+MARK, STARTED = "TUNEDIFF_RAY_SESSION", "TUNEDIFF_RAY_STARTED"
 ENDED = "ended"
 """Line that the parent writes once it has ended the cluster in order; else it writes the folder."""
 GRACE_S = 2.0
-"""Seconds that Ray's processes have to end by themselves after a `kill -9`."""
+"""Seconds that Ray's processes, and then what they have started, have to end by themselves after a
+`kill -9`."""
 LIMIT_S = 60.0
 """Seconds after which this process ends whatever is left: new ones may be about to end."""
 TITLES = (b"ray::", b"ray-dashboard")
 """Beginnings of the command lines of Ray's processes that write their titles over them."""
 
 
-def remains(mark: str, session: str) -> Iterator[int]:
-    """Yield the pids of the processes of a cluster; `session`: its folder, '' if it has none."""
+def remains(variable: str, session: str) -> Iterator[int]:
+    """Yield the pids of processes with a variable, `MARK=…`, and of those of Ray in a cluster's
+    session folder; `session`: '' if it has none."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # it has ended, or is another user's
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name)
                 elif session and (entry / "cmdline").read_bytes().startswith(TITLES):
                     files = map(os.readlink, (entry / "fd").iterdir())
@@ -59,13 +62,13 @@ def main(mark: str, parent: int) -> None:
     words = _wait_for_end(parent)
     session = next((line for line in words if line != ENDED), "")
     until = time.monotonic() + LIMIT_S
-    if ENDED not in words:
-        time.sleep(GRACE_S)
-    while (pids := list(remains(mark, session))) and time.monotonic() < until:
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+    for name in (MARK, STARTED):
+        killed_from = time.monotonic() + (0.0 if ENDED in words else GRACE_S)
+        while (pids := list(remains(f"{name}={mark}", session))) and time.monotonic() < until:
+            for pid in pids if time.monotonic() >= killed_from else ():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
