@@ -209,9 +209,9 @@ class _Parser(argparse.ArgumentParser):
         ):
             refusal = re.sub(pattern, words, refusal)
         unknown = re.match(r"unrecognized arguments: (--[a-z-]+)(?=[= ]|$)", refusal)
-        names = [*self._option_string_actions]
-        if unknown and (near := difflib.get_close_matches(unknown[1], names, n=1)):
-            refusal += f"; did you mean {near[0]}?"
+        names = [name.removeprefix("--") for name in self._option_string_actions]
+        if unknown and (near := difflib.get_close_matches(unknown[1][2:], names, n=1)):
+            refusal += f"; did you mean --{near[0]}?"
         elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         refusal = _removed(message, re.split(r"[ .]", self.prog)[-1]) or refusal

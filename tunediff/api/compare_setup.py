@@ -200,8 +200,7 @@ def _budget_s(options: CompareOptions) -> float:
 def _check_sides(
     sides: Sequence[Systems], side_words: Sequence[Sequence[str]], options: CompareOptions, say: Say
 ) -> dict[str, Any]:
-    """Check files and room of both sides and try users' workloads; return what was measured of
-    A."""
+    """Check files, room and users' workloads of both sides; return what was measured of A."""
     measured = dict[tuple[str, str], dict[str, Any]]()
     for config, (name, *_), side in zip(sides, side_words, pairs.SIDES, strict=True):
         check_files(config, evaluates=True)
@@ -217,8 +216,7 @@ def _check_sides(
 
 
 def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[str, Any]:
-    """Return what would run and what it costs, as `pair_plan.values` does; time an evaluation for
-    it."""
+    """Return what would run and what it costs, as `pair_plan.values`; time an evaluation for it."""
     config = request.sides[0]
     measured = request.measured
     if cfg.of(config).file is None and options.address is None:

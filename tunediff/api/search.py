@@ -1,5 +1,4 @@
-"""Searches from Python: `tunediff.run_search`, `tunediff.open_search`, and the `Search` that they
-return."""
+"""Searches from Python: `tunediff.run_search`, `tunediff.open_search`, and their `Search`."""
 
 from __future__ import annotations
 
@@ -319,8 +318,7 @@ def _run(options: SearchOptions, background: bool, progress: bool) -> Search:
 
 
 def _started(options: SearchOptions) -> Search:
-    """Check what is asked for, and start the command in a process that does not end with this
-    one."""
+    """Check what is asked for, and start the command in a process that outlives this one."""
     with called():
         request = search_setup.prepare(options)
         if options.resume is None:

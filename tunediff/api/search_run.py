@@ -169,7 +169,7 @@ def _run(
                 backend = devices.enter_context(again)
             _run_again(folder, options, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
-            shown.say(_no_time(space))
+            shown.say(_no_time(folder, space))
 
 
 def _confirming_space(folder: Path, is_here: bool) -> SearchSpace:
@@ -216,13 +216,15 @@ def _run_again(
             looks = (tell, MachineWatch(place, None, run_devices).note) if run_devices else (tell,)
             confirming.run(results, place, space, backend, listeners, *looks)
             if not confirming.over(results, place):
-                shown.say(_no_time(results.space))
+                shown.say(_no_time(results.folder, results.space))
 
 
-def _no_time(space: SearchSpace) -> str:
-    limit = text.seconds(space.budget.total_s or 0.0)
-    why = f"another round would not end within the limit of {limit}"
-    return f"no further confirming runs: {why}; --resume with a larger --total goes on"
+def _no_time(folder: Path, space: SearchSpace) -> str:
+    total_s = space.budget.total_s or 0.0
+    why = f"another round would not end within the limit of {text.seconds(total_s)}"
+    words = ("search", "--resume", folder.name, "--total", text.seconds(2 * total_s))
+    more = text.command(*words, storage=folder.parent)
+    return f"no further confirming runs: {why}; to go on: {more}"
 
 
 def _announce(console: Console, longer: bool) -> None:

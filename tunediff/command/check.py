@@ -16,6 +16,7 @@ from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
 from tunediff.command.run import Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
+from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
 from tunediff.core.point import Point
 from tunediff.core.progress import announced
@@ -81,11 +82,14 @@ def check(
     `ends`: for each parameter that is varied, values that it may take. Raises `ConfigError` for a
     command that fails, prints no value within its budget, or whose seed has no effect.
     """
-    waits = f"checking the command: waiting for values of {run.definition.objective}"
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
         attempt = _Attempts(run, Path(scratch))
         before, begun = _listing(Path(run.definition.folder)), time.time()
-        with announced(waits, say, lambda: MetricPattern.named_in(Path(scratch, "0", LOG))):
+        most = f"at most {text.seconds(attempt.limit_s)} for values of {run.definition.objective}"
+        log = Path(scratch, "0", LOG)
+        with announced(
+            f"checking the command: waiting {most}", say, lambda: MetricPattern.named_in(log)
+        ):
             first = attempt(run)
         written = _written(before, begun, Path(run.definition.folder))
         again = attempt(run)
@@ -142,8 +146,7 @@ class _Attempts:
         self._scratch, self._count = scratch, 0
         self.failures: list[str] = []
         """What ends of parameters have failed with."""
-        patience_s = PATIENCE_S if run.budget_s is None else max(PATIENCE_S, 2 * run.budget_s)
-        self._limit_s = patience_s
+        self.limit_s = PATIENCE_S if run.budget_s is None else max(PATIENCE_S, 2 * run.budget_s)
 
     def __call__(self, run: CommandRun) -> _Tried:
         folder, self._count = self._scratch / str(self._count), self._count + 1
@@ -151,7 +154,7 @@ class _Attempts:
             run,
             folder=folder,
             ends_at_first=True,
-            budget_s=self._limit_s,
+            budget_s=self.limit_s,
             steps=calibration.FIRST_STEPS,
         )
         point: Point | None = None

@@ -94,8 +94,7 @@ def section(cls: type[_T]) -> type[_T]:
 
 
 def made_section(name: str, base: type, content: dict[str, Any]) -> type:
-    """Return a section that no source file has; pydantic would look for docstrings of its fields in
-    one."""
+    """Return a section that no source file has, in which pydantic would look for docstrings."""
     made = type(name, (base,), content)
     return pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
 
@@ -107,8 +106,7 @@ _ITEMS = {"int": "whole numbers", "float": "numbers", "bool": "true and false", 
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """One knob of a configuration, as the search space, the help text and the documentation use
-    it."""
+    """One knob of a configuration, as the search space, help and documentation use it."""
 
     name: str
     kind: str
@@ -166,11 +164,11 @@ class Knob:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """Return `did you mean …?` with those of `names` that are most similar to `name`, or else all
-    of them."""
+    """Return `did you mean …?` with the most similar of `names`, or else all of them."""
     similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     similar = similar or [candidate for candidate in names if candidate.endswith(f".{name}")]
-    return f"did you mean {' or '.join(similar)}?" if similar else f"allowed: {', '.join(names)}"
+    allowed = ", ".join(names) or "none"
+    return f"did you mean {' or '.join(similar)}?" if similar else f"allowed: {allowed}"
 
 
 def unwrap(annotation: Any) -> tuple[Any, list[Any]]:

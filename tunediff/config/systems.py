@@ -247,8 +247,7 @@ class Parallel:
 
     @property
     def parts(self) -> tuple[int, str]:
-        """Return into how many equal parts each pass's batch is divided, and the knob that sets
-        it."""
+        """Return into how many equal parts each pass's batch is divided, and which knob sets it."""
         if self.strategy == "pipeline" and self.workers > 1:
             return self.microbatches, "parallel.microbatches"
         return self.workers, "parallel.workers"

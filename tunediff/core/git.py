@@ -23,5 +23,8 @@ def git(folder: Path, *words: str, where: str, check: bool = True) -> bytes:
 
 def commit_of(folder: Path, revision: str, where: str) -> str:
     """Return the hash of a revision: git would take one that begins with a dash for an option."""
-    words = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    return git(folder, *words, where=where).decode().strip()
+    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    git(folder, "rev-parse", where=where)  # refuses a folder without a repository
+    if found := git(folder, *words, where=where, check=False).decode().strip():
+        return found
+    raise ConfigError(f"{where}: {revision}: no such revision")

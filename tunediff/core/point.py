@@ -1,5 +1,4 @@
-"""Define what one evaluation of a training measures, with label, unit and meaning of every
-value."""
+"""Define what an evaluation of a training measures: label, unit and meaning of each value."""
 
 from __future__ import annotations
 

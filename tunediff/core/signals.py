@@ -38,9 +38,10 @@ def command_began() -> float:
     """Return the monotonic time at which this command's process began; for a call, now."""
     if not started:
         return time.monotonic()
-    import psutil  # after the handler below is set
-
-    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
+    with open("/proc/self/stat", "rb") as file:  # the wall-clock may have been set since
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age_s
 
 
 # With `python -m tunediff.search`, argv begins with -m only while its packages are imported;

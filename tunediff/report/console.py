@@ -48,7 +48,8 @@ class Console(Listener):
         self.quiet = self.lines.quiet
         self.confirming = confirming_runs.folder_within(folder)
         self.following, self._results_throttle = Following(folder), Throttle()
-        self._heartbeat = Heartbeat(folder, self.say, self.display_name)
+        limit_s = space.budget.trial_deadline_s
+        self._heartbeat = Heartbeat(folder, self.say, self.display_name, limit_s)
         self._remaining = RemainingTime(folder, space, planned, begun, bool(self.confirming))
         self._read()
         self._remaining.ended_before = self.following.ended

@@ -30,12 +30,12 @@ class Heartbeat:
     """
 
     def __init__(
-        self, folder: Path, say: Callable[[str], None], display_name: Callable[[str], str] = str
-    ) -> None:
-        """Prepare the thread for a search.
-
-        folder: of the search. say: prints a line. display_name: of a trial.
-        """
+        self, folder: Path, say: Callable[[str], None], display_name: Callable[[str], str] = str,
+        limit_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare the thread for a search in this folder. `say`: prints a line; `display_name`: of
+        a trial; `limit_s`: after which it is ended."""
+        self._at_most = "" if limit_s is None else f" (at most {text.seconds(limit_s)})"
         self._folder, self._say, self._display_name = folder, say, display_name
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
@@ -103,6 +103,7 @@ class Heartbeat:
             progress = json.loads((self._folder / "trials" / name / DOING).read_text())
             spent = text.seconds(time.time() - progress["since"])
             work = f": {progress['work']}" if progress["work"] else ""
-            return f"{shown} {PARTS[progress['part']]} for {spent}{work}"
+            limit = self._at_most if progress["part"] == "train" else ""
+            return f"{shown} {PARTS[progress['part']]} for {spent}{limit}{work}"
         waited = text.seconds(time.time() - self._journal(name).st_mtime)
         return f"{shown} waits for its workers for {waited}: they start"

@@ -215,8 +215,7 @@ OUTSIDE: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_cl
 
 
 def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) -> Figure:
-    """Draw mean and standard error of the objective and of throughput for every value of the chosen
-    knobs."""
+    """Draw mean and standard error of objective and throughput for every value of these knobs."""
     rows = sum(1 + len(effect.levels) for effect in chosen)
     figure, panels = style.sheet(1 if results.by_rate else 2, 0.7 + 0.215 * rows, sharey=True)
     at, ticks, names = 0.0, list[float](), list[str]()
