@@ -209,7 +209,7 @@ class _Parser(argparse.ArgumentParser):
         ):
             refusal = re.sub(pattern, words, refusal)
         unknown = re.match(r"unrecognized arguments: (--[a-z-]+)(?=[= ]|$)", refusal)
-        names = [name.removeprefix("--") for name in self._option_string_actions]
+        names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
         if unknown and (near := difflib.get_close_matches(unknown[1][2:], names, n=1)):
             refusal += f"; did you mean --{near[0]}?"
         elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):

@@ -113,7 +113,7 @@ def _folder(options: TrainOptions) -> Path:
     if options.name is None:
         config = options.config
         # Each search has a best.yaml
-        of_search = config.absolute().with_name("search.yaml").is_file()
+        of_search = config.is_file() and config.absolute().with_name("trials").is_dir()
         name = f"{config.absolute().parent.name}-{config.stem}" if of_search else config.stem
         return Path(options.out or Path(options.storage, f"train-{name}"))
     if options.out is not None:
@@ -179,12 +179,9 @@ def check_folder(request: TrainRequest) -> None:
         differs and all(name.startswith("parallel.") for name in differs)
     )
     if is_other or cfg.has_changed(config, folder):
-        held = text.knobs(cfg.differences(trial.configuration, config))
-        changed = (
-            f"{held}; asked: {text.knobs(differs)}"
-            if differs
-            else f"{cfg.of(config).title} has changed"
-        )
+        held, asked = cfg.flat(trial.configuration), text.knobs(differs)
+        before = text.knobs({name: held[name] for name in differs if name in held})
+        changed = f"{before}; asked: {asked}" if differs else f"{cfg.of(config).title} has changed"
         raise ConfigError(
             f"--out: {where} holds a training of another configuration ({changed}); choose"
             " another --name or --out"

@@ -8,13 +8,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from tunediff.command import calibration
 from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
-from tunediff.command.run import Clocked, CommandRun, execute
+from tunediff.command.run import STEPS_MARGIN, Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
@@ -85,11 +86,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
         attempt = _Attempts(run, Path(scratch))
         before, begun = _listing(Path(run.definition.folder)), time.time()
-        most = f"at most {text.seconds(attempt.limit_s)} for values of {run.definition.objective}"
-        log = Path(scratch, "0", LOG)
-        with announced(
-            f"checking the command: waiting {most}", say, lambda: MetricPattern.named_in(log)
-        ):
+        with _waiting(run, attempt.limit_s, Path(scratch), say):
             first = attempt(run)
         written = _written(before, begun, Path(run.definition.folder))
         again = attempt(run)
@@ -137,6 +134,17 @@ class _Tried:
     value: float
     first_s: float
     clock: Clocked | None
+
+
+def _waiting(
+    run: CommandRun, limit_s: float, scratch: Path, say: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Say what the check waits for, until when if the judge's clock ends it, what is printed."""
+    asked, log = run.definition, scratch / "0" / LOG
+    is_timed = asked.outcome != "final" and asked.time is None
+    most = f" at most {text.seconds(STEPS_MARGIN * limit_s)}" if is_timed else ""
+    what = f"checking the command: waiting{most} for values of {asked.objective}"
+    return announced(what, say, lambda: MetricPattern.named_in(log, asked.objective))
 
 
 class _Attempts:

@@ -57,7 +57,7 @@ class CommandClock:
         return max(0.0, until - begun - self._paused_s)
 
     def reached(self, limit_s: float, now: float) -> bool:
-        """Return whether the budget is spent; by the judge's clock if its own is silent."""
+        """Return whether the budget is spent, or twice the budget by the judge's clock."""
         if self.seconds_line is None:
             return self._judged_s(now) >= limit_s
         return (self.own_s or 0.0) >= limit_s or self._judged_s(now) >= 2 * limit_s

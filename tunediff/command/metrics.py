@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -19,8 +20,8 @@ from tunediff.config.knobs import ConfigError
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
 """A number as programs print it, NaN and infinities included; for `re.IGNORECASE`."""
 NAMED = re.compile(rf"([A-Za-z_][\w./-]*)['\"]?\s*[:=]\s*['\"]?(?:{NUMBER})(?!\w)", re.IGNORECASE)
-MOST_NAMED, READ_BYTES = 8, 1 << 14
-"""Names at most that are said, and bytes at the end of a log that are searched for them."""
+MOST_NAMED, READ_BYTES, LONGEST_LINE = 8, 1 << 12, 400
+"""Names that are said; bytes at the end of a log, and of a line, that are searched for them."""
 REDUCTIONS = "last, mean:K, min, max"
 
 
@@ -57,12 +58,16 @@ class MetricPattern:
         return as_number(found[-1]) if found else None
 
     @staticmethod
-    def named_in(log: Path) -> str:
-        """Return `; it prints values of acc, val_loss` by the last lines of a log; '': of none."""
+    def named_in(log: Path, wanted: str) -> str:
+        """Return `; it prints values of acc, loss` by a log's end; '': none, or `wanted` too."""
         with contextlib.suppress(OSError), log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
-            if names := [*dict.fromkeys(NAMED.findall(file.read().decode(errors="replace")))]:
-                return f"; it prints values of {', '.join(names[:MOST_NAMED])}"
+            start = max(0, os.fstat(file.fileno()).st_size - READ_BYTES)
+            file.seek(start)
+            lines = file.read().decode(errors="replace").splitlines()[start > 0 :]
+            found = (NAMED.findall(line[:LONGEST_LINE]) for line in lines)
+            names = dict.fromkeys(itertools.chain.from_iterable(found))
+            if names and wanted not in names:
+                return f"; it prints values of {', '.join([*names][:MOST_NAMED])}"
         return ""
 
 

@@ -278,8 +278,8 @@ def _end(
         reason = f"{how}: {process.failure or f'see {log}'}"
         status = "oom" if reader.out_of_memory else "error"
     elif reader.values == 0:
-        named = MetricPattern.named_in(log)
-        where = definition.metrics or f"what it printed ({log}){named}; allowed: another pattern"
+        named = f"{MetricPattern.named_in(log, definition.objective)}; allowed: another objective"
+        where = definition.metrics or f"what it printed ({log}){named}, or --pattern"
         if ending == "budget":
             where += f", or more than the {reader.run.limit_s:g} s after which it was ended"
         latest = "".join(f"\n  {line}" for line in process.latest)

@@ -95,9 +95,9 @@ def _parameters(content: Lines, source: str) -> dict[str, Any]:
     tried = list(_tried(content))
     for name, _ in tried:
         if name not in values and name != "seed":
-            near = f"{nearest(name, values)}; or" if values else "allowed:"
             where = f"{source}: {name}: has no value in the baseline"
-            raise ConfigError(f"{where}; {near} {name} under baseline:")
+            near = f" ({nearest(name, values)})" if values else ""
+            raise ConfigError(f"{where}; allowed: {name} under baseline:{near}")
     types = {
         name: common_type([value, *(other for key, other in tried if key == name)])
         for name, value in values.items()

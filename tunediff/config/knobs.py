@@ -50,18 +50,15 @@ class Refusal(Exception):  # noqa: N818 – raised by rules; ConfigError is the 
 
 
 class Fixed:
-    """Marks a knob or a section that no search may vary: it defines the task or the evaluation
-    protocol."""
+    """Marks a knob or section that no search may vary: it defines the task or its evaluation."""
 
 
 class EvaluationProtocol:
-    """Marks a knob of `evaluation` that further evaluations of a finished model (`final:`) must not
-    change."""
+    """Marks a knob of `evaluation` that later evaluations of a model (`final:`) must not change."""
 
 
 class File:
-    """Marks a knob that names a file or folder; made absolute, because workers may run in another
-    folder."""
+    """Marks a knob that names a file or folder; made absolute: workers may run in another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +145,7 @@ class Knob:
         return words + (", or null" if self.optional else "")
 
     def hint(self, value: Any) -> str:
-        """Return what may have gone wrong with a refused value: a typing error, or YAML 1.1; ''
-        otherwise."""
+        """Return what may be wrong with a refused value: a typing error, YAML 1.1; '': neither."""
         if isinstance(value, str) and self.kind == "choice":
             words = [choice for choice in self.choices or () if isinstance(choice, str)]
             similar = difflib.get_close_matches(value, words, n=1)

@@ -35,7 +35,7 @@ def check_name(name: str) -> None:
 
 
 def timed_name(stem: str) -> str:
-    """Return a name with this millisecond, as `digits-20261128-133439-512`: not taken yet."""
+    """Return a name with this millisecond, as `digits-20261128-133439-512`."""
     now = time.time()
     second = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{stem}-{second}-{int(now % 1 * 1000):03d}"

@@ -109,7 +109,7 @@ class Reference:
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
-    """Return S with S·S = matrix [d, d], semidefinite; negative eigenvalues count as 0."""
+    """Return S with S·S = matrix [d, d], positive semidefinite; negative eigenvalues count as 0."""
     values, vectors = torch.linalg.eigh(matrix)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root

@@ -22,7 +22,7 @@ def convolution(channels: int, out: int, side: int, stride: int = 1, groups: int
 
 
 class Residual(Block):
-    """ReLU(shortcut(x) + body(x)); 1×1 shortcut where shapes change (arXiv 1512.03385, B)."""
+    """ReLU(shortcut(x) + body(x)); 1×1 shortcut if shapes change (arXiv 1512.03385, option B)."""
 
     def __init__(self, body: nn.Sequential, channels: int, out: int, stride: int) -> None:
         super().__init__()

@@ -61,8 +61,8 @@ def main(mark: str, parent: int) -> None:
     """Wait for the parent's end, then kill what is left until there is nothing."""
     words = _wait_for_end(parent)
     session = next((line for line in words if line != ENDED), "")
-    until = time.monotonic() + LIMIT_S
     for name in (MARK, STARTED):
+        until = time.monotonic() + LIMIT_S
         killed_from = time.monotonic() + (0.0 if ENDED in words else GRACE_S)
         while (pids := list(remains(f"{name}={mark}", session))) and time.monotonic() < until:
             for pid in pids if time.monotonic() >= killed_from else ():

@@ -174,11 +174,13 @@ def unmoved_words(results: Results) -> str:
         " the budget",
         "it has learned everything before the first evaluation",
     ]
-    steps = max(trial.points[-1].steps for trial in results.trials if trial.points)
-    if steps < FEW_STEPS:
-        causes.insert(0, f"the budget is too short: it ends after {pluralize(steps, 'step')}")
-    elif any(map(disturbed, results.trials)):
+    if any(map(disturbed, results.trials)):
         causes.insert(0, "it took few steps because others used the machine")
+    last = [trial.points[-1] for trial in results.trials if trial.points]
+    steps = max(point.steps for point in last)
+    # Where each is one sample, they are values that a command printed, or reports
+    if steps < min(FEW_STEPS, *(point.samples for point in last)):
+        causes.insert(0, f"the budget is too short: it ends after {pluralize(steps, 'step')}")
     return (
         "The objective did not move in any trial with a result: from the first evaluation to the"
         f" last it changed by no more than the noise. Either {', or '.join(causes)}."

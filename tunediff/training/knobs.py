@@ -1,5 +1,4 @@
-"""Sections that our own workloads share: optimizers, their schedule, averaged weights. Imports no
-torch."""
+"""Sections that our own workloads share: optimizers, schedule, averages. Imports no torch."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ MEMORY_FREE_OPTIMIZER = tuple(
         "beta2",
     )
 )
-"""Knobs of optimizers that change no device memory. Momentum is not among them: SGD without it has
-no state."""
+"""Knobs of optimizers that change no device memory; not momentum: SGD without it has no state."""
 Optimizer = Annotated[AdamW | Muon | Adam | Sgd, Field(discriminator="name")]
 
 

@@ -1,5 +1,4 @@
-"""What can be set of the training of a classifier, besides what every training has. Imports no
-torch."""
+"""What can be set of a classifier, besides what every training has. Imports no torch."""
 
 from __future__ import annotations
 
