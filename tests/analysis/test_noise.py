@@ -132,6 +132,13 @@ def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
     assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
 
 
+@pytest.mark.parametrize(("samples", "said"), [(1000, True), (10**6, False)])
+def test_a_budget_of_a_few_steps_is_told(tmp_path, samples, said):
+    curve = [(5.0, samples, 12.5), (10.0, 2 * samples, 12.5)]
+    write(tmp_path / "night", make(tmp_path / "night"), 0, {}, curve)
+    assert ("it ends after 15 steps" in verdicts.unmoved_words(analysis.read(tmp_path / "night"))) is said
+
+
 @pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
 def test_objective_has_not_moved_where_it_changed_by_less_than_the_noise(tmp_path, repeat, trials):
     wanted = make(tmp_path / "night")

@@ -21,8 +21,7 @@ def test_gate_is_a_one_sample_t_test_against_the_target():
     assert gate.p == pytest.approx(expected)
     assert gate.shown == (expected < 0.01) == True  # noqa: E712
     assert not targets.target_gate(LOSSES, Target("loss", "<=", 3.2785), 6, fixed).shown
-    up = targets.target_gate(-LOSSES, Target("loss", ">=", -3.28), 6, fixed)
-    assert up.p == pytest.approx(expected)
+    assert targets.target_gate(-LOSSES, Target("loss", ">=", -3.28), 6, fixed).p == pytest.approx(expected)
 
 
 def test_gates_of_margin_and_of_equality_are_paired_t_tests():

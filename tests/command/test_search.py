@@ -271,7 +271,6 @@ def test_a_search_of_a_command_ends_with_its_best(tmp_path, monkeypatch):
     assert search.main(["s.yaml", "--name", "found"]) == 0
     trials = trial_record.read_trials(tmp_path / "ray_results" / "found")
     assert [trial.status for trial in trials] == ["ok"] * 3, "of four, since there are three points"
-    best = min(trials, key=lambda trial: trial.value("loss"))
-    assert best.drawn["lr"] == 0.1
+    assert min(trials, key=lambda trial: trial.value("loss")).drawn["lr"] == 0.1
     assert export.main(["found", "--out", "best.yaml"]) == 0
     assert "train.py --lr 0.1 --seed 0" in Path("best.yaml").read_text()

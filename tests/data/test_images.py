@@ -478,8 +478,7 @@ def test_cifar10_from_image_files(tmp_path: Path) -> None:
     assert found.name.startswith("cifar10 ")
     assert found.class_names == ("ant", "cat")
     assert sources.has_labels(asked)
-    unpacked = images.load(data(folder(tmp_path / "set", SPLITS), name="cifar10", split="test"))
-    assert unpacked.digest == found.digest
+    assert images.load(data(folder(tmp_path / "set", SPLITS), name="cifar10", split="test")).digest == found.digest
     refused(data(str(tmp_path / "nowhere.zip"), name="cifar10"), "no such file or folder")
 
 

@@ -89,8 +89,7 @@ def test_loader_and_model_count_alike_what_an_item_counts_as(tmp_path):
     text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", "trial.batches((X, Y), samples_each=1024)")
     (tmp_path / "mine.py").write_text(text)
     config = cfg.baseline(str(tmp_path / "mine.py"))
-    alone = measure.Bench(config, CPU).loader_alone(config, 0.0)
-    assert alone["samples"] == 3 * 16 * 1024
+    assert measure.Bench(config, CPU).loader_alone(config, 0.0)["samples"] == 3 * 16 * 1024
 
 
 def test_a_set_that_does_not_fit_on_the_device(bench):

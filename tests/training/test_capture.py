@@ -196,8 +196,7 @@ def test_batch_of_another_shape_is_trained_in_the_loop():
             sizes.append(len(inputs))
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 
-    told = told_of(body, steps=18)
-    assert told.facts["capture"] == "step"
+    assert told_of(body, steps=18).facts["capture"] == "step"
     assert list(sizes)[:13] == [8] * 10 + [4] * 3, "captured; then the three short ones of 18 steps"
 
 

@@ -106,8 +106,7 @@ def test_several_losses_train_under_loss_scaling():
         assert taken.count(generator) > STEPS // 2
         assert taken.count(critic) > STEPS // 2
 
-    outcome = train(toy(precision__amp="fp16"), samples=IMAGES, body=body)
-    assert outcome.steps == STEPS
+    assert train(toy(precision__amp="fp16"), samples=IMAGES, body=body).steps == STEPS
 
 
 @pytest.mark.parametrize("amp", ["none", "fp16"])

@@ -323,8 +323,7 @@ def test_the_warm_up_uses_nothing(tmp_path, monkeypatch):
         return 100.0 * (len(readings) > 1) + len(readings)
 
     monkeypatch.setattr(hardware.EnergyMeter, "joules", joules)
-    trained = train(toy(), samples=IMAGES, folder=tmp_path)
-    assert trained.points[0]["energy_j"] < 100.0
+    assert train(toy(), samples=IMAGES, folder=tmp_path).points[0]["energy_j"] < 100.0
 
 
 def test_what_a_resumed_training_restores_beside_what_is_kept(tmp_path):

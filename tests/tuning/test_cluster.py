@@ -206,8 +206,7 @@ def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search)
     first = [{"parallel.workers": 2, "parallel.strategy": name} for name in ("ddp", "fsdp", "pipeline")]
     budget = {"per_trial": "4s", "trials": 6, "unit": "device"}
     one = search("both", budget=budget, search=spaces, first=first, fixed=chain, noise=1)
-    process = one.start(str(one.file), "--name", "both", "--address", nodes.address)
-    assert process.wait(WAIT_S) == 0, one.log
+    assert one.start(str(one.file), "--name", "both", "--address", nodes.address).wait(WAIT_S) == 0, one.log
     trials = [one.trial(f"t{number:04d}") for number in range(6)]
     assert [trial.status for trial in trials] == ["ok"] * 6, one.log
     assert [trial.config["parallel.strategy"] for trial in trials[1:4]] == ["ddp", "fsdp", "pipeline"]

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
-from tunediff.ray_backend import connection, local_cluster
+from tunediff.ray_backend import connection, local_cluster, remains
 from tunediff.tuning.sessions import NotStartedError
 
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "TUNEDIFF_KEEP_RAY")
@@ -198,3 +199,12 @@ def test_no_process_of_a_cluster_outlives_its_search(tmp_path, how):
     finally:
         for process in filter(psutil.Process.is_running, processes):
             process.kill()
+
+
+def test_ray_ends_before_what_its_workers_have_started():
+    """A program that ended first would be a failure of its trial."""
+    killed, alive = [], lambda variable, session: {variable} - {*killed}
+    of_cluster = mock.patch.multiple(remains, _wait_for_end=lambda parent: [remains.ENDED], remains=alive)
+    with of_cluster, mock.patch.object(os, "kill", lambda pid, number: killed.append(pid)):
+        remains.main("mark", 0)
+    assert killed == [f"{remains.MARK}=mark", f"{remains.STARTED}=mark"]

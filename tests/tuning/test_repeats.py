@@ -73,8 +73,7 @@ def test_resume_continues_a_rerun_and_does_not_begin_it_twice(make, tmp_path):
     end(second, again, "x", begin=False, value=6.0)
     assert ended(second, 4.0, 9) == {**listed[2], "seed": 1}
     named = second.suggest("named")["spec"].drawn  # killed before its journal began: only the study knows it
-    third = make(in_file=True, **SEARCH)
-    assert third.suggest("y")["spec"].drawn == named == {**listed[2], "seed": 2}
+    assert make(in_file=True, **SEARCH).suggest("y")["spec"].drawn == named == {**listed[2], "seed": 2}
 
 
 def test_with_several_slots_each_rerun_is_another(make):

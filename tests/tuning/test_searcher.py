@@ -503,8 +503,7 @@ def test_a_raised_limit_brings_the_second_run_of_the_baseline(make):
     assert after[0] == {**before[0], "seed": 1}
     points = [tuple(point.values()) for point in before + after[1:]]
     assert len(set(points)) == len(points) == 6, "the whole space"
-    lowered = make(noise=None, budget=budget | {"trials": 4})
-    assert lowered.suggest("z") == "FINISHED"
+    assert make(noise=None, budget=budget | {"trials": 4}).suggest("z") == "FINISHED"
 
 
 def test_a_limit_that_is_raised_before_the_queue_was_empty_loses_nothing(make):
@@ -745,5 +744,4 @@ def test_a_study_in_a_database_of_the_environment_is_found_again(make, tmp_path,
     assert not (tmp_path / "study.db").exists()
     (summary,) = optuna.get_all_study_summaries(f"sqlite:///{tmp_path}/shared.db")
     assert (summary.study_name.rpartition("-")[0], summary.n_trials) == (tmp_path.name, 2), "one waits in the queue"
-    again = make(in_file=True, storage="$STUDIES")
-    assert again.suggest("tune1")["trial"] == "t0001"
+    assert make(in_file=True, storage="$STUDIES").suggest("tune1")["trial"] == "t0001"

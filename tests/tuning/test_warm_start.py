@@ -68,16 +68,20 @@ def test_luck_that_diverged_when_it_ran_again_is_known_as_a_failure(make, tmp_pa
     assert known == [("lucky/t0002", 3.0), ("lucky/t0003", 4.0), ("lucky/t0001", 8.0)]
 
 
-def test_with_another_budget_the_best_are_tried_first(make, earlier):
-    content = EARLIER | {"first": None}
-    searcher = make(**content, warm_start=str(earlier), budget={"per_trial": "9s", "trials": 6})
+def assert_best_first(searcher):
+    """No result of the earlier search counts, and its best points are drawn."""
     assert not any(t.state.is_finished() for t in study(searcher))
-    drawn = [searcher.suggest("a")]
-    end(searcher, drawn[0], "a")
-    for name in ("b", "c"):
+    drawn = []
+    for name in ("a", "b", "c"):
         drawn.append(searcher.suggest(name))
         end(searcher, drawn[-1], name)
     assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
+
+
+def test_with_another_budget_the_best_are_tried_first(make, earlier):
+    content = EARLIER | {"first": None}
+    searcher = make(**content, warm_start=str(earlier), budget={"per_trial": "9s", "trials": 6})
+    assert_best_first(searcher)
 
 
 def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier):
@@ -111,13 +115,7 @@ def test_values_of_other_hardware_or_software_are_suggestions(make, earlier, env
     """Neither results nor failures are reused; the best points are tried first."""
     environment_is(**facts)
     searcher = make(**EARLIER | {"first": None}, warm_start=str(earlier))
-    assert not any(t.state.is_finished() for t in study(searcher))
-    drawn = [searcher.suggest("a")]
-    end(searcher, drawn[0], "a")
-    for name in ("b", "c"):
-        drawn.append(searcher.suggest(name))
-        end(searcher, drawn[-1], name)
-    assert [(d["loader.batch_size"], d["optimizer.lr"]) for d in drawn] == [(128, 1e-3), (64, 1e-3), (128, 5e-3)]
+    assert_best_first(searcher)
     line = warm_start.describe(searcher.proposer.space, "cpu")
     assert re.fullmatch(rf"warm start: none of the 4 results of earlier is reused \({why}\); its best .+", line)
 

@@ -559,8 +559,7 @@ TEXTS = (
                                   "~", "'quoted'", '"', " x ", "1e-3", "*a", "ü 😀", "two\nlines"])  # fmt: skip
 def test_text_from_python_is_the_knobs_value_as_it_is(tmp_path, note):
     baseline = cfg.baseline(str(texts(tmp_path)))
-    config = cfg.with_words(baseline, words(({"note": note},)))
-    assert config.knobs.note == note
+    assert cfg.with_words(baseline, words(({"note": note},))).knobs.note == note
 
 
 def test_text_on_the_command_line_needs_no_quotes(tmp_path):
@@ -586,8 +585,7 @@ def test_a_section_of_ones_own_with_the_name_of_ours_may_train_without_an_end(tm
         "class Knobs:", "class Own:\n    decay: float = 0.1\n\n\n@dataclass(frozen=True)\nclass Knobs:"
     )
     own.write_text(text.replace("    dropout: float = 0.0\n", "    dropout: float = 0.0\n    optimizer: Own = Own()\n"))
-    request = train_setup.prepare(TrainOptions(config=own, out=tmp_path / "run"))
-    assert request.budget.open_ended
+    assert train_setup.prepare(TrainOptions(config=own, out=tmp_path / "run")).budget.open_ended
     with pytest.raises(cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed without --budget or --samples"):
         train_setup.prepare(TrainOptions(config=Path("digits"), words=["optimizer.decay=cosine"], out=tmp_path / "run"))
 

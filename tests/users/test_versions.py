@@ -128,8 +128,7 @@ def test_what_a_check_has_loaded_is_the_version_and_the_copy(mine, train, tmp_pa
     assert cfg.baseline(str(mine)).schema.version == before, "what is not imported at once is not known yet"
     assert train(copy)["score"] == SCORE
     (tmp_path / "search").rename(tmp_path / "moved")
-    moved = cfg.baseline(str(tmp_path / "moved/workload/mine.py"))
-    assert moved.schema.version == copy.schema.version
+    assert cfg.baseline(str(tmp_path / "moved/workload/mine.py")).schema.version == copy.schema.version
 
 
 @pytest.mark.nightly

@@ -103,8 +103,8 @@ def check(
             if _has_no_effect(attempt, run, name, values, first)
         ]
     idle = idle if deterministic else []
-    found = (has_seed and not deterministic, idle, attempt.failures, written)
-    return Checked(first.first_s, *found, clock, budget_s)
+    varies = has_seed and not deterministic
+    return Checked(first.first_s, varies, idle, attempt.failures, written, clock, budget_s)
 
 
 def _check_budget(clock: str, budget_s: float | None, first_s: float) -> None:
@@ -140,11 +140,11 @@ def _waiting(
     run: CommandRun, limit_s: float, scratch: Path, say: Callable[[str], None]
 ) -> AbstractContextManager[None]:
     """Say what the check waits for, until when if the judge's clock ends it, what is printed."""
-    asked, log = run.definition, scratch / "0" / LOG
-    is_timed = asked.outcome != "final" and asked.time is None
+    definition, log = run.definition, scratch / "0" / LOG
+    is_timed = definition.outcome != "final" and definition.time is None
     most = f" at most {text.seconds(STEPS_MARGIN * limit_s)}" if is_timed else ""
-    what = f"checking the command: waiting{most} for values of {asked.objective}"
-    return announced(what, say, lambda: MetricPattern.named_in(log, asked.objective))
+    what = f"checking the command: waiting{most} for values of {definition.objective}"
+    return announced(what, say, lambda: MetricPattern.named_in(log, definition.objective))
 
 
 class _Attempts:

@@ -64,8 +64,8 @@ class MetricPattern:
             start = max(0, os.fstat(file.fileno()).st_size - READ_BYTES)
             file.seek(start)
             lines = file.read().decode(errors="replace").splitlines()[start > 0 :]
-            found = (NAMED.findall(line[:LONGEST_LINE]) for line in lines)
-            names = dict.fromkeys(itertools.chain.from_iterable(found))
+            by_line = (NAMED.findall(line[:LONGEST_LINE]) for line in lines)
+            names = dict.fromkeys(itertools.chain.from_iterable(by_line))
             if names and wanted not in names:
                 return f"; it prints values of {', '.join([*names][:MOST_NAMED])}"
         return ""

@@ -25,6 +25,6 @@ def commit_of(folder: Path, revision: str, where: str) -> str:
     """Return the hash of a revision: git would take one that begins with a dash for an option."""
     words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     git(folder, "rev-parse", where=where)  # refuses a folder without a repository
-    if found := git(folder, *words, where=where, check=False).decode().strip():
-        return found
+    if commit := git(folder, *words, where=where, check=False).decode().strip():
+        return commit
     raise ConfigError(f"{where}: {revision}: no such revision")
