@@ -1,8 +1,9 @@
 """Ratchets: what makes the project hard to read may only fall. `python -m tests.test_ratchets` lowers the numbers.
 
-`ratchets.json` holds lines of Python by package, pairs of packages of which one imports the other, and counts of what
-CONTRIBUTING.md forbids in anything new. A commit that brings a capability may raise the lines of its package, by hand,
-within `TOTALS`.
+`ratchets.json` holds statements of Python by package (docstrings are none: a formatter changes lines, not statements), pairs
+of packages of which one imports the other, and counts of what CONTRIBUTING.md forbids in anything new. A commit that brings
+a capability may raise the statements of its package, by hand, within `TOTALS`. `seconds_of_tests` is what the README's test
+command took on the machine named there: recorded for the reader and never asserted, since it depends on the machine.
 """
 
 import ast
@@ -16,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("ratchets.json")
-TOTALS = {"tunediff": 38_000, "tests": 30_000}
-"""Lines that the two folders may have once the numbers in `ratchets.json` have fallen that far."""
+TOTALS = {"tunediff": 22_500, "tests": 18_000}
+"""Statements that the two folders may have once the numbers in `ratchets.json` have fallen that far."""
 SLACK = 0.01
 """Share by which a number may lie above what is counted, so that not every commit has to lower it."""
 
@@ -33,13 +34,18 @@ def package_of(path):
     return path.parts[1].removesuffix(".py") if path.parts[0] == "tunediff" else path.parts[0]
 
 
+def is_statement(node):
+    """Return whether a node of a syntax tree is a statement other than a docstring or a text behind an attribute."""
+    return isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
 @functools.cache
-def lines_by_package():
-    lines = collections.Counter()
+def statements_by_package():
+    statements = collections.Counter()
     for folder in ("tunediff", "tests"):
         for path, text in sources(folder).items():
-            lines[package_of(path)] += text.count("\n")
-    return lines
+            statements[package_of(path)] += sum(map(is_statement, ast.walk(ast.parse(text))))
+    return statements
 
 
 @functools.cache
@@ -74,8 +80,8 @@ def counts():
     sizes = [node.end_lineno - node.lineno + 1 for text in code.values() for node in functions(text)]
     return {
         "lines over 100 characters": sum(len(line) > 100 for text in code.values() for line in text.splitlines()),
-        "files over 300 lines": sum(text.count("\n") > 300 for text in code.values()),
-        "functions over 40 lines": sum(size > 40 for size in sizes),
+        "files over 500 lines": sum(text.count("\n") > 500 for text in code.values()),
+        "functions over 60 lines": sum(size > 60 for size in sizes),
         "class names used twice": sum(count > 1 for count in classes.values()),
         "monkeypatch.setattr in tests": tests.count("monkeypatch.setattr("),
         "private attributes in tests": len(re.findall(r"(?<!self)\b\w+\._[a-z]\w*", tests)),
@@ -83,10 +89,10 @@ def counts():
 
 
 def measured():
-    return {"lines": dict(sorted(lines_by_package().items())), "edges": sorted(edges()), "counts": counts()}
+    return {"statements": dict(sorted(statements_by_package().items())), "edges": sorted(edges()), "counts": counts()}
 
 
-RECORDED = json.loads(FILE.read_text()) if FILE.exists() else measured()
+RECORDED = json.loads(FILE.read_text())
 
 
 def check(name, found, allowed):
@@ -95,9 +101,9 @@ def check(name, found, allowed):
     assert found >= lowest, f"{name} fell from {allowed} to {found}: python -m tests.test_ratchets keeps it there"
 
 
-@pytest.mark.parametrize("package", sorted(RECORDED["lines"] | lines_by_package()))
-def test_lines_of_a_package_only_fall(package):
-    check(package, lines_by_package()[package], RECORDED["lines"].get(package, 0))
+@pytest.mark.parametrize("package", sorted(RECORDED["statements"] | statements_by_package()))
+def test_statements_of_a_package_only_fall(package):
+    check(package, statements_by_package()[package], RECORDED["statements"].get(package, 0))
 
 
 def test_no_package_imports_one_that_it_did_not_import_before():
@@ -110,8 +116,8 @@ def test_what_is_forbidden_in_new_code_only_falls(name):
 
 
 def test_totals_fall_to_what_is_allowed():
-    lines = RECORDED["lines"]
-    totals = {"tunediff": sum(lines.values()) - lines["tests"], "tests": lines["tests"]}
+    statements = RECORDED["statements"]
+    totals = {"tunediff": sum(statements.values()) - statements["tests"], "tests": statements["tests"]}
     before = RECORDED["totals"]
     assert all(totals[name] <= max(before[name], TOTALS[name]) for name in TOTALS), (totals, before)
 
@@ -119,11 +125,12 @@ def test_totals_fall_to_what_is_allowed():
 def main():
     """Write the numbers as they are now; a number that has grown stays, for a person to decide."""
     now, before = measured(), RECORDED
-    for part in ("lines", "counts"):
+    for part in ("statements", "counts"):
         now[part] = {name: min(number, before[part].get(name, number)) for name, number in now[part].items()}
-    tests = now["lines"]["tests"]
-    now["totals"] = {"tunediff": sum(now["lines"].values()) - tests, "tests": tests}
+    tests = now["statements"]["tests"]
+    now["totals"] = {"tunediff": sum(now["statements"].values()) - tests, "tests": tests}
     now["edges"] = sorted(set(now["edges"]) & set(before["edges"]))
+    now["seconds_of_tests"] = before["seconds_of_tests"]
     FILE.write_text(json.dumps(now, indent=1) + "\n")
 
 
