@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from tests.helpers import CPU, Told, train
 from tunediff import config as cfg
@@ -23,21 +22,6 @@ PREPARED = "    net = trial.prepare(net)\n"
 def checked(folder, text):
     (folder / "mine.py").write_text(text)
     return check.check(cfg.baseline(str(folder / "mine.py")), CPU)
-
-
-def test_calls_of_a_script_for_ddp_work_on_one_rank(tmp_path):
-    """`init_process_group("nccl")` on a CPU, without RANK in the environment, and a model that is wrapped again."""
-    script = PLAIN.replace("from torch import nn\n", "import torch.distributed as dist\nfrom torch import nn\n")
-    script = script.replace(
-        PREPARED,
-        '    dist.init_process_group("nccl")\n    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)\n'
-        f"    dist.barrier()\n{PREPARED}    net = nn.parallel.DistributedDataParallel(net)\n",
-    )
-    script = script.replace("\n\n@torch.no_grad()", "    dist.destroy_process_group()\n\n\n@torch.no_grad()")
-    assert checked(tmp_path, script)["warnings"] == []
-    assert not dist.is_initialized(), "the group ends with the trial"
-    with pytest.raises(ValueError, match="RANK"):
-        dist.init_process_group("gloo")
 
 
 AGENT = """

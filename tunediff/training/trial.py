@@ -31,7 +31,6 @@ from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import losses, model_setup, outcome, sources, state, write_watch
 from tunediff.training.capture.captured_call import captured
-from tunediff.training.distributed_scripts import process_group_of_trial
 from tunediff.training.engine import Engine
 from tunediff.training.framework_calls import FrameworkCalls
 from tunediff.training.observer import Shown
@@ -366,7 +365,6 @@ def run(engine: Engine) -> TrainingOutcome:
     try:
         with (
             described_in_environment(engine.world),
-            process_group_of_trial(engine.world),
             script_arguments(path, engine.knobs, seed=engine.config.seed),
             write_watch.run_of(engine.folder),
             contextlib.suppress(outcome.NotTrainedError),
