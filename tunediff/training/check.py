@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import pickle
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,9 +27,7 @@ from tunediff.core.template import TemplateError
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import hardware, memory, prepared, rerun, state, weights, write_watch
 from tunediff.training.engine import Engine
-from tunediff.training.line_watch import LineWatch
 from tunediff.training.observer import Observer
-from tunediff.training.outcome import CHANGED
 from tunediff.training.recorded_runs import Record
 from tunediff.training.run_trial import end_of
 from tunediff.training.training_run import TrainingRun
@@ -112,12 +109,6 @@ class Check(Record):
         self.before = state.copied(model.state_dict())
         return self.outer
 
-    def after_loop(self, run: TrainingRun) -> None:
-        """Watch which line of `train` changes the weights that were judged."""
-        assert run.result is not None
-        self.watch = LineWatch(run.result, cfg.of(run.config).code.train)
-        self.watch.start()
-
     @property
     def called(self) -> int:
         """Return how often the prepared model was called to train it."""
@@ -157,7 +148,6 @@ def _check(config: Systems, world: World, folder: Path) -> Report:
     try:
         outcome = run(engine)
     finally:
-        sys.settrace(None)
         program.early.remove()
     spent_s, used = time.monotonic() - began, hardware.Usage.now().since(before)
     load = hardware.disturbance(used, sum(world.gather(used.own_s)), machine.cores())[
@@ -233,13 +223,8 @@ METHODS = (
 
 def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> list[str]:
     warnings = [*run.notes, *([] if program.called else [METHODS])]
-    # Weights that are written are no fault in a framework that puts in what it has judged. In a
-    # loop they are one even if they are equal: the best weights may be the last ones here.
-    if outcome.reason or (program.watch.line and not run.adopted):
-        line = program.watch.line
-        warnings.append(
-            f"{outcome.reason or CHANGED.format('to equal ones here')}{f': {line}' if line else ''}"
-        )
+    if outcome.reason:
+        warnings.append(outcome.reason)
     if program.early_steps:
         steps = text.pluralize(program.early_steps, "optimizer step")
         warnings.append(
