@@ -129,7 +129,9 @@ def test_mistakes_that_two_steps_and_an_evaluation_find(tmp_path, changes, kind,
 
 
 def test_check_warns_of_weights_that_are_changed_after_the_last_evaluation(tmp_path):
-    text = PLAIN.replace("trial.step(loss, optimizer)\n", "trial.step(loss, optimizer)\n    nn.init.ones_(net[0].bias)\n")
+    text = PLAIN.replace(
+        "trial.step(loss, optimizer)\n", "trial.step(loss, optimizer)\n    nn.init.ones_(net[0].bias)\n"
+    )
     (warning,) = checked(tmp_path, text)["warnings"]
     assert "changes weights (0.bias) after the last evaluation" in warning
 

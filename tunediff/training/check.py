@@ -25,7 +25,7 @@ from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
 from tunediff.core.template import TemplateError
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import hardware, memory, prepared, rerun, state, weights, write_watch
+from tunediff.training import hardware, memory, prepared, rerun, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.recorded_runs import Record
@@ -131,13 +131,8 @@ def check(config: Systems, world: World, folder: Path | None = None) -> Report:
 
     `folder`: of the checkpoint, for all ranks; without it, a temporary one.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="tunediff-check-") as temporary,
-        write_watch.watching() as writes,
-    ):
-        report = _check(config, world, folder or Path(temporary))
-    report["warnings"] += writes.clean()
-    return report
+    with tempfile.TemporaryDirectory(prefix="tunediff-check-") as temporary:
+        return _check(config, world, folder or Path(temporary))
 
 
 def _check(config: Systems, world: World, folder: Path) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import sys
 import time
@@ -23,7 +22,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.training import adapters, hardware, prepared, write_watch
+from tunediff.training import adapters, hardware, prepared
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -60,16 +59,13 @@ def judged(
     weights: Mapping[str, Tensor],
     world: World,
     observer: Observer | None = None,
-    guarded: bool = True,
 ) -> Mapping[str, Any]:
     """Return the evaluation of a model with these weights, as exported; all ranks call it.
 
-    `guarded`: refuse a file that would write over others, which another training has left. Raises
-    what the workload's evaluation raises.
+    Raises what the workload's evaluation raises.
     """
     program = JudgeWeights(weights)
-    with write_watch.watching() if guarded else contextlib.nullcontext():
-        run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
+    run(Engine(eager(config), Budget(samples=1), world, observer or Observer(), program))
     return program.values
 
 

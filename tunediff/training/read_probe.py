@@ -14,7 +14,7 @@ from tunediff.config.systems import Systems, eager
 from tunediff.core.clock import Budget
 from tunediff.core.template import Template, TemplateError
 from tunediff.distributed import alone
-from tunediff.training import prepared, write_watch
+from tunediff.training import prepared
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
@@ -41,13 +41,9 @@ def knobs_read(configs: Sequence[Systems]) -> set[str]:
 def tell(connection: Connection, content: Sequence[bytes]) -> None:
     """Train each configuration for a step, and send which knobs were read; run by a template."""
     prepared.begin()
-    with write_watch.watching(after_others=True) as writes:
-        for pickled in content:
-            config = cfg.override(
-                eager(pickle.loads(pickled)), {"evaluation.points": 1}, check=False
-            )
-            engine = Engine(config, Budget(steps=1), alone(), Observer())
-            with contextlib.suppress(Exception, SystemExit):  # what it has read until then counts
-                run(engine)
-            connection.send(set(engine.read_knobs))
-    writes.clean()
+    for pickled in content:
+        config = cfg.override(eager(pickle.loads(pickled)), {"evaluation.points": 1}, check=False)
+        engine = Engine(config, Budget(steps=1), alone(), Observer())
+        with contextlib.suppress(Exception, SystemExit):  # what it has read until then counts
+            run(engine)
+        connection.send(set(engine.read_knobs))

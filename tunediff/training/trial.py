@@ -29,7 +29,7 @@ from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import losses, model_setup, outcome, sources, state, write_watch
+from tunediff.training import losses, model_setup, outcome, sources, state
 from tunediff.training.capture.captured_call import captured
 from tunediff.training.engine import Engine
 from tunediff.training.framework_calls import FrameworkCalls
@@ -366,7 +366,6 @@ def run(engine: Engine) -> TrainingOutcome:
         with (
             described_in_environment(engine.world),
             script_arguments(path, engine.knobs, seed=engine.config.seed),
-            write_watch.run_of(engine.folder),
             contextlib.suppress(outcome.NotTrainedError),
         ):
             workload.code.train(Trial(engine))

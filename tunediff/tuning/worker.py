@@ -290,6 +290,6 @@ def evaluate_finally(
     if world.agree(float(outcome.steps in judged_steps)):
         return
     of_rank_0 = state.broadcast(outcome.weights, world)
-    findings = judged(cfg.override(config, protocol), of_rank_0, world, guarded=False)
+    findings = judged(cfg.override(config, protocol), of_rank_0, world)
     if world.main:
         Journal(folder).write("final", steps=outcome.steps, **findings)
