@@ -18,7 +18,6 @@ from tunediff.command.template import shown
 from tunediff.config import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.options import option
-from tunediff.search_space import foreign
 
 Command = str | list[str]
 """A command line, or its words."""
@@ -84,7 +83,7 @@ def search_file(call: Any) -> Path:
         **{key: given[key] for key in (*OF_COMMAND, "grace") if key in given},
         "budget": {"per_trial": f"{float(call.budget or 60.0):g}s", "trials": call.trials or 20},
         "baseline": dict(call.baseline or {}),
-        "search": foreign.spaces(call.search or {}, "search"),
+        "search": dict(call.search or {}),
     }
     text = cfg.to_yaml(content)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -361,7 +361,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
     cores, gpu, emulated = NODE_CORES, True, emulated_formats()
     if address is None:
         cores, gpu, sizes = machine.cores, machine.gpus > 0, resources.world_sizes_of(machine)
-    read = search_space.read(path, sizes, machine.gpus > 0, log.info)
+    read = search_space.read(path, sizes, machine.gpus > 0)
     content = search_space.completed(read, path, settings, cores, gpu, emulated)
     if content is read:
         return content, False

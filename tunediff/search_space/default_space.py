@@ -9,7 +9,6 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.config import Lines
 from tunediff.config.knobs import refuse
-from tunediff.search_space import foreign
 from tunediff.search_space.searched_knobs import spread
 
 
@@ -43,9 +42,7 @@ def infer_search_space(
         not isinstance(search, dict),
         f"{workload.title}: SEARCH is {search!r}; it needs a dictionary",
     )
-    searched |= spread(
-        foreign.spaces(search, f"{workload.title}: SEARCH"), f"{workload.title}: SEARCH"
-    )
+    searched |= spread(search, f"{workload.title}: SEARCH")
     system = _of_system(baseline, cores, gpu, emulated)
     searched |= {name: space for name, space in system.items() if name not in searched}
     return {name: space for name, space in searched.items() if name not in leave}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff.config import Lines, Metric, Workload, removed
 from tunediff.config.knobs import refuse
 from tunediff.core.target import Target
-from tunediff.search_space import foreign, study
+from tunediff.search_space import study
 from tunediff.search_space.consistency import check_space, check_together
 from tunediff.search_space.files import is_workload, of_search
 from tunediff.search_space.model import RATE, SECONDS, SearchBudget, SearchSpace
@@ -62,17 +62,17 @@ def read(
     path: Path,
     world_sizes: Sequence[int] = (1,),
     gpu: bool = False,
-    say: Callable[[str], object] = lambda line: None,
 ) -> Lines:
-    """Return the content of a search file; `say`: called with what was read as something else.
+    """Return the content of a search file.
 
     In a grid `parallel.workers: all` becomes `world_sizes`, those that fit on this machine;
     `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
-    content, notes = foreign.translated(content, str(path))
-    for note in notes:
-        say(note)
+    if type(finalists := content.get("confirm")) is int:  # as --confirm has it
+        content["confirm"] = {"of": finalists}
+        if finalists == 0:
+            del content["confirm"]
     if "command" in content:  # the package stands on this one
         commands = importlib.import_module("tunediff.command.search")
         content = commands.translated(content, str(path), Path())
