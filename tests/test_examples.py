@@ -1,6 +1,5 @@
 """The files under `examples/`: each trains, is judged, goes on and is searched, as a user's file is."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,8 +15,6 @@ from tunediff import config as cfg
 from tunediff import sample, search
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.data import images
-from tunediff.data.knobs import Data
 from tunediff.training import check
 from tunediff.training.weights import save
 
@@ -66,25 +63,6 @@ def test_the_file_of_the_page_on_own_trainings_learns(tmp_path):
     outcome = train(config, samples=40 * config.loader.batch_size, evaluates=True, observer=told)
     assert (outcome.finished, outcome.unread) == (True, ())
     assert 0.5 < told.points[-1]["accuracy"] <= 1.0
-
-
-def test_the_page_on_emoji_makes_class_folders_on_white(tmp_path, monkeypatch, called_as):
-    """As it stands in docs/how-to/emoji.md, on a package of two emoji."""
-    page = (FOLDER.parent / "docs" / "how-to" / "emoji.md").read_text()
-    folder = tmp_path / "package" / "img" / "google" / "64"
-    folder.mkdir(parents=True)
-    for name, mode in (("a.png", "RGBA"), ("b.png", "RGBA"), ("c.png", "LA")):
-        Image.new(mode, (64, 64)).save(folder / name)  # black that is transparent
-    waving = {"image": "a.png", "category": "People & Body", "skin_variations": {"1F3FB": {"image": "b.png"}}}
-    emoji = [waving, {"image": "c.png", "category": "Flags"}]
-    (tmp_path / "package" / "emoji.json").write_text(json.dumps(emoji))
-    monkeypatch.chdir(tmp_path)
-    called_as("emoji.py", "package", "16")
-    exec(re.search(r"```python\n(# emoji.py\n.*?)```", page, re.S)[1], {})
-    made = images.load(Data(name="images", path="emoji-16.zip", image_size=16))
-    assert (made.class_names, made.labels.tolist()) == (("flags", "people"), [0, 1, 1])
-    assert made.pixels.shape == (3, 3, 16, 16)
-    assert (made.pixels == 255).all()
 
 
 @pytest.mark.nightly  # `test_sample.py` and `test_evaluate.py` draw from others

@@ -17,10 +17,6 @@ Rules:
 - Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.finalists` chooses, until
   `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
   `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
-- Reruns: searches of 18 to 40 trials, the baseline twice among them, without and with the reruns that
-  `tuning.repeats.next_repeat` chooses; these replace trials. "one": one configuration is better, and drawn before the
-  reruns; "tenth": each is with one chance in ten, so that what is not drawn any more may have been one. Any that is
-  better may be named.
 
 Writes believe.csv. About a quarter of an hour on one core. Of configurations that are equal, in noise that differs, of
 coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
@@ -29,9 +25,7 @@ coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import itertools
 import math
 import sys
 import time
@@ -57,7 +51,6 @@ from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning.repeats import next_repeat
 
 MOST = 12
 FIRST = 3
@@ -339,116 +332,6 @@ def searched(
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------- reruns
-GAIN = 2.0
-"""Of a configuration that is better."""
-PLANTED_AS = ("none", "one", "tenth")
-RACES = ((18, 0), (26, 8), (24, 0), (24, 3), (40, 0), (40, 5))
-"""Trials and how many of them are reruns. The first two have sixteen configurations each: eight reruns and one finalist
-take as many runs in all as no rerun and three finalists."""
-
-
-@functools.cache
-def space_of(trials: int, reruns: int) -> search_space.SearchSpace:
-    """A search of so many learning rates."""
-    rates = [1e-4 * (place + 1) for place in range(100)]
-    content = {
-        "workload": "digits",
-        "budget": {"per_trial": "20s", "trials": trials},
-        "reruns": reruns,
-    }
-    return search_space.parse({**content, "search": {"optimizer.lr": rates}}, "believe.yaml")
-
-
-@functools.cache
-def configured(place: int, seed: int) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The configuration, the drawn knobs and the fingerprint of a trial; place 0 is the baseline."""
-    space, first = space_of(24, 0), seed == 0
-    rate = [space.baseline.optimizer.lr, *(1e-4 * (n + 1) for n in range(100) if n != 9)][place]
-    drawn = {"optimizer.lr": rate, **({} if first else {"seed": space.baseline.seed + seed})}
-    config = cfg.override(space.baseline, drawn)
-    return cfg.flat(config), drawn, cfg.fingerprint(config)
-
-
-def raced(
-    source: Measured | Drawn, off: Numbers, trials: int, reruns: int, rng: np.random.Generator
-) -> Results:
-    """A search whose configurations are better by `off`, [configurations] with the baseline first, and its reruns."""
-    space, noise_by_seed = space_of(trials, reruns), source.draw(rng, (3,), len(off))
-    results = Results(Path("believe"), space, [])
-
-    def run(place: int, seed: int) -> None:
-        number = len(results.trials)
-        trial = Trial(f"t{number:04d}", number, *configured(place, seed))
-        results.trials.append(trial.reach(math.exp(SD * (noise_by_seed[seed, place] - off[place]))))
-
-    for place, seed in [(0, 0), (0, 1), *((place, 0) for place in range(1, len(off)))]:
-        run(place, seed)
-    begun: list[dict[str, Any]] = []
-    while (
-        len(begun) < reruns
-        and (point := next_repeat(dataclasses.replace(results), begun)) is not None
-    ):
-        first = next(
-            trial.number
-            for trial in results.trials
-            if trial.drawn == {"optimizer.lr": point["optimizer.lr"]}
-        )
-        run(first - 1, point["seed"] - space.baseline.seed)
-        begun.append(point)
-    return results
-
-
-def confirmed(
-    source: Measured | Drawn,
-    searches: int,
-    trials: int,
-    reruns: int,
-    planted: str,
-    rng: np.random.Generator,
-) -> list[dict[str, Any]]:
-    """What searches say that confirm one, two and three finalists."""
-    records: dict[int, list[tuple[bool, bool, bool, int, int]]] = {1: [], 2: [], 3: []}
-    for _ in range(searches):
-        off = np.zeros(trials - reruns - 1)
-        if planted == "one":
-            off[1] = GAIN
-        elif planted == "tenth":
-            off[1:] = GAIN * (rng.random(len(off) - 1) < 0.1)
-        results = raced(source, off, trials, reruns, rng)
-        for of, rows in records.items():
-            again = noise.finalists(results, of)
-            better = [bool(off[trial.number - 1]) for trial in again]
-            values = np.exp(
-                SD
-                * (source.draw(rng, (MOST,), 1 + len(again)).T - GAIN * np.array([[0, *better]]).T)
-            )
-            test, run = confirm(values)
-            place = named(results, [results.trials[trial.number] for trial in again], test, run)
-            right = place is not None and better[place]
-            rows.append((any(better), right, place is None, run.shape[1], trials + run.size))
-    row = {
-        "part": "reruns",
-        "rule": f"{reruns} reruns",
-        "times": searches,
-        "trials": trials,
-        "planted": planted,
-    }
-    means = ((of, np.array(rows, float).mean(axis=0)) for of, rows in records.items())
-    return [
-        {
-            **row,
-            "of": of,
-            "among": among,
-            "named": right,
-            "refused": refused,
-            "rounds": rounds,
-            "runs": runs,
-        }
-        for of, (among, right, refused, rounds, runs) in means
-    ]
-
-
 # -------------------------------------------------------------------------------------------------------------- command
 def percent(share: float) -> str:
     """`2.4`, of a hundred."""
@@ -480,37 +363,6 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
                 taken = [f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
                 rows.append([*label, str(one["times"].sum()), *shares, *taken])
             lines += aligned(rows)
-        if (own := part[part["part"] == "reruns"]).empty:
-            continue
-        lines += ["", f"reruns, {name} noise; shares in %"]
-        rows = [
-            [
-                "planted",
-                "trials",
-                "of",
-                "rule",
-                "times",
-                "among",
-                "named",
-                "refused",
-                "rounds",
-                "runs",
-            ]
-        ]
-        for key, one in own.groupby(["planted", "trials", "of", "rule"], sort=False):
-            means = one[["among", "named", "refused", "rounds", "runs"]].astype(float).mean()
-            label = [str(word) if isinstance(word, str) else f"{word:g}" for word in key]
-            shares = [percent(means[column]) for column in ("among", "named", "refused")]
-            rows.append(
-                [
-                    *label,
-                    str(one["times"].sum()),
-                    *shares,
-                    f"{means['rounds']:.1f}",
-                    f"{means['runs']:.1f}",
-                ]
-            )
-        lines += aligned(rows)
     return lines
 
 
@@ -537,9 +389,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=1000,
         help="per noise, gain, finalists (default: %(default)s)",
     )
-    parser.add_argument(
-        "--races", type=int, default=300, help="per noise, trials, reruns (default: %(default)s)"
-    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--out", type=Path, default=REFERENCE / "believe", help="where believe.csv goes"
@@ -551,7 +400,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; see `--help`."""
     args = arguments(argv)
-    for part in ("comparisons", "searches", "races"):
+    for part in ("comparisons", "searches"):
         allow(
             getattr(args, part) >= 0,
             f"--{part}",
@@ -569,11 +418,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
         if args.searches and name != "confirmed":  # its seeds have three configurations at most
             rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
-        if args.races and name not in ("confirmed", "heavy"):
-            for planted, (trials, reruns) in itertools.product(PLANTED_AS, RACES):
-                own = np.random.default_rng(args.seed)
-                found = confirmed(source, args.races, trials, reruns, planted, own)
-                rows += [{"noise": name, **row} for row in found]
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
     with writing("--out", args.out):
