@@ -78,7 +78,7 @@ class CommandCompareOptions(CommandSettings, VerdictOptions, ProofOptions, JobOp
     )
     run: Sequence[str | Sequence[str]] = option(
         (),
-        "a command with {name} for its parameters, {seed}, {folder}, {steps}, {port}, {gpus}, and"
+        "a command with {name} for its parameters, {seed}, {folder}, {port}, {gpus}, and"
         " {overrides} or {flags} for all other parameters",
         metavar="COMMAND",
         repeated=True,

@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tunediff.command import calibration
 from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
-from tunediff.command.run import STEPS_MARGIN, Clocked, CommandRun, execute
+from tunediff.command.run import Clocked, CommandRun, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
@@ -142,7 +141,7 @@ def _waiting(
     """Say what the check waits for, until when if the judge's clock ends it, what is printed."""
     definition, log = run.definition, scratch / "0" / LOG
     is_timed = definition.outcome != "final" and definition.time is None
-    most = f" at most {text.seconds(STEPS_MARGIN * limit_s)}" if is_timed else ""
+    most = f" at most {text.seconds(limit_s)}" if is_timed else ""
     what = f"checking the command: waiting{most} for values of {definition.objective}"
     return announced(what, say, lambda: MetricPattern.named_in(log, definition.objective))
 
@@ -163,7 +162,6 @@ class _Attempts:
             folder=folder,
             ends_at_first=True,
             budget_s=self.limit_s,
-            steps=calibration.FIRST_STEPS,
         )
         point: Point | None = None
         clock, end = None, None

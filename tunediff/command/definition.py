@@ -98,9 +98,8 @@ class CommandDefinition:
 
     def check_places(self, budget_s: float | None, where: str) -> None:
         """Raise `ConfigError` for a name in the command for which there is no value here."""
-        for name in ("steps", "budget_s"):
-            if name in self.template.names and budget_s is None:
-                raise ConfigError(f"{where}: {{{name}}}: needs a budget")
+        if "budget_s" in self.template.names and budget_s is None:
+            raise ConfigError(f"{where}: {{budget_s}}: needs a budget")
         available = len(machine.gpus())
         if self.gpus > available or ("gpus" in self.template.names and not available):
             needs = self.gpus or "{gpus}"
@@ -122,11 +121,6 @@ class CommandDefinition:
     def title(self) -> str:
         """Return the command as a line that messages show."""
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
-
-    @property
-    def takes_steps(self) -> bool:
-        """Return whether the command names `{steps}`, so that these have to be measured."""
-        return "steps" in self.template.names
 
     @property
     def judged(self) -> str:

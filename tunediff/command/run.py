@@ -21,8 +21,6 @@ from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, End
 
-STEPS_MARGIN = 1.1
-"""Factor of the budget after which a run is ended whose steps were chosen to end at its budget."""
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
 
 
@@ -36,30 +34,24 @@ class CommandRun:
     seed: int
     folder: Path
     budget_s: float | None
-    steps: int | None = None
-    """What `{steps}` stands for."""
     devices: Sequence[str] = ()
     """GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; none: what the environment says."""
     threads: int | None = None
     ends_at_first: bool = False
     """Whether the first value is enough, as for a check."""
-    ends_itself: bool = False
-    """Whether the budget does not end it, as with `outcome: final`."""
     resumed_s: float | None = None
     """Seconds of the clock at the checkpoint that it goes on from; None: it begins anew."""
 
     @property
     def limit_s(self) -> float | None:
         """Return the seconds after which the judge ends it; None: it runs to its own end."""
-        if self.ends_itself or self.definition.outcome == "final" or self.budget_s is None:
-            return None
-        return self.budget_s * (1.0 if self.steps is None else STEPS_MARGIN)
+        return None if self.definition.outcome == "final" else self.budget_s
 
     def argv(self, port: int) -> list[str]:
         """Return the command line of this run."""
         places = {
-            "seed": self.seed, "folder": self.folder, "steps": self.steps, "port": port,
-            "gpus": len(self.devices) or None, "budget_s": self.budget_s,
+            "seed": self.seed, "folder": self.folder, "port": port, "gpus": len(self.devices) or None,
+            "budget_s": self.budget_s,
         }  # fmt: skip
         known = {name: value for name, value in places.items() if value is not None}
         return self.definition.template.render(self.values, known)
@@ -197,8 +189,7 @@ class RunReader:
         clock, seconds = self.clock, self.clock.elapsed_s(now)
         if (before_s := clock.start_up_s(now)) is None:
             before_s = (self.first_at or now) - self._begun
-        # A command that was given its {steps} is to end before its limit
-        at_budget = self.run.definition.outcome == "budget" and self.run.steps is None
+        at_budget = self.run.definition.outcome == "budget"
         is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
         early_s = seconds if is_early else None
         return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement, early_s)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunediff.config.knobs import ConfigError
 
-PLACES = ("seed", "folder", "steps", "gpus", "port", "budget_s")
+PLACES = ("seed", "folder", "gpus", "port", "budget_s")
 """Names that the judge fills in; no parameter may have one of them."""
 LISTS = {"overrides": "{name}={value}", "flags": "--{name} {value}"}
 """Words that stand for all parameters which the command does not name, and how they look."""

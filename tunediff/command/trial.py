@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command import calibration
 from tunediff.command.run import Clocked, CommandRun, Left, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
@@ -21,8 +20,6 @@ from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
-CALIBRATION = "calibration"
-"""Folder of a search or a comparison with the steps of its configurations."""
 CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
 """Events of a command's journal: a line `CHECKPOINT path`, and which clock it had."""
 
@@ -84,10 +81,6 @@ def events(
     device = "cuda" if run.devices else "cpu"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     progress = ProgressFile(run.folder)  # for the console, where a run prints no value for long
-    if run.definition.takes_steps:
-        configuration = cfg.fingerprint(cfg.override(config, {"seed": 0}, check=False))
-        file = run.folder.parents[1] / CALIBRATION / f"{configuration}.json"
-        run = dataclasses.replace(run, steps=calibration.steps(run, file))
     run = dataclasses.replace(run, resumed_s=resumable_s(run.folder))
     progress.part("train")
     for event in execute(run, stopped):
@@ -103,13 +96,10 @@ def events(
 def command_line(config: CommandSystems) -> str:
     """Return the command of a configuration, to be run by hand; capitals are to be filled in."""
     run = run_of(config, Path("FOLDER"), None)
-    open_places = {"port": "PORT", "budget_s": "SECONDS", "steps": "STEPS"}
     places = {
-        "seed": config.seed,
-        "folder": run.folder,
-        "gpus": run.definition.gpus or "GPUS",
-        **open_places,
-    }
+        "seed": config.seed, "folder": run.folder, "gpus": run.definition.gpus or "GPUS",
+        "port": "PORT", "budget_s": "SECONDS",
+    }  # fmt: skip
     words = run.definition.template.render(run.values, places)
     line = words[-1] if run.definition.shell else shlex.join(words)
     folder = Path(run.definition.folder).resolve()

@@ -19,11 +19,10 @@ def honesty(definitions: Iterable[CommandDefinition], systems_knobs: bool = True
             "The value at the budget counts. Start-up, evaluations and checkpoints are inside it,"
             " unless the command prints TUNEDIFF start, pause and go, or its own seconds (time)."
         )
-        if not any(command.takes_steps for command in commands):
-            lines.append(
-                "A schedule by a number of steps would be cut where it is still high: give the"
-                " command {steps}, which are measured so that it ends at the budget."
-            )
+        lines.append(
+            "A schedule by a number of steps is cut where it is still high: compare such commands"
+            " by their final values (outcome: final)."
+        )
     if any(command.outcome == "final" for command in commands):
         lines.append(
             "The value at the command's own end counts, whatever it took: seconds are beside it."
