@@ -297,7 +297,7 @@ REFUSED = {
     "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
     "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
     "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
-    "budget without budget": ["--run", f"{RUN} {{budget_s}}", "lr=1", "lr=2", "--outcome", "final"],
+    "no budget": ["--run", f"{RUN} {{budget_s}}", "lr=1", "lr=2", "--outcome", "final"],
 }
 
 
