@@ -50,9 +50,12 @@ class CommandRun:
     def argv(self, port: int) -> list[str]:
         """Return the command line of this run."""
         places = {
-            "seed": self.seed, "folder": self.folder, "port": port, "gpus": len(self.devices) or None,
+            "seed": self.seed,
+            "folder": self.folder,
+            "port": port,
+            "gpus": len(self.devices) or None,
             "budget_s": self.budget_s,
-        }  # fmt: skip
+        }
         known = {name: value for name, value in places.items() if value is not None}
         return self.definition.template.render(self.values, known)
 
