@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tunediff.api.training import Training, load_model, run_profile, run_training
     from tunediff.training.trial import Trial
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol",
     "EvaluationStoppedError", "File",
