@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunediff import analysis
-from tunediff.analysis import Results, drift, last
+from tunediff.analysis import Results, last
 from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.confirming_runs import folders, latest, level
-from tunediff.analysis.drift import NO_READINGS, Drift
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, mean, sd
@@ -40,8 +39,6 @@ class Confirmation:
     compared: Comparison
     look: Look
     """The sequential test of the rounds so far; its differences are in the order of the rivals."""
-    drift: Drift = NO_READINGS
-    """How the machine was between the rounds of runs at the same time."""
     others: Sequence[Confirmation] = ()
     """The other confirmations of the search, of other finalists."""
 
@@ -122,8 +119,7 @@ class Confirmation:
         share = level(compared.results.folder) / len(compared.rivals)
         values, most = compared.values[rows], self.look.max_rounds
         lower, ratios = search.lower_is_better, search.ratios
-        blocks = _blocks(compared.results, self.drift, values.shape[1])
-        test = look(values, most, lower, ratios, rules=Rules(share), blocks=blocks)
+        test = look(values, most, lower, ratios, rules=Rules(share))
         return test.differences[0].verdict == BETTER
 
     @property
@@ -185,17 +181,9 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     for row, group in enumerate(compared.groups):
         if group.changed and any(map(failed, group.runs)):
             values[row] = math.nan  # it is out, and the others' rounds count without it
-    lower, share, readings = search.lower_is_better, level(runs.folder), drift.read(runs.folder)
-    blocks = _blocks(runs, readings, values.shape[1])
-    test = look(values, rounds, lower, search.ratios, rules=Rules(share), blocks=blocks)
-    return Confirmation(search, compared.judged(test.differences, test.ratios), test, readings)
-
-
-def _blocks(runs: Results, readings: Drift, rounds: int) -> list[int]:
-    """Return the block of each round; see `drift.blocks_of`."""
-    space = runs.space
-    candidates = len(space.candidates) // space.seeds
-    return drift.blocks_of(rounds, readings.blocks, space.at_once, candidates)
+    lower, share = search.lower_is_better, level(runs.folder)
+    test = look(values, rounds, lower, search.ratios, rules=Rules(share))
+    return Confirmation(search, compared.judged(test.differences, test.ratios), test)
 
 
 def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:

@@ -14,8 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tunediff.analysis import drift
-from tunediff.analysis.drift import NO_READINGS, Drift
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, Rules, look
 from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
@@ -28,7 +26,6 @@ from tunediff.analysis.targets import (
     seconds_of,
     target_gate,
 )
-from tunediff.config.recorded import SIDES
 from tunediff.core import trial_record
 from tunediff.core.target import Target
 from tunediff.core.trial_record import TrialRecord
@@ -64,8 +61,6 @@ class PairTest:
     """How much worse than A's the metric of B may be, in its units."""
     counted: Counted = "end"
     """Which seconds of a run count."""
-    drift: Drift = NO_READINGS
-    """How the machine was between the pairs, whose blocks it makes."""
     at_once: int = 1
     """Runs at the same time."""
     objective: str = ""
@@ -92,7 +87,6 @@ class PairTest:
             Target.of(target, "target") if target is not None else None,
             content.get("margin"),
             content.get("counted", "end"),
-            drift.read(folder),
             content.get("at_once", 1),
             objective,
         )
@@ -147,13 +141,7 @@ class PairTest:
             ratios=lower,
             margin=margin,
             rules=self.rules,
-            blocks=self._blocks,
         )
-
-    @property
-    def _blocks(self) -> list[int]:
-        """Return the block of each pair: the machine between two drifts, and the two devices."""
-        return drift.blocks_of(len(self.runs), self.drift.blocks, self.at_once, len(SIDES))
 
     @property
     def gates(self) -> list[QualityGate]:

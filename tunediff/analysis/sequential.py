@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from tunediff.analysis.divergence import Divergence, divergence
 from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_look
@@ -31,7 +29,6 @@ from tunediff.analysis.statistics import (
     Difference,
     Scale,
     paired_sds,
-    quantile,
     value_step,
 )
 
@@ -76,40 +73,6 @@ class Look:
         return self.state != "open"
 
 
-def _labels(blocks: Sequence[int], values: Values) -> NDArray[np.int_]:
-    """Return the block of each round; a round without one is in the last block."""
-    labels = np.zeros(values.shape[1], int)
-    for number in range(values.shape[1]):
-        labels[number] = blocks[min(number, len(blocks) - 1)] if blocks else 0
-    return labels
-
-
-def _within_blocks(z: Values, labels: NDArray[np.int_]) -> tuple[Values, int]:
-    """Return the rounds without the effects of blocks, and the remaining degrees of freedom.
-
-    Each block takes one (a two-way layout without interaction: H. Scheffé, The Analysis of
-    Variance, 1959, chapter 4). Blocks that leave less than two are not told apart.
-    """
-    numbers, freedom = np.unique(labels), z.shape[1] - len(np.unique(labels))
-    if len(numbers) < 2 or freedom < 2:
-        return z, z.shape[1] - 1
-    # Of the differences, not of each side: a drift that slows both sides alike costs no noise
-    differences = z[1:] - z[0]
-    means = differences.mean(axis=1, keepdims=True)
-    for number in numbers:
-        inside = labels == number
-        # Moves a block's mean to the mean of all: the effect of the rival stays as it was
-        differences[:, inside] += means - differences[:, inside].mean(axis=1, keepdims=True)
-    return np.vstack([z[:1], z[0] + differences]), freedom
-
-
-def _with_freedom(limit: float, before: int, freedom: int) -> float:
-    """Return the bound on t of `freedom` that is as rare as `limit` with `before` degrees."""
-    if freedom == before:
-        return limit
-    return -quantile(float(special.stdtr(before, -limit)), freedom)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Rounds:
     """The complete rounds of the baseline and of the rivals that are still in."""
@@ -122,8 +85,6 @@ class _Rounds:
     """Which rows of all values are still in."""
     offsets: Values
     """By how much the mean of each row of all is above the baseline's; NaN: it is out."""
-    labels: NDArray[np.int_]
-    """The block of each round."""
     step: float
     """The smallest step of the values, see `value_step`."""
 
@@ -136,7 +97,7 @@ class _Rounds:
         return int(self.z.shape[1])
 
 
-def _rounds(values: Values, max_rounds: int, scale: Scale, blocks: Sequence[int]) -> _Rounds:
+def _rounds(values: Values, max_rounds: int, scale: Scale) -> _Rounds:
     """Return the rounds that count. A rival that lacks a seed before the last one is out."""
     # Without the baseline's run a seed compares nothing, whatever the rivals have on it
     is_counted = np.isfinite(values[0])
@@ -149,9 +110,8 @@ def _rounds(values: Values, max_rounds: int, scale: Scale, blocks: Sequence[int]
     offsets = np.full(len(values), np.nan)
     if z.shape[1]:
         offsets[remaining] = z.mean(axis=1) - z[0].mean()
-    labels = _labels(blocks, values)[is_counted][:max_rounds][is_complete]
     # The step is that of the metric: of all values, also of runs that do not count
-    return _Rounds(complete, z, remaining, offsets, labels, value_step(values))
+    return _Rounds(complete, z, remaining, offsets, value_step(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,12 +143,9 @@ def _test(
 
     A side that diverges more often is worse, and never better, whatever its other runs show.
     """
-    within, freedom = _within_blocks(rounds.z, rounds.labels)
-    before = rounds.count - 1
-    # The sum of squares within blocks is divided by the degrees of freedom that they leave
-    sds = paired_sds(within, rounds.step, scale.ratios) * math.sqrt(before / freedom)
+    sds = paired_sds(rounds.z, rounds.step, scale.ratios)
     errors = sds / math.sqrt(rounds.count)
-    halves = _with_freedom(limit, before, freedom) * errors
+    halves = limit * errors
     offsets = rounds.offsets[1:][rounds.remaining[1:]]
     gains = -offsets if lower else offsets
     baseline, *rivals = rounds.values
@@ -217,18 +174,16 @@ def look(
     ratios: bool = True,
     margin: float | None = None,
     rules: Rules = RULES,
-    blocks: Sequence[int] = (),
 ) -> Look:
     """Test each row of `values` [configurations, seeds] against row 0, the baseline; NaN: no run.
 
     `max_rounds`: rounds there can be, fixed in advance. Differences are ratios if `ratios` are
     allowed and all values are positive: noise and effects of distances and rates are proportional.
-    `margin`: a difference that does not matter, a ratio − 1 or in units. `blocks`: for each round
-    the number of its block, between which the machine has drifted: noise is what is left within
-    them. A rival that lacks a seed before the last one is out.
+    `margin`: a difference that does not matter, a ratio − 1 or in units. A rival that lacks a
+    seed before the last one is out.
     """
     scale = Scale.of(values, ratios)
-    rounds = _rounds(values, max_rounds, scale, blocks)
+    rounds = _rounds(values, max_rounds, scale)
     differences = [scale.difference(offset) for offset in rounds.offsets[1:]]
 
     def result(state: State) -> Look:

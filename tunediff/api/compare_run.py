@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,6 @@ from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
 from tunediff.judge import ledger, locked_judge, proof, reproduction
-from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
@@ -148,9 +147,7 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
     with listeners.with_listeners(*notes):
         make = functools.partial(command_runs.proposal, folder)
         run_devices = at_once.as_it_began(comparison.test.at_once)
-        command_runs.run(
-            comparison, _rounds(comparison, make, say, run_devices), listeners, run_devices
-        )
+        command_runs.run(comparison, _rounds(comparison, make, say), listeners, run_devices)
     for name in pairs.SIDES:  # the revisions stay in its file
         worktrees.remove(folder / name / worktrees.SOURCE)
 
@@ -206,7 +203,7 @@ def _run_workloads(
                 RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
             )
         )
-        rounds.run(folder, _rounds(comparison, make, say, run_devices), backend, listeners)
+        rounds.run(folder, _rounds(comparison, make, say), backend, listeners)
 
 
 def _say_budget(comparison: Pairs, say: Say) -> None:
@@ -220,13 +217,9 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
     say(f"{runs}; results {comparison.folder}")
 
 
-def _rounds(
-    comparison: Pairs, make: rounds.MakeRun[R], say: Say,
-    run_devices: Sequence[at_once.RunDevice],
-) -> rounds.Rounds[R]:  # fmt: skip
+def _rounds(comparison: Pairs, make: rounds.MakeRun[R], say: Say) -> rounds.Rounds[R]:
     """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
     folder, last_words = comparison.folder, [""]
-    watch = MachineWatch(folder, comparison.look.rounds if comparison.over else None, run_devices)
 
     def tell(now: Pairs) -> None:
         # a resumed one passes over the pairs that it has
@@ -235,14 +228,13 @@ def _rounds(
             say(words, "pair", **look_fields(now))
 
     def over() -> bool:
-        log_exceptions("how the machine is", watch.note, pairs.read(folder).look.rounds)
         now = pairs.read(folder)
         log_exceptions("how far it is", tell, now)
         return now.over
 
     sides = zip(comparison.configs, pairs.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
-    settings = candidates, comparison.max_pairs, make, over, max(1, len(run_devices))
+    settings = candidates, comparison.max_pairs, make, over, comparison.test.at_once
     if comparison.judges[0] is None:
         return rounds.Rounds(*settings)
     judged = locked_judge.JudgedRounds(*settings)

@@ -24,7 +24,6 @@ from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.text import pluralize
 from tunediff.judge import frozen_code
-from tunediff.judge.machine_watch import MachineWatch
 from tunediff.ray_backend import connection
 from tunediff.report import verdicts
 from tunediff.report.console import Console
@@ -213,8 +212,7 @@ def _run_again(
             if why and not run_devices:
                 shown.say(f"one confirming run at a time: {why}")
             tell = functools.partial(_tell, shown)
-            looks = (tell, MachineWatch(place, None, run_devices).note) if run_devices else (tell,)
-            confirming.run(results, place, space, backend, listeners, *looks)
+            confirming.run(results, place, space, backend, listeners, tell)
             if not confirming.over(results, place):
                 shown.say(_no_time(results.folder, results.space))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import drift, pairs
+from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.analysis.pairs import Pairs
 from tunediff.command import process, worktrees
@@ -34,7 +34,7 @@ from tunediff.tuning.local import OUTPUT
 
 FILE, RESULT, COMMENT = frozen_code.PROOF, "result.json", "result.md"
 FILES = (
-    pairs.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, drift.FILE, OUTPUT,
+    pairs.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, OUTPUT,
     sessions.SESSIONS,
 )  # fmt: skip
 """Files of a comparison besides its sides and its runs, of which some may not be there."""

@@ -7,32 +7,6 @@ from typing import Literal
 from tunediff.report.search_result import Configuration, Mode, Result
 
 
-class MachineResult(Result):
-    """The machine of a comparison, and how it was between the pairs; null, []: not known."""
-
-    model: str | None
-    """what it is, and the first digits of a SHA-256 of its serial numbers"""
-    gpus: list[str] | None
-    serial_digest: str | None
-    driver: str | None
-    kernel: str | None
-    clock_mhz: list[float]
-    """least and largest reading before, between and after the pairs"""
-    temperature_c: list[float]
-    load: list[float]
-    throttled: bool | None
-    """whether the CPU counted throttling meanwhile, and the reasons that the driver of GPUs gave"""
-    gpu_throttle_reasons: list[str]
-    drift: float | None
-    """largest lasting change of the seconds of a reference (product, copy, loader), as a share; 0:
-    none"""
-    blocks: list[int]
-    """pairs between two drifts, which are blocks of the test"""
-    neighbours: dict[str, float] | None
-    """with --parallel: by which share of its seconds each part of the reference takes longer while
-    all devices run it"""
-
-
 class LedgerResult(Result):
     """The place of a comparison in the ledger of its repository."""
 
@@ -159,8 +133,6 @@ class ComparisonResult(Result):
     holdout_b_values: list[float]
     ledger: LedgerResult | None
     """null: without --ledger"""
-    machine: MachineResult | None
-    """null: of an earlier version"""
     clock: str
     """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
     start_up_share: float | None

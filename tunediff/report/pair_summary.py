@@ -13,7 +13,7 @@ from tunediff.core import text
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.report import pair_words as words
 from tunediff.report.html import PAGE
-from tunediff.report.pair_result import ComparisonResult, LedgerResult, MachineResult
+from tunediff.report.pair_result import ComparisonResult, LedgerResult
 from tunediff.report.words import effects, plain
 from tunediff.tuning import sessions
 
@@ -34,7 +34,7 @@ def lines(folder: Path) -> list[str]:
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
         "one_sided", "fixed", "within", "seeds_drawn", "a_digest", "b_digest",
-        "better_in", "target", "machine", "runs_at_once", "ledger", "judge_digest")  # fmt: skip
+        "better_in", "target", "runs_at_once", "ledger", "judge_digest")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
     if words.diverged(result):
@@ -130,7 +130,6 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         holdout_a_values=pairs.holdout.get("A", []),
         holdout_b_values=pairs.holdout.get("B", []),
         ledger=_ledger(pairs),
-        machine=MachineResult(**known) if (known := pairs.test.drift.machine) else None,
         clock=pairs.clocked.kind,
         start_up_share=pairs.clocked.start_up_share,
         wall_s=wall_s,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tunediff.analysis import divergence
-from tunediff.analysis.drift import neighbours_sentence
 from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
 from tunediff.analysis.pairs import SIDES, Pairs
@@ -42,8 +41,6 @@ def sentences(pairs: Pairs) -> list[str]:
         disturbed_of(runs, "run"),
         _setup(pairs),
         _rules(pairs),
-        pairs.test.drift.sentence(),
-        neighbours_sentence(pairs.test.drift.neighbours),
         _ledger(pairs),
         _holdout(pairs),
         *without_effect(pairs.test),

@@ -196,8 +196,6 @@ def _confirmed(confirmation: Confirmation) -> dict[str, Any]:
         ],
         "confirmed_configurations": _configurations(compared),
         "confirm_runs_at_once": confirmation.at_once,
-        "confirm_neighbours": confirmation.drift.neighbours,
-        "confirm_drift": confirmation.drift.largest,
     }
 
 

@@ -222,11 +222,6 @@ class SearchResult(Result):
     """the baseline and each finalist"""
     confirm_runs_at_once: int = 1
     """confirming runs at the same time"""
-    confirm_neighbours: dict[str, float] | None = None
-    """of several at the same time: by which share of its seconds each part of a reference takes
-    longer while all devices run it"""
-    confirm_drift: float | None = None
-    """and the largest lasting change of its seconds between the rounds, as a share; 0: none"""
 
     configurations: list[ConfigurationResult]
     """with several seeds, each configuration"""

@@ -94,8 +94,7 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
         "unmoved_trials": result["unmoved_trials"] or None,
     }
     hidden = ("statuses", "objective", "direction", "cost_metric", "seeds", "headline")
-    in_sentences = ("confirm_runs_at_once", "confirm_neighbours", "confirm_drift")
-    for name in (*hidden, *in_sentences, "clock", "start_up_share"):
+    for name in (*hidden, "confirm_runs_at_once", "clock", "start_up_share"):
         del lines[name]
     confirmed = evidence.confirmation
     if confirmed is None or confirmed.metric == evidence.results.metric:

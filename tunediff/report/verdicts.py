@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tunediff.analysis import Results, disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
-from tunediff.analysis.drift import neighbours_sentence
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise, unmoved
 from tunediff.analysis.sequential import Look
@@ -213,8 +212,6 @@ def details(confirmation: Confirmation) -> list[str]:
             lines += [f"The {compared.results.label} of {chosen}, and is {now}{threads}."]
     if confirmation.at_once > 1:
         lines += [f"{confirmation.at_once} confirming runs were at the same time."]
-        lines += [neighbours_sentence(confirmation.drift.neighbours)]
-        lines += [confirmation.drift.sentence("rounds")]
     lines += [
         f"{other.name}, with other finalists: {of_confirmation(other)}"
         for other in confirmation.others

@@ -178,10 +178,9 @@ def run(
     backend: Backend,
     listeners: Listeners,
     tell: Callable[[Confirmation], None],
-    note_machine: Callable[[int], None] = lambda rounds: None,
 ) -> None:
     """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
-    after each look, and before it `note_machine` with the rounds so far.
+    after each look.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -193,8 +192,6 @@ def run(
     def decided() -> bool:
         nonlocal rounds_reported
         runs = analysis.read(folder)
-        before = confirmation.confirm(results, runs).look.rounds if runs.trials else 0
-        log_exceptions("how the machine is", note_machine, before)
         if not runs.trials:
             return not has_time(results, folder, space)
         result = confirmation.confirm(results, runs)
