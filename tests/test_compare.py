@@ -78,13 +78,12 @@ def test_what_is_asked(given, a, b):
     Path("other.yaml").write_text(cfg.dump(config))
     rules = ["--pairs", "5", "--within", "2%", "--level", "0.01", "--one-sided", "--fixed"]
     rules += [] if "seed=7" in given else ["--seed", "500"]
-    found = asked(*given, "--budget", "2m", *rules, "--compile", "free", "--setup", "charged")
+    found = asked(*given, "--budget", "2m", *rules, "--compile", "free")
     assert found.rules == Rules(0.01, one_sided=True, fixed=True)
     base = cfg.override(cfg.baseline("digits"), {"seed": 500})
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
     assert (found.budget_s, found.max_pairs, found.compile_charged) == (120, 5, False)
     assert found.within == pytest.approx(0.02)
-    assert found.limits.of(1).setup_charged
     assert (found.runs, found.over) == ([], False)
 
 
@@ -92,7 +91,6 @@ def test_without_options():
     found = asked("digits", "optimizer.lr=2e-3")
     assert found.names == ("digits", "digits optimizer.lr=2e-3")
     assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (60, 12, None, True)
-    assert not found.limits.of(1).setup_charged
     assert asked("digits_classifier", "seed=99", "--within", "0.01", name="y").within == 0.01, "in its units"
 
 
@@ -228,8 +226,7 @@ def backend(backend_is):
     def events_of(spec):
         journal = Journal(spec.folder)
         value = {"A": 2.0, "B": 1.0}[spec.drawn["side"]] * math.exp(0.05 * noise.normal())
-        seconds = spec.budget.seconds or 60.0  # by samples it takes as long
-        journal.point(measured := point(4, seconds, frechet=value, label="FD (classifier)"))
+        journal.point(measured := point(4, spec.budget.seconds, frechet=value, label="FD (classifier)"))
         yield measured
         if (status := backend.ends.get(spec.name, "ok")) is KeyboardInterrupt:
             raise KeyboardInterrupt
@@ -312,7 +309,7 @@ def test_quiet_says_the_result_and_json_nothing_else(backend, capsys):
     assert told.clock.along == told.runs[0][1].along == "device_s"
 
 
-def test_seconds_to_a_target_and_equal_samples(backend, capsys):
+def test_seconds_to_a_target(backend, capsys):
     """Values of about 2 and 1 at the only evaluation: both meet 3 there, after equal seconds."""
     words = ["digits", "loader.batch_size=64", "--better", "time", "--pairs", "3", "--json"]
     assert compare.main([*words, "--name", "x", "--target", "frechet<=3"]) == 10
@@ -321,16 +318,11 @@ def test_seconds_to_a_target_and_equal_samples(backend, capsys):
     assert (result["quality_shown"], result["a_values"]) == (True, [60.0] * 3)
     assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 12
     assert json.loads(capsys.readouterr().out)["failure"].endswith("failed: frechet<=1.5 was not reached")
-    assert compare.main([*words, "--name", "z", "--samples", "4096", "--margin", "0.5"]) == 10
-    found = pairs.read(Path("ray_results/z").absolute())
-    assert found.run_length == "4,096 images"
-    assert (found.limits.of(1).samples, found.limits.of(1).seconds) == (4096, None)
     for refused, why in (
         (["--better", "time"], "--better: 'time' is not allowed; allowed: a --target, a --margin or --within"),
         (["--target", "frechet<=3"], "--target: 'frechet<=3' is not allowed; allowed: none without --better time"),
         (["--better", "time", "--target", "loss<=3"], "allowed: one of frechet"),
         (["--better", "time", "--target", "frechet>=3"], "its mode is min"),
-        (["--samples", "5", "--budget", "3s"], "--budget: "),
     ):
         assert compare.main(["digits", "loader.batch_size=64", *refused]) == 2
         assert why in capsys.readouterr().err

@@ -1,8 +1,7 @@
 """Check somebody's result: compute its verdict again from its journals: `tunediff verify FOLDER`.
 
 FOLDER is what `tunediff compare … --out FOLDER` has written. No code in it runs: the numbers of its
-result, the digest of each file and the seeds are computed again. Several folders, of the same
-comparison on several machines, are pooled by random effects: is B better on machines like these?
+result, the digest of each file and the seeds are computed again.
 """
 
 from __future__ import annotations
@@ -38,14 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
     folders = [verification.check(Path(word)) for word in options.words]
     verified = not any(checked.faults for checked in folders)
-    pooled = verification.pooled_values(folders) if verified and len(folders) > 1 else None
     if options.json:
-        cli.print_json({"folders": [checked.values for checked in folders], "pooled": pooled})
+        cli.print_json({"folders": [checked.values for checked in folders]})
     else:
         for checked in folders:
             print("\n".join(_lines(checked)))
-        if pooled is not None:
-            print(f"\npooled over {pooled['machines']} machines\n{text.block(plain(pooled))}")
     return cli.OK if verified else cli.FAILED
 
 

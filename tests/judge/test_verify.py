@@ -162,7 +162,7 @@ def test_a_machine_with_too_few_devices_writes_nothing(program, capsys, monkeypa
     assert (said.out, list(elsewhere.iterdir())) == ("", [])
 
 
-def test_another_machine_runs_it_again_and_both_are_pooled(proof, capsys, tmp_path_factory, monkeypatch):
+def test_another_machine_runs_it_again(proof, capsys, tmp_path_factory, monkeypatch):
     """In a folder that has neither the training nor its repository."""
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
     assert compare.main(["--reproduce", str(proof), "--name", "y", "--out", "mine", "--quiet"]) == 11
@@ -171,16 +171,11 @@ def test_another_machine_runs_it_again_and_both_are_pooled(proof, capsys, tmp_pa
     assert compare.main(["--reproduce", str(proof), "--pairs", "5"]) == 2
     assert "--pairs: 5 is not allowed; allowed: what --reproduce finds in its folder" in capsys.readouterr().err
     code, output = verified(capsys, proof, elsewhere / "mine")
-    assert (code, len(output["folders"])) == (0, 2)
-    one, pooled = output["folders"][0], output["pooled"]
-    assert (pooled["machines"], pooled["between_sd"]) == (2, 0), "the program gives the same values everywhere"
-    assert pooled["ratio"] == pytest.approx(one["ratio"])
+    first, second = output["folders"]
+    assert (code, first["a_values"]) == (0, second["a_values"]), "the program gives the same values everywhere"
 
 
-def test_folders_of_other_comparisons_are_not_pooled(proof, capsys):
-    assert compare.main(["--run", RUN, "lr=1", "lr=3", *WORDS, "--name", "z", "--out", "proof2"]) == 11
-    assert verify.main([str(proof), "proof2"]) == 2
-    assert "compares other versions" in capsys.readouterr().err
+def test_a_folder_of_a_comparison_is_no_proof(proof, capsys):
     assert verify.main(["ray_results/x"]) == 2
     assert "has no proof.json" in capsys.readouterr().err
 

@@ -46,9 +46,6 @@ class Pairs:
     test: PairTest
     """The runs, and how they are judged."""
     budget_unit: UnitName = "wall"
-    setup_charged: bool = False
-    samples: int | None = None
-    """Training samples of a run, which end it; None: its budget does."""
     code: Values = dataclasses.field(default_factory=dict)
     """The content of `CODE`; empty for a comparison of an earlier version."""
     ledger: Values = dataclasses.field(default_factory=dict)
@@ -88,9 +85,7 @@ class Pairs:
             self.budget_s,
             2 * self.max_pairs,
             compile_charged=self.compile_charged,
-            setup_charged=self.setup_charged,
             unit=self.budget_unit,
-            samples=self.samples,
         )
 
     @property
@@ -107,8 +102,6 @@ class Pairs:
     @property
     def run_length(self) -> str:
         """Return what ends a run, in words."""
-        if self.samples is not None:
-            return f"{self.samples:,} {self.unit}"
         if not self.budget_s:
             return "its own end"
         return f"{text.seconds(self.budget_s)} of {self.clock.what}"
@@ -281,8 +274,6 @@ def read(folder: Path) -> Pairs:
         content["compile"] == "charged",
         PairTest.read(folder, content, metric.name, metric.mode),
         content.get("unit", "wall"),
-        content.get("setup") == "charged",
-        content.get("samples"),
         _json(folder / CODE),
         _json(folder / LEDGER),
         (content.get("judge"), content.get("holdout")),

@@ -56,9 +56,8 @@ def comparison(call: Any, a: Any, b: Any) -> CommandCompareOptions:
     """Return the options of a comparison of commands; `call`: its keywords. Raises
     `ConfigError`."""
     commands = call.command if isinstance(call.command, tuple) else (call.command,)
-    for name in ("compile", "setup"):
-        if (value := getattr(call, name)) is not None:
-            raise ConfigError(f"{name}: {value!r} is not allowed with command=; allowed: none")
+    if call.compile is not None:
+        raise ConfigError(f"compile: {call.compile!r} is not allowed with command=; allowed: none")
     words = [*_parameters("a", a), *_parameters("b", b)]
     return options_of(call, CommandCompareOptions, words=words, run=commands)
 

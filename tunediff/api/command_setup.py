@@ -245,7 +245,7 @@ def create(request: CommandCompareRequest) -> None:
             codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))
         freeze(new, configs, codes, draws=request.seed is None)
         names = {"a": request.sides[0].name, "b": request.sides[1].name}
-        clock = {"compile": "charged", "setup": "charged", "unit": "wall"}
+        clock = {"compile": "charged", "unit": "wall"}
         content = names | {"budget_s": request.budget_s or 0.0} | dict(request.rules) | clock
         write_text(new / pairs.FILE, cfg.to_yaml(content))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed

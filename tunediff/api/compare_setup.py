@@ -12,7 +12,6 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.analysis.targets import Counted
 from tunediff.api import compare_sides
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.options import (
@@ -48,16 +47,8 @@ class CompareKeywords(VerdictOptions, ProofOptions, JobOptions):
     budget: str | float | None = option(
         None, "training seconds of a run, e.g. 90s, 10m (default: 60s)", convert=duration_s
     )
-    samples: int | None = option(
-        None, "training samples of a run in the place of a budget: equal steps", metavar="N"
-    )
     compile: str | None = option(
         None, "whether compiling counts as training (default: charged)", choices=("charged", "free")
-    )
-    setup: str | None = option(
-        None,
-        "whether what comes before the first batch does (default: free)",
-        choices=("charged", "free"),
     )
 
 
@@ -137,7 +128,7 @@ def check_days(budget_s: float, pairs: int, force: bool) -> None:
 def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises
     `ConfigError`."""
-    folder, budget_s = new_folder(options), _budget_s(options)
+    folder, budget_s = new_folder(options), duration_s(options.budget or "60s", "--budget")
     side_words = compare_sides.words_of(options.words)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
@@ -149,9 +140,10 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         if options.seed is not None:
             allow(not named, "--seed", options.seed, "no seed= beside it")
             sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
-        counted: Counted = "first" if options.samples is None else "end"
         _check_parallel(options, sides)
-        rules = options.verdict_content(cfg.of(sides[0]).objective, counted)
+        rules = options.verdict_content(cfg.of(sides[0]).objective, "first")
+        fits = options.better == "value" or options.target is not None
+        allow(fits, "--better", options.better, "a --target: every run takes its budget")
         most = rules["pairs"]
         check_days(budget_s, most, options.force)
         # What a cluster elsewhere has is not known before it is asked.
@@ -164,10 +156,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "a": " ".join(side_words[0]),
             "b": " ".join(side_words[1]),
             "budget_s": float(budget_s),
-            **({"samples": options.samples} if options.samples is not None else {}),
             **rules,
             "compile": options.compile or "charged",
-            "setup": options.setup or "free",
             "unit": options.unit or "wall",
         }
         measured = _check_sides(sides, side_words, options, say)
@@ -186,15 +176,6 @@ def _check_parallel(options: CompareOptions, sides: Sequence[Systems]) -> None:
         needed = [side.parallel.workers for side in sides if side.parallel.workers > 1]
         allow(not needed, "parallel.workers", needed, "1 with --parallel, which needs the devices")
         allow(options.address is None, "--address", options.address, "none with --parallel")
-
-
-def _budget_s(options: CompareOptions) -> float:
-    """Return the seconds of a run; 0 where its samples end it. Raises `ConfigError`."""
-    if options.samples is None:
-        return duration_s(options.budget or "60s", "--budget")
-    allow(options.samples > 0, "--samples", options.samples, "a whole number of at least 1")
-    allow(options.budget is None, "--budget", options.budget, "none with --samples")
-    return 0.0
 
 
 def _check_sides(

@@ -205,7 +205,7 @@ class ProofOptions(Options):
 def settings_given(options: ProofOptions) -> list[str]:
     """Return which options are given that a comparison in a folder has settled."""
     new, rules = type(options)(), [field.name for field in dataclasses.fields(VerdictOptions)]
-    sides = ("words", "run", "at", "objective", "budget", "samples", "seed", "compile", "setup")
+    sides = ("words", "run", "at", "objective", "budget", "seed", "compile")
     values = {name: getattr(options, name, None) for name in (*sides, *rules)}
     return [name for name, value in values.items() if value not in ([], getattr(new, name, None))]
 

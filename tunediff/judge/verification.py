@@ -13,17 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE, PairTest
-from tunediff.analysis.pooling import PooledEffect, pool
 from tunediff.config import recorded
 from tunediff.core.errors import ConfigError
 from tunediff.judge import frozen_code, proof
 from tunediff.report.pair_summary import measured
-from tunediff.report.words import EFFECTS
 
 TOLERANCE = 1e-9
 """Relative difference of a number on another machine that is rounding."""
@@ -42,11 +38,6 @@ class CheckedFolder:
     """What is not as the folder says; empty: verified."""
     notes: list[str]
     """What a reader should know, and is no fault."""
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Return the digests of both versions; empty where they are not known."""
-        return tuple(self.code[side]["digest"] for side in recorded.SIDES) if self.code else ()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -156,63 +147,3 @@ def _other_judges(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
         digest = content.get(key)
         if digest is not None and frozen_code.sha256(folder / name) != digest:
             yield f"{name}: is not the {key} that was locked"
-
-
-# ---- several machines
-def pooled(folders: list[CheckedFolder]) -> PooledEffect:
-    """Return the mean effect over the machines of several folders, of logarithms for ratios.
-
-    Raises `ConfigError` for folders that do not compare the same versions, or have too few pairs.
-    """
-    first = folders[0]
-    effects, errors = [], []
-    for checked in folders:
-        for key in ("objective", "mode", "budget_s"):
-            if checked.content[key] != first.content[key]:
-                raise ConfigError(
-                    f"{checked.folder}: {key}: {checked.content[key]!r} is not allowed; allowed:"
-                    f" {first.content[key]!r}, as {first.folder} has it"
-                )
-        if checked.digests != first.digests:
-            raise ConfigError(
-                f"{checked.folder}: compares other versions than {first.folder}; allowed: the same"
-            )
-        differences = _differences(checked.test)
-        if len(differences) < 3 or (deviation := float(differences.std(ddof=1))) == 0:
-            raise ConfigError(
-                f"{checked.folder}: {len(differences)} pairs; allowed: at least 3 that differ"
-            )
-        effects.append(float(differences.mean()))
-        errors.append(deviation / math.sqrt(len(differences)))
-    return pool(effects, errors, first.test.rules.level)
-
-
-def _differences(test: PairTest) -> Any:
-    """Return B less A of every pair, of logarithms where values are compared by ratios."""
-    values = test.values[:, np.isfinite(test.values).all(axis=0)]
-    values = np.log(values) if test.look.ratios else values
-    return values[1] - values[0]
-
-
-def pooled_values(folders: list[CheckedFolder]) -> dict[str, Any]:
-    """Return the mean effect over several machines, for `verify --json`."""
-    ratios = {checked.test.look.ratios for checked in folders}
-    if len(ratios) > 1:
-        raise ConfigError(
-            "pooling: some results are ratios and some differences; allowed: one kind"
-        )
-    effect, as_ratio = pooled(folders), ratios.pop()
-    ends = [effect.mean, effect.low, effect.high]
-    is_lower, is_higher = effect.high < 0, effect.low > 0
-    ahead, behind = is_higher, is_lower
-    if folders[0].test.lower_is_better:
-        ahead, behind = behind, ahead
-    shown = [math.exp(end) for end in ends] if as_ratio else ends
-    values = dict(zip(EFFECTS[:3] if as_ratio else EFFECTS[3:], shown, strict=True))
-    return {
-        "machines": len(folders),
-        "verdict": "better" if ahead else "worse" if behind else "no significant difference",
-        **{name: values.get(name) for name in EFFECTS},
-        "between_sd": effect.between_sd,
-        "heterogeneity": effect.heterogeneity,
-    }

@@ -111,8 +111,8 @@ class ComparisonResult(Result):
     """runs during which others used the machine: their speed, and so their results, may be worse
     for it"""
     a_setup_s: float | None
-    """median seconds of A's runs and of B's before their first batch, which the budget counts with
-    --setup charged only"""
+    """median seconds of A's runs and of B's before their first batch, which the budget of a command
+    counts alone"""
     b_setup_s: float | None
     training_s: float
     """of all runs"""

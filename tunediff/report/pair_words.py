@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tunediff import config as cfg
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
@@ -142,15 +143,12 @@ def _setup(pairs: Pairs) -> str:
     a_s, b_s = pairs.setup_s
     devices = max(config.devices for config in pairs.configs)
     shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
-    if not pairs.budget_s:
+    if not pairs.budget_s or cfg.is_command(pairs.configs[0].schema.workload):
         return ""
-    if pairs.setup_charged or a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
+    if a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
         return ""
     spent = f"B spends {text.seconds(b_s)} and A {text.seconds(a_s)}"
-    return (
-        f"Before its first batch {spent}, which the budget does not count: --setup charged counts"
-        " them."
-    )
+    return f"Before its first batch {spent}, which the budget does not count."
 
 
 def failure(pairs: Pairs, run: TrialRecord) -> str:

@@ -32,8 +32,6 @@ RATE = Metric("samples_per_s", "max", "samples/s")
 
 SECONDS = Metric(TIME_TO_TARGET, "min")
 """The objective of a search with a target."""
-LONGEST_BY_SAMPLES_S = 30 * 86400.0
-"""Deadline of a trial whose samples end it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +54,6 @@ class SearchBudget:
     """Price of one hour of one device, in any currency; None: not known."""
     setup_charged: bool = False
     """Whether what a workload does before its first batch counts as training seconds."""
-    samples: int | None = None
-    """Training samples of a trial, in the place of seconds, for comparisons at equal steps."""
 
     @property
     def clock(self) -> Unit:
@@ -81,8 +77,7 @@ class SearchBudget:
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
         return Budget(
-            own_s(self.per_trial_s, self.unit, devices) if self.samples is None else None,
-            self.samples,
+            own_s(self.per_trial_s, self.unit, devices),
             compile_charged=self.compile_charged,
             setup_charged=self.setup_charged,
             price_per_device_hour=self.price_per_device_hour,
@@ -90,9 +85,7 @@ class SearchBudget:
 
     @property
     def trial_deadline_s(self) -> float:
-        """Return the wall-clock after which a trial is stopped; none for a budget of samples."""
-        if self.samples is not None:
-            return LONGEST_BY_SAMPLES_S
+        """Return the wall-clock after which a trial is stopped."""
         return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
 
 

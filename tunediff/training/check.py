@@ -224,7 +224,7 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
         steps = text.pluralize(program.early_steps, "optimizer step")
         warnings.append(
             f"train(trial) makes {steps} before its first batch, which the budget counts with"
-            " setup: charged only (budget: in a search file, --setup of a comparison)"
+            " setup: charged only (budget: in a search file)"
         )
     if not run.seeded:
         warnings.append(
