@@ -39,7 +39,7 @@ def test_a_comparison_from_python_has_the_result_of_the_command(program):
 
 REFUSED = {
     "without command=": {"command": None},
-    "setup: 'free'": {"setup": "free"},
+    "compile: 'free'": {"compile": "free"},
     "unit: 'device'": {"unit": "device"},
     "objective: is missing": {"objective": None},
     "a: 'digits'": {"a": "digits"},

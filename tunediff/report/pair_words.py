@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tunediff import config as cfg
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
@@ -143,7 +142,7 @@ def _setup(pairs: Pairs) -> str:
     a_s, b_s = pairs.setup_s
     devices = max(config.devices for config in pairs.configs)
     shortest_s = own_s(pairs.budget_s, pairs.budget_unit, devices)
-    if not pairs.budget_s or cfg.is_command(pairs.configs[0].schema.workload):
+    if not pairs.budget_s or pairs.clocked.start_up_share is not None:  # commands
         return ""
     if a_s is None or b_s is None or abs(a_s - b_s) <= 0.02 * shortest_s:
         return ""
