@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     split = "real images to compare with: train, test or all (default: the learned ones)"
     add("--split", help=split)
     add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
-    extractors = "inception, efficientnet-lite0, cifar10-resnet, classifier or random"
+    extractors = "inception, cifar10-resnet, classifier or random"
     add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
     trained = "(default: as for the training)"
     add("--weights-path", metavar="FILE", help=f"weights of a trained extractor {trained}")

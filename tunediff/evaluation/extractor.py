@@ -13,7 +13,7 @@ class Extractor(Protocol):
     """The interface of a feature network."""
 
     name: str
-    """Short name for files: "inception-v3-compat", "efficientnet-lite0", "random"."""
+    """Short name for files: "inception-v3-compat", "cifar10-resnet", "random"."""
     label: str
     """Name of these features' Fréchet distance; "FID" only with FID's network and weights."""
     digest: str

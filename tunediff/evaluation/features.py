@@ -6,7 +6,6 @@ To add one: a class as `Extractor`, its name in `Evaluation.extractor`, a line i
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -33,8 +32,6 @@ def build(evaluation: Evaluation, images: Images, device: torch.device | str) ->
         return Inception(weights.find(evaluation), device)
     if evaluation.extractor == "cifar10-resnet":
         return Resnet(weights.trained(evaluation), device)
-    if evaluation.extractor == "efficientnet-lite0":
-        return EfficientNetLite0(weights.imagenet(evaluation), device)
     return (Classifier if evaluation.extractor == "classifier" else Random)(images, device)
 
 
@@ -118,39 +115,3 @@ class Resnet(Extractor):
             features = torch.cat(parts)
             logits: Tensor = self._head(features)
         return features, logits
-
-
-class EfficientNetLite0(Extractor):
-    """Mean activations of an EfficientNet-Lite0 after one of its stages, trained on ImageNet.
-
-    It needs no labels. Grey becomes RGB; other sides are resized, bicubic and antialiased.
-    """
-
-    name = "efficientnet-lite0"
-    label = f"FD (efficientnet-lite0, stage {weights.IMAGENET_STAGE})"
-    dim = weights.IMAGENET_FEATURES
-    classes = 0
-    _SIDE = 96
-
-    def __init__(self, file: Path, device: torch.device | str) -> None:
-        """`file`: as `weights.imagenet` returns it."""
-        self.digest, self._device = weights.IMAGENET_SHA256, torch.device(device)
-        # At once; 32 images fit a CPU's cache: 1.8 times as fast as 256.
-        self._chunk = 32 if self._device.type == "cpu" else 1024
-        with torch.device("meta"):
-            stages = networks.efficientnet_lite0(weights.IMAGENET_STAGE)
-        stored = torch.load(file, map_location="cpu", weights_only=True).values()
-        tensors = dict(zip(stages.state_dict(), stored, strict=False))
-        stages.load_state_dict(tensors, assign=True)
-        stages.to(memory_format=torch.channels_last)  # faster on a CPU
-        self._stages = stages.requires_grad_(False).eval().to(device)
-
-    def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = []
-        with torch.no_grad(), evaluation_precision(self._device):
-            for part in torch.split(images, self._chunk):
-                values = (resized(part, self._SIDE, self._device) - 127) / 128
-                values = values.contiguous(memory_format=torch.channels_last)
-                features.append(self._stages(values).mean((2, 3)))
-        joined = torch.cat(features)
-        return joined, joined[:, :0]

