@@ -71,7 +71,7 @@ class Random(Extractor):
     """The classifier's network, untrained: the mean of every activation of all layers.
 
     It needs no labels, no download and no time. Networks with random weights compare sets of images
-    that are far from natural images better than trained ones do (Naeem et al. 2020, arXiv 2002.09797).
+    that are far from ImageNet better than trained ones do (Naeem et al. 2020, arXiv 2002.09797).
     Only the scale of the layers comes from the images: a first part of them gives the means and
     variances of their normalization. On CIFAR-10, 2,000 images a side, its distance grew with
     noise, from a standard deviation of 10/255 on, blur, wrong colours and shuffled patches; it sees
